@@ -278,7 +278,7 @@ class EnqueueError(ForebayError):
         index: position of the job in a bulk call, from 0; None for a single one.
     """
 
-    fields = ("index",)
+    fields: ClassVar[tuple[str, ...]] = ("index",)
 
     index: int | None = None
 

@@ -1,0 +1,135 @@
+"""Checks of single values at the door: names, tags, instants, durations.
+
+Each returns the value it was given, in one form where several are accepted, or raises
+``InvalidJob`` naming the field. The SQL functions check the same limits again for producers in
+other languages; the numbers here and there are compared by a test.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import InvalidJob, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Names of queues, kinds and groups: what may stand unquoted in a command line, a metric label
+#: and a file name.
+NAME_CHARACTERS_MAX: Final = 128
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
+
+TAG_CHARACTERS_MAX: Final = 200
+CORRELATION_ID_CHARACTERS_MAX: Final = 200
+
+#: The range of smallint, the column's type.
+PRIORITY_MIN: Final = -32768
+PRIORITY_MAX: Final = 32767
+PRIORITY_DEFAULT: Final = 100
+
+MAX_ATTEMPTS_MAX: Final = 10_000
+
+HEADERS_COUNT_MAX: Final = 64
+HEADERS_BYTES_MAX: Final = 8192
+
+#: A hundred years: longer waits are mistakes of unit, and stay clear of the ends of timestamptz.
+DELAY_SECONDS_MAX: Final = 100 * 366 * 86_400
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def checked_name(value: object, field: str) -> str:
+    """Return a queue, kind or group name.
+
+    >>> checked_name("mail.eu", "queue")
+    'mail.eu'
+    """
+    if not isinstance(value, str):
+        raise _wrong_type(field, "text", value)
+    if not _NAME.fullmatch(value):
+        raise InvalidJob(
+            field,
+            f"is not a name: {shown(value)}",
+            hint="A letter or _ first, then letters, digits and _ . : -, at most 128 in all.",
+        )
+    return value
+
+
+def checked_text(value: object, field: str, *, characters_max: int) -> str:
+    """Return free text without control characters or lone surrogates, of bounded length."""
+    if not isinstance(value, str):
+        raise _wrong_type(field, "text", value)
+    if len(value) > characters_max:
+        raise InvalidJob(field, f"has {len(value)} characters, the limit is {characters_max}")
+    if _CONTROL.search(value):
+        raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
+    return value
+
+
+def checked_integer(value: object, field: str, *, least: int, most: int) -> int:
+    """Return an integer within bounds; a bool is not one."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(field, "an integer", value)
+    if not least <= value <= most:
+        raise InvalidJob(field, f"is {shown(value)}, not within {least} to {most}")
+    return value
+
+
+def checked_instant(value: object, field: str) -> datetime:
+    """Return an aware datetime that exists in UTC."""
+    if not isinstance(value, datetime):
+        raise _wrong_type(field, "a datetime", value)
+    if value.utcoffset() is None:
+        raise InvalidJob(
+            field,
+            f"has no time zone: {value.isoformat()}",
+            hint="Use datetime.now(timezone.utc) or a zone from zoneinfo.",
+        )
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidJob(field, f"is out of range: {value.isoformat()}") from None
+    return value
+
+
+def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MAX) -> float:
+    """Return a duration in seconds, from a number of seconds or a timedelta: finite, not negative.
+
+    >>> checked_seconds(timedelta(minutes=2), "delay")
+    120.0
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:
+            seconds = math.inf
+    else:
+        raise _wrong_type(field, "seconds or a timedelta", value)
+    if not math.isfinite(seconds) or not 0 <= seconds <= most:
+        raise InvalidJob(field, f"is {shown(value)}, not within 0 to {most:g} seconds")
+    return seconds
+
+
+def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
+    """Return a copy of a mapping of text to text, bounded in number and in bytes."""
+    if not isinstance(value, dict):
+        raise _wrong_type(field, "a dict of text to text", value)
+    if len(value) > HEADERS_COUNT_MAX:
+        raise InvalidJob(field, f"has {len(value)} entries, the limit is {HEADERS_COUNT_MAX}")
+    size = 0
+    for name, text in value.items():
+        checked_text(name, f"{field} name", characters_max=HEADERS_BYTES_MAX)
+        checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
+        size += len(name.encode()) + len(text.encode())
+    if size > HEADERS_BYTES_MAX:
+        raise InvalidJob(field, f"has {size} bytes, the limit is {HEADERS_BYTES_MAX}")
+    return dict(value)
+
+
+def _wrong_type(field: str, wanted: str, value: object) -> InvalidJob:
+    return InvalidJob(field, f"must be {wanted}, not {type(value).__name__}: {shown(value)}")

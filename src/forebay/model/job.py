@@ -1,0 +1,70 @@
+"""A job as a handler and an operator see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+class JobState(StrEnum):
+    """Where a job stands for one group. The last four are final."""
+
+    DEFERRED = "deferred"
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state never changes again, short of a redrive.
+
+        >>> JobState.DEAD.is_final, JobState.LEASED.is_final
+        (True, False)
+        """
+        return self in _FINAL
+
+
+_FINAL = frozenset({JobState.DONE, JobState.CANCELLED, JobState.EXPIRED, JobState.DEAD})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, for one group.
+
+    Attributes:
+        job_id: stays the same over all attempts. After a database crash or failover that lost
+            commits a number can be given out again: outside the database, name a job by
+            ``job_id``, ``enqueued_at`` and ``group`` together.
+        attempt: number of this attempt, from 1.
+        max_attempts: attempts allowed in all.
+        args: the arguments as decoded JSON.
+        expires_at: from this instant on the job is not started any more.
+        group: the reader of the queue this view belongs to.
+    """
+
+    job_id: int
+    kind: str
+    queue: str
+    priority: int
+    args: Mapping[str, Any]
+    attempt: int
+    max_attempts: int
+    enqueued_at: datetime
+    expires_at: datetime | None = None
+    tag: str | None = None
+    correlation_id: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    group: str = "default"
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """Whether a failure of this attempt makes the job a dead letter."""
+        return self.attempt >= self.max_attempts

@@ -1,0 +1,147 @@
+"""What may be said about a job beside its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from forebay.errors import InvalidJob, shown
+from forebay.model import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+
+class JobOptionChanges(TypedDict, total=False):
+    """The keywords of ``using`` and of ``JobOptions.merged``."""
+
+    queue: str | None
+    priority: int | None
+    tag: str | None
+    run_at: datetime | None
+    delay: float | timedelta | None
+    expires_at: datetime | None
+    max_attempts: int | None
+    correlation_id: str | None
+    headers: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of one job; None leaves the choice to the kind, then to the schema.
+
+    Attributes:
+        queue: where the job waits.
+        priority: -32768 to 32767, lower first.
+        tag: where the job came from, free text of at most 200 characters.
+        run_at: not before this instant, an aware datetime.
+        delay: not before so long after the enqueue, by the database's clock; in seconds or as a
+            timedelta. Not together with ``run_at``.
+        expires_at: not started from this instant on; after ``run_at``.
+        max_attempts: attempts allowed in all, 1 to 10,000.
+        correlation_id: passed on unchanged, at most 200 characters.
+        headers: at most 64 entries of text and 8 kB together.
+
+    Raises:
+        InvalidJob: an option has the wrong type or lies out of range.
+
+    >>> options = JobOptions(queue="mail", delay=timedelta(hours=1))
+    >>> options.delay, options.merged(delay=None).delay
+    (3600.0, None)
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    tag: str | None = None
+    run_at: datetime | None = None
+    delay: float | timedelta | None = None
+    expires_at: datetime | None = None
+    max_attempts: int | None = None
+    correlation_id: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            checks.checked_name(self.queue, "queue")
+        if self.priority is not None:
+            checks.checked_integer(
+                self.priority, "priority", least=checks.PRIORITY_MIN, most=checks.PRIORITY_MAX
+            )
+        if self.tag is not None:
+            checks.checked_text(self.tag, "tag", characters_max=checks.TAG_CHARACTERS_MAX)
+        if self.max_attempts is not None:
+            checks.checked_integer(
+                self.max_attempts, "max_attempts", least=1, most=checks.MAX_ATTEMPTS_MAX
+            )
+        if self.correlation_id is not None:
+            checks.checked_text(
+                self.correlation_id,
+                "correlation_id",
+                characters_max=checks.CORRELATION_ID_CHARACTERS_MAX,
+            )
+        if self.headers is not None:
+            # A copy, so that a later change of the caller's dict cannot reach the job.
+            object.__setattr__(self, "headers", checks.checked_headers(self.headers))
+        self._check_times()
+
+    def _check_times(self) -> None:
+        if self.run_at is not None:
+            checks.checked_instant(self.run_at, "run_at")
+        if self.delay is not None:
+            object.__setattr__(self, "delay", checks.checked_seconds(self.delay, "delay"))
+        if self.run_at is not None and self.delay is not None:
+            raise InvalidJob("delay", "contradicts run_at: give one of the two")
+        if self.expires_at is None:
+            return
+        checks.checked_instant(self.expires_at, "expires_at")
+        if self.run_at is not None and self.expires_at <= self.run_at:
+            raise InvalidJob(
+                "expires_at",
+                f"is {self.expires_at.isoformat()}, not after run_at {self.run_at.isoformat()}",
+            )
+
+    @property
+    def delay_seconds(self) -> float | None:
+        """The delay in seconds."""
+        return None if self.delay is None else checks.checked_seconds(self.delay, "delay")
+
+    @classmethod
+    def parse(cls, options: Mapping[str, object]) -> JobOptions:
+        """Return options from a mapping of names to values, refusing unknown names."""
+        return cls().merged(**options)
+
+    def merged(self, **changes: Any) -> Self:
+        """Return a copy with some options changed; None withdraws one.
+
+        ``run_at`` and ``delay`` replace each other.
+
+        Raises:
+            InvalidJob: an option is unknown, or its value is refused.
+        """
+        if not changes:
+            return self
+        for name in changes:
+            if name not in OPTION_NAMES:
+                raise InvalidJob(
+                    f"option {shown(name)}",
+                    "is unknown",
+                    hint=f"Known options: {', '.join(OPTION_NAMES)}.",
+                )
+        if changes.get("run_at") is not None:
+            changes.setdefault("delay", None)
+        if changes.get("delay") is not None:
+            changes.setdefault("run_at", None)
+        return replace(self, **changes)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are not None, by name.
+
+        >>> JobOptions(queue="mail", priority=0).given()
+        {'queue': 'mail', 'priority': 0}
+        """
+        return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not None}
+
+
+OPTION_NAMES = tuple(field.name for field in fields(JobOptions))
