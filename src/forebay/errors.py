@@ -32,6 +32,7 @@ its message from them, keeps advice apart in ``hint`` and pickles. ``retryable``
 same call may succeed later; no code has to read messages.
 """
 
+# ruff: noqa: N818 - names say what happened; an "Error" behind each would only be longer.
 from __future__ import annotations
 
 import copy
@@ -286,7 +287,7 @@ class EnqueueError(ForebayError):
         """Return the same error, naming the position of the job in a bulk call."""
         error = copy.copy(self)
         error.index = index
-        error.message = f"job at index {index}: {self.message}"
+        error.message = f"job {index}: {self.message}"
         error.args = (error.message,)
         return error
 
@@ -322,7 +323,7 @@ class InvalidJob(EnqueueError):
         message = f"{kind}: {field} {problem}" if kind else f"{field} {problem}"
         if index is not None:
             self.index = index
-            message = f"job at index {index}: {message}"
+            message = f"job {index}: {message}"
         super().__init__(message, hint=hint)
 
 
@@ -608,7 +609,8 @@ def shown(value: object) -> str:
     """
     try:
         text = _SHOWN.repr(value)
-    except Exception:  # noqa: BLE001 - a value that cannot be shown must not hide the error.
+    except Exception:
+        # A value that cannot be shown must not hide the error it belongs to.
         text = f"<{type(value).__name__}>"
     return text.replace("\n", " ").replace("\x00", "\\x00")
 

@@ -7,6 +7,7 @@ other languages; the numbers here and there are compared by a test.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import UTC, datetime, timedelta
@@ -35,8 +36,8 @@ MAX_ATTEMPTS_MAX: Final = 10_000
 HEADERS_COUNT_MAX: Final = 64
 HEADERS_BYTES_MAX: Final = 8192
 
-#: A hundred years: longer waits are mistakes of unit, and stay clear of the ends of timestamptz.
-DELAY_SECONDS_MAX: Final = 100 * 366 * 86_400
+#: A hundred years, of 360 days, as PostgreSQL compares intervals. Longer waits are mistakes of unit.
+DELAY_SECONDS_MAX: Final = 100 * 360 * 86_400
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -62,6 +63,8 @@ def checked_text(value: object, field: str, *, characters_max: int) -> str:
     """Return free text without control characters or lone surrogates, of bounded length."""
     if not isinstance(value, str):
         raise _wrong_type(field, "text", value)
+    if not value:
+        raise InvalidJob(field, "is empty")
     if len(value) > characters_max:
         raise InvalidJob(field, f"has {len(value)} characters, the limit is {characters_max}")
     if _CONTROL.search(value):
@@ -121,11 +124,12 @@ def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
         raise _wrong_type(field, "a dict of text to text", value)
     if len(value) > HEADERS_COUNT_MAX:
         raise InvalidJob(field, f"has {len(value)} entries, the limit is {HEADERS_COUNT_MAX}")
-    size = 0
     for name, text in value.items():
         checked_text(name, f"{field} name", characters_max=HEADERS_BYTES_MAX)
-        checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
-        size += len(name.encode()) + len(text.encode())
+        if text != "":
+            checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
+    # With the separators PostgreSQL prints, since it counts the same text.
+    size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > HEADERS_BYTES_MAX:
         raise InvalidJob(field, f"has {size} bytes, the limit is {HEADERS_BYTES_MAX}")
     return dict(value)

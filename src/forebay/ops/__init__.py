@@ -1,0 +1,1 @@
+"""Operations without I/O: what is checked, encoded and decoded around each call."""
