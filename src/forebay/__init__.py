@@ -1,0 +1,1 @@
+"""Forebay: a transactional job log for PostgreSQL."""

@@ -1,0 +1,110 @@
+"""Who runs the server, and where its files may lie.
+
+PostgreSQL refuses to run as root and insists on owning its data folder. An ordinary user runs the
+server as themselves; root runs it as ``nobody``, which every system has: inventing an account would
+change the machine. ``nobody`` cannot enter a private home, so root keeps the server's files
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ServerStartError
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The account that runs the server; ``lent`` when that is not the caller's own."""
+
+    name: str
+    uid: int
+    gid: int
+    lent: bool
+
+    @classmethod
+    def current(cls) -> Owner:
+        """Return the caller, or ``nobody`` when the caller is root."""
+        lent = os.geteuid() == 0
+        try:
+            entry = pwd.getpwnam("nobody") if lent else pwd.getpwuid(os.geteuid())
+        except KeyError:
+            missing = "user nobody" if lent else f"name for user id {os.geteuid()}"
+            raise ServerStartError(
+                f"the password file has no {missing}",
+                hint="PostgreSQL needs a named user other than root: run as one.",
+            ) from None
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, lent)
+
+    def popen_arguments(self) -> dict[str, Any]:
+        """Return what makes ``subprocess`` run a program as this account."""
+        if not self.lent:
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder that only this account (and root) may enter."""
+        path.mkdir(mode=0o700)
+        if self.lent:
+            os.chown(path, self.uid, self.gid)
+
+    def can_enter(self, path: Path) -> bool:
+        """Tell whether this account may pass through ``path`` and all its parents."""
+        probe = subprocess.run(
+            ["/bin/sh", "-c", 'test -x "$1"', "sh", path],
+            check=False,
+            cwd="/",
+            **self.popen_arguments(),
+        )
+        return probe.returncode == 0
+
+
+def state_folder(owner: Owner) -> Path:
+    """Return the folder that keeps what outlives one command, made if it is missing.
+
+    ``$XDG_CACHE_HOME/forebay`` or ``~/.cache/forebay``; where that cannot be written, or the
+    server's account could not enter it (root's home), ``/var/tmp/forebay-<uid>``.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    if owner.can_enter(existing):
+        preferred = cache / "forebay"
+        try:
+            preferred.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pass  # a home that cannot be written: the other place serves
+        else:
+            if os.access(preferred, os.W_OK) and owner.can_enter(preferred):
+                return preferred
+    fallback = Path("/var/tmp") / f"forebay-{os.geteuid()}"  # noqa: S108  its owner is checked
+    try:
+        fallback.mkdir(mode=0o700)
+        fallback.chmod(0o711)  # for nobody to pass; said again because of the umask
+    except FileExistsError:
+        pass
+    # The name can be foreseen by every user of the machine, so whose folder it is must be checked.
+    found = fallback.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ServerStartError(
+            f"{fallback} is not a private folder of user id {os.geteuid()}",
+            hint="Remove it, or set XDG_CACHE_HOME to a folder of your own.",
+        )
+    return fallback
+
+
+def temporary_parent(owner: Owner) -> Path:
+    """Return the first usual folder for temporary files which the server's account can enter."""
+    for candidate in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108  mkdtemp follows
+        if owner.can_enter(Path(candidate)):
+            return Path(candidate)
+    raise ServerStartError(
+        f"user {owner.name} can enter no folder for temporary files",
+        hint="Set TMPDIR to a folder that this user can enter.",
+    )

@@ -1,0 +1,519 @@
+"""Start, find and stop one PostgreSQL server on one data folder.
+
+The data folder is the whole truth: ``postmaster.pid`` in it says whether a server runs and accepts
+connections, to the process that started it as to every other one. A file lock beside it lets one process at a time start or stop.
+
+The server is started in a session of its own: an interrupt typed at the terminal reaches the
+workers, which need the database to hand back their jobs, and not the server. It therefore outlives
+the process that started it, unless it was made by ``temporary_server``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from forebay.embedded._binaries import Binaries, find_bin_dir, usable_binaries
+from forebay.embedded._owner import Owner, state_folder, temporary_parent
+from forebay.errors import ServerStartError
+
+_PORT = 5432  # names the socket file only; nothing listens on the network
+_SOCKET_PATH_BYTES_MAX = 103  # sun_path holds 108 bytes on Linux and 104 on macOS, with a zero byte
+_LOG_BYTES_MAX = 10_000_000
+_SETTINGS_FILE = "forebay.conf"
+
+
+@dataclass(frozen=True, slots=True)
+class _PidFile:
+    """What ``postmaster.pid`` says; the lines are in PostgreSQL's miscadmin.h."""
+
+    pid: int
+    ready: bool
+
+    @classmethod
+    def read(cls, data_dir: Path) -> _PidFile | None:
+        try:
+            lines = (data_dir / "postmaster.pid").read_text().splitlines()
+            pid = int(lines[0])
+        except (FileNotFoundError, IndexError, ValueError):
+            return None  # no server, or one that is just writing its first line
+        return cls(pid, ready=len(lines) > 7 and lines[7].strip() == "ready")
+
+
+class EmbeddedServer:
+    """One PostgreSQL server on one data folder, which is made at the first start.
+
+    As a context manager it starts on entry, and on exit stops what it started.
+
+    Args:
+        data_dir: the server's data; its parent folder must be one the server's account can enter.
+        bin_dir: PostgreSQL's programs; None takes what ``find_bin_dir`` finds.
+        extra_settings: lines of ``postgresql.conf``, by name; used at the next start.
+
+    Raises:
+        ConfigError: no PostgreSQL of version 15 or newer was found.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        bin_dir: str | os.PathLike[str] | None = None,
+        *,
+        extra_settings: Mapping[str, str] = {},
+    ) -> None:
+        self.data_dir = Path(data_dir).resolve()
+        self.extra_settings = dict(extra_settings)
+        self._owner = Owner.current()
+        found = Path(bin_dir).absolute() if bin_dir is not None else find_bin_dir()
+        self.binaries: Binaries = usable_binaries(found, self._owner)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_here = False
+
+    def start(self, *, timeout_seconds: float = 60) -> bool:
+        """Start the server, or find it running; return true when this call started it.
+
+        Returns when the server accepts connections. After a crash that includes its recovery.
+
+        Raises:
+            ServerStartError: it did not start; ``detail`` holds the end of its log.
+        """
+        with self._lock():
+            if self._is_running():
+                self._wait_until_ready(time.monotonic() + timeout_seconds)
+                return False
+            self._initialise()
+            self._make_socket_dir()
+            self._write_settings()
+            self._launch(time.monotonic() + timeout_seconds)
+            self._started_here = True
+            return True
+
+    def stop(self, *, immediate: bool = False, timeout_seconds: float = 60) -> None:
+        """Stop the server, whoever started it; nothing happens when it does not run.
+
+        Connections are ended and a checkpoint is written. With ``immediate`` there is neither
+        a farewell nor a checkpoint, and the next start recovers from the log.
+
+        Raises:
+            ServerStartError: it still runs after ``timeout_seconds``.
+        """
+        with self._lock():
+            pid_file = _PidFile.read(self.data_dir)
+            if pid_file is None or not self._is_running():
+                return
+            _signal(pid_file.pid, signal.SIGQUIT if immediate else signal.SIGINT)
+            deadline = time.monotonic() + timeout_seconds
+            while _is_alive(pid_file.pid):
+                if time.monotonic() > deadline:
+                    raise ServerStartError(
+                        f"the running server, pid {pid_file.pid}, does not stop",
+                        folder=str(self.data_dir),
+                    )
+                time.sleep(0.01)
+            self._forget()
+
+    def kill(self) -> None:
+        """End every process of the server at once, as a power failure would."""
+        pid_file = _PidFile.read(self.data_dir)
+        if pid_file is None or not self._is_running():
+            return
+        # Each backend leads a process group of its own, so the server's group is not enough. A
+        # stopped postmaster starts no more of them while they are listed.
+        _signal(pid_file.pid, signal.SIGSTOP)
+        children = _children(pid_file.pid)
+        for pid in (pid_file.pid, *children):
+            _signal(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while any(_is_alive(pid) for pid in (pid_file.pid, *children)):
+            if time.monotonic() > deadline:
+                raise ServerStartError(f"pid {pid_file.pid} survived SIGKILL for 10 seconds")
+            time.sleep(0.005)
+        self._forget()
+
+    def dsn(self, dbname: str = "postgres") -> str:
+        """Return the address of a database of this server; it is the same after every start."""
+        socket_dir = quote(str(self.socket_dir), safe="")
+        return f"postgresql://postgres@/{quote(dbname, safe='')}?host={socket_dir}&port={_PORT}"
+
+    @property
+    def socket_dir(self) -> Path:
+        """The folder of the socket: the data folder, which is private already.
+
+        A path too long for a socket gets a private folder with a short name, removed at the stop.
+        """
+        if len(os.fsencode(self.data_dir / f".s.PGSQL.{_PORT}")) <= _SOCKET_PATH_BYTES_MAX:
+            return self.data_dir
+        digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()
+        return Path("/tmp") / f"forebay-{digest[:16]}"  # noqa: S108  its owner is checked
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the postmaster; None while it does not run."""
+        pid_file = _PidFile.read(self.data_dir)
+        return pid_file.pid if pid_file is not None and self._is_running() else None
+
+    @property
+    def log_path(self) -> Path:
+        """Where the server writes its log."""
+        return self.data_dir / "server.log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._started_here:
+            self.stop()
+
+    # --- the steps of a start -----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        path = self.data_dir.with_name(self.data_dir.name + ".lock")
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _initialise(self) -> None:
+        """Make the data folder, complete or not at all."""
+        version_file = self.data_dir / "PG_VERSION"
+        if version_file.exists():
+            made_by = version_file.read_text().strip()
+            if made_by != str(self.binaries.major):
+                raise ServerStartError(
+                    f"its data is of PostgreSQL {made_by}, the programs are {self.binaries.version}",
+                    folder=str(self.data_dir),
+                    hint="Use the programs of that version, or another data folder.",
+                )
+            return
+        if self.data_dir.exists():
+            raise ServerStartError(
+                "the folder exists and holds no PostgreSQL data",
+                folder=str(self.data_dir),
+                hint="Name a folder that does not exist; it will be made.",
+            )
+        draft = self.data_dir.with_name(self.data_dir.name + ".initdb")
+        shutil.rmtree(draft, ignore_errors=True)  # of an initdb that was killed
+        self._owner.make_folder(draft)
+        if not self._owner.can_enter(draft):
+            draft.rmdir()
+            raise ServerStartError(
+                f"user {self._owner.name}, who runs the server, cannot enter that place",
+                folder=str(self.data_dir),
+                hint="Choose a data folder whose parents may be entered by everybody.",
+            )
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
+        options.append("--no-sync")  # nothing can be lost before the folder has its name
+        answer = subprocess.run(
+            [self.binaries.program("initdb"), *options, "--pgdata", draft],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            cwd=draft,
+            env=_environment(),
+            start_new_session=True,
+            **self._owner.popen_arguments(),
+        )
+        if answer.returncode != 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise ServerStartError(
+                f"initdb ended with status {answer.returncode}",
+                folder=str(self.data_dir),
+                detail=answer.stderr.strip()[-4000:],
+            )
+        with (draft / "postgresql.conf").open("a") as file:
+            file.write(f"\ninclude_if_exists = '{_SETTINGS_FILE}'\n")
+        draft.rename(self.data_dir)
+
+    def _write_settings(self) -> None:
+        """Write our settings to a file: unlike arguments, ALTER SYSTEM may override them."""
+        settings = {
+            "listen_addresses": "",
+            "port": str(_PORT),
+            "unix_socket_directories": str(self.socket_dir),
+            "unix_socket_permissions": "0700",
+        }
+        if self.binaries.has_library("pg_stat_statements"):
+            settings["shared_preload_libraries"] = "pg_stat_statements"
+        settings.update(self.extra_settings)
+        lines = ["# Written at each start; use ALTER SYSTEM for settings of your own.\n"]
+        for name, value in settings.items():
+            quoted = str(value).replace("\\", "\\\\").replace("'", "''")
+            lines.append(f"{name} = '{quoted}'\n")
+        path = self.data_dir / _SETTINGS_FILE
+        path.write_text("".join(lines))
+        if self._owner.lent:
+            os.chown(path, self._owner.uid, self._owner.gid)
+
+    def _make_socket_dir(self) -> None:
+        path = self.socket_dir
+        if path == self.data_dir:
+            return
+        with contextlib.suppress(FileExistsError):  # a server that crashed left it
+            self._owner.make_folder(path)
+        # Its name can be foreseen by every user of the machine, so whose it is must be checked.
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != self._owner.uid:
+            raise ServerStartError(
+                f"the folder for its socket, {path}, belongs to user id {found.st_uid}",
+                folder=str(self.data_dir),
+                hint="Use a data folder with a shorter path, whose socket can be inside it.",
+            )
+
+    def _launch(self, deadline: float) -> None:
+        self._disown_stale_pid_file()
+        while True:
+            self._process = self._spawn()
+            # The thread reaps it whenever and by whomever it is stopped.
+            threading.Thread(target=self._process.wait, name="postgres", daemon=True).start()
+            try:
+                self._wait_until_ready(deadline)
+            except ServerStartError as error:
+                # Backends of a killed server may need a moment to notice.
+                again = "pre-existing shared memory block" in (error.detail or "")
+                if not again or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                break
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_path.stat().st_size > _LOG_BYTES_MAX:
+                self.log_path.unlink()
+        with self.log_path.open("ab") as log:
+            log.write(b"--- start\n")  # so that a failure shows the log of this start only
+            log.flush()
+            return subprocess.Popen(
+                [self.binaries.program("postgres"), "-D", self.data_dir],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,
+                **self._owner.popen_arguments(),
+            )
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        while True:
+            pid_file = _PidFile.read(self.data_dir)
+            if self._process is not None:
+                if self._process.poll() is not None:
+                    raise self._failure(f"it ended with status {self._process.returncode}")
+                if pid_file is not None and pid_file.pid != self._process.pid:
+                    pid_file = None  # of the server before it
+            elif not self._is_running():
+                raise self._failure("it ended while it was starting")
+            if pid_file is not None and pid_file.ready:
+                return
+            if time.monotonic() > deadline:
+                raise self._failure("it accepts no connections yet")
+            time.sleep(0.01)
+
+    def _failure(self, problem: str) -> ServerStartError:
+        try:
+            log = self.log_path.read_text(errors="replace").rpartition("--- start\n")[2]
+        except FileNotFoundError:
+            log = ""
+        return ServerStartError(problem, folder=str(self.data_dir), detail=log[-4000:].strip())
+
+    # --- whether it runs ----------------------------------------------------------------------
+
+    def _is_running(self) -> bool:
+        pid_file = _PidFile.read(self.data_dir)
+        return pid_file is not None and self._is_postmaster(pid_file.pid)
+
+    def _is_postmaster(self, pid: int) -> bool:
+        """Tell whether this process is the server of our folder, or the pid was given out again."""
+        if not _is_alive(pid):
+            return False
+        try:
+            # Everybody may read a command line; the working folder, only a privileged root.
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return not _has_proc()  # without /proc, believe the file
+        if Path(os.fsdecode(words[0])).name not in {"postgres", "postmaster"}:
+            return False
+        given = words[words.index(b"-D") + 1] if b"-D" in words[:-1] else b"."
+        folder = Path(os.fsdecode(given))
+        # A relative folder was typed by a person who started this server by hand.
+        return not folder.is_absolute() or folder.resolve() == self.data_dir
+
+    def _disown_stale_pid_file(self) -> None:
+        """Make PostgreSQL see that the process of a stale pid file is not its server.
+
+        It refuses to start while any process has that pid, be it a zombie or a stranger. Removing
+        the file would also remove its check for backends that still use the shared memory; a file
+        with the pid of its own parent counts as stale and keeps that check.
+        """
+        pid_file = _PidFile.read(self.data_dir)
+        if pid_file is None or pid_file.pid == os.getpid():
+            return
+        path = self.data_dir / "postmaster.pid"
+        rest = path.read_text().partition("\n")[2]
+        path.write_text(f"{os.getpid()}\n{rest}")
+
+    def _forget(self) -> None:
+        """Reap our child, and remove the socket's folder where it has one of its own."""
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        if self.socket_dir != self.data_dir:
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
+
+
+def start_or_find(
+    data_dir: str | os.PathLike[str] | None = None,
+    bin_dir: str | os.PathLike[str] | None = None,
+    *,
+    extra_settings: Mapping[str, str] = {},
+) -> EmbeddedServer:
+    """Return the running server of a data folder, started if need be; it goes on running.
+
+    Args:
+        data_dir: None means one folder per user and major version, in the user's cache.
+        bin_dir: as for ``EmbeddedServer``.
+        extra_settings: as for ``EmbeddedServer``; a server found running keeps its own.
+
+    Raises:
+        ConfigError: no PostgreSQL of version 15 or newer was found.
+        ServerStartError: it did not start; ``detail`` holds the end of its log.
+    """
+    if data_dir is None:
+        owner = Owner.current()
+        found = Path(bin_dir).absolute() if bin_dir is not None else find_bin_dir()
+        major = usable_binaries(found, owner).major
+        data_dir = state_folder(owner) / f"pg{major}"
+    server = EmbeddedServer(data_dir, bin_dir, extra_settings=extra_settings)
+    server.start()
+    return server
+
+
+@contextlib.contextmanager
+def temporary_server(
+    bin_dir: str | os.PathLike[str] | None = None,
+    *,
+    extra_settings: Mapping[str, str] = {},
+) -> Iterator[EmbeddedServer]:
+    """Run a server on a new data folder; at the end, or at the death of this process, both go.
+
+    Raises:
+        ConfigError: no PostgreSQL of version 15 or newer was found.
+        ServerStartError: it did not start; ``detail`` holds the end of its log.
+    """
+    owner = Owner.current()
+    folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=temporary_parent(owner)))
+    try:
+        if owner.lent:
+            folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
+        server = EmbeddedServer(folder / "data", bin_dir, extra_settings=extra_settings)
+        with _undertaker(server):
+            server.start()
+            try:
+                yield server
+            finally:
+                with contextlib.suppress(ServerStartError):
+                    if _PidFile.read(server.data_dir) and server.pid is None:
+                        server.start()  # only a new start frees the shared memory of a killed one
+                    server.stop(immediate=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# Reads until its input ends, which happens when the process at the other end is gone for whatever
+# reason; then stops the server and removes its folder.
+_UNDERTAKER = """
+read -r _
+if read -r pid < "$1/data/postmaster.pid"; then
+    kill -QUIT "$pid"
+    while kill -0 "$pid" && [ -e "$1/data/postmaster.pid" ]; do sleep 0.1; done
+fi
+rm -rf -- "$1"
+"""
+
+
+@contextlib.contextmanager
+def _undertaker(server: EmbeddedServer) -> Iterator[None]:
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", _UNDERTAKER, "sh", server.data_dir.parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without what would steer PostgreSQL."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
+    return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _is_alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists, and belongs to somebody else
+    return not _has_proc() or _process_state(pid)[0] not in {"Z", "X"}
+
+
+def _children(pid: int) -> list[int]:
+    if _has_proc():
+        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        return [child for child in pids if _process_state(child)[1] == pid]
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+    )
+    pairs = [line.split() for line in listed.stdout.splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]
+
+
+def _has_proc() -> bool:
+    return Path("/proc/self/stat").exists()
+
+
+def _process_state(pid: int) -> tuple[str, int]:
+    """Return the state letter and the parent of a process, from proc(5); X when it is gone."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    state, parent, *_ = line.rpartition(")")[2].split()  # the name before it may hold anything
+    return state, int(parent)
