@@ -1,0 +1,140 @@
+"""What is kept of an exception: bounded, valid UTF-8, whatever the exception does.
+
+Handlers raise anything: messages of megabytes, a ``__str__`` that raises, chains that lead back to
+themselves, text that is no UTF-8. Keeping the error must not fail, since that would turn one failed
+job into a failed settlement of its whole batch.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from forebay.model.text import bounded_middle, bounded_text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+TYPE_BYTES_MAX: Final = 256
+MESSAGE_BYTES_MAX: Final = 4096
+TRACEBACK_BYTES_MAX: Final = 16_384
+
+_CHAIN_MAX: Final = 8
+_GROUP_MAX: Final = 4
+_NOTES_MAX: Final = 8
+_FRAMES_MAX: Final = 40
+_CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """One entry of a job's error history."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+def describe_exception(exception: BaseException) -> ErrorRecord:
+    r"""Return what is kept of an exception. Never raises.
+
+    Returns:
+        The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback with
+        causes, notes and members of groups, at most 16 kB, cut in its middle.
+
+    >>> record = describe_exception(ValueError("no such user: 42"))
+    >>> record.type, record.message, record.traceback
+    ('ValueError', 'no such user: 42', 'ValueError: no such user: 42\n')
+    """
+    name, message = _type_name(exception), _message(exception)
+    try:
+        text = bounded_middle(_chain_text(exception), bytes_max=TRACEBACK_BYTES_MAX)
+    except BaseException:
+        text = f"{name}: {message}\n"
+    return ErrorRecord(type=name, message=message, traceback=text)
+
+
+def _type_name(exception: BaseException) -> str:
+    cls = type(exception)
+    try:
+        module, name = cls.__module__, cls.__qualname__
+        text = name if module == "builtins" else f"{module}.{name}"
+        return bounded_text(text, bytes_max=TYPE_BYTES_MAX)
+    except BaseException:
+        return "Exception"
+
+
+def _message(exception: BaseException) -> str:
+    # Even SystemExit out of a __str__ only says that there is no message.
+    try:
+        return bounded_text(str.__str__(str(exception)), bytes_max=MESSAGE_BYTES_MAX)
+    except BaseException as error:
+        return f"<message unreadable: {_type_name(error)}>"
+
+
+def _chain_text(exception: BaseException) -> str:
+    links: list[tuple[BaseException, str]] = []
+    seen: set[int] = set()
+    current: BaseException | None = exception
+    joint = ""
+    while current is not None and id(current) not in seen and len(links) < _CHAIN_MAX:
+        seen.add(id(current))
+        links.append((current, joint))
+        if current.__cause__ is not None:
+            current, joint = current.__cause__, _CAUSE
+        elif not current.__suppress_context__:
+            current, joint = current.__context__, _CONTEXT
+        else:
+            current = None
+    return "".join(_one_text(link) + joint for link, joint in reversed(links))
+
+
+def _one_text(exception: BaseException) -> str:
+    lines = [_frames_text(exception.__traceback__)]
+    message = _message(exception)
+    name = _type_name(exception)
+    lines.append(f"{name}: {message}\n" if message else f"{name}\n")
+    lines.extend(f"{note}\n" for note in _notes(exception))
+    if isinstance(exception, BaseExceptionGroup):
+        lines.extend(_members_text(exception))
+    return "".join(lines)
+
+
+def _frames_text(trace: TracebackType | None) -> str:
+    if trace is None:
+        return ""
+    try:
+        # The last frames are the ones that tell; a recursion has a thousand of them.
+        last: deque[TracebackType] = deque(maxlen=_FRAMES_MAX)
+        while trace is not None:
+            last.append(trace)
+            trace = trace.tb_next
+        text = "".join(traceback.format_tb(last[0]))
+    except BaseException as error:
+        return f"<traceback unreadable: {_type_name(error)}>\n"
+    return f"Traceback (most recent call last):\n{text}"
+
+
+def _notes(exception: BaseException) -> list[str]:
+    try:
+        notes = list(getattr(exception, "__notes__", ()))[:_NOTES_MAX]
+        return [bounded_text(note, bytes_max=1024) for note in notes if isinstance(note, str)]
+    except BaseException:
+        return []
+
+
+def _members_text(group: BaseExceptionGroup[BaseException]) -> list[str]:
+    try:
+        members = list(group.exceptions)
+    except BaseException:
+        return []
+    texts = [
+        f"  [{index}] {_type_name(member)}: {_message(member)}\n{_frames_text(member.__traceback__)}"
+        for index, member in enumerate(members[:_GROUP_MAX])
+    ]
+    if len(members) > _GROUP_MAX:
+        texts.append(f"  [... {len(members) - _GROUP_MAX} more]\n")
+    return texts

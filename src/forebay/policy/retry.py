@@ -1,0 +1,208 @@
+"""Whether and when a failed job runs again, and how long a job survives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from forebay.errors import ConfigError, EnqueueError, shown
+from forebay.model.checks import MAX_ATTEMPTS_MAX
+from forebay.policy.backoff import (
+    STRATEGIES,
+    Strategy,
+    backoff_seconds,
+    jittered,
+    total_seconds,
+)
+
+#: How many exceptions of a group are looked at; a group of thousands is decided by its first.
+_LEAVES_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Run the job again after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Make the job a dead letter."""
+
+    reason: Literal["exhausted", "permanent"]
+
+
+Decision = RetryAfter | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """The time from the first failure to the last attempt, apart from the attempts themselves."""
+
+    seconds_min: float
+    seconds_expected: float
+    seconds_max: float
+    attempts: int
+
+    def __str__(self) -> str:
+        """Return it for humans: ``about 8 h over 20 attempts``."""
+        if self.attempts == 1:
+            return "one attempt, no retry"
+        return f"about {human_duration(self.seconds_expected)} over {self.attempts} attempts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How the jobs of a kind are retried.
+
+    Attributes:
+        strategy: how waits grow: fixed, linear, exponential or polynomial.
+        base_seconds: the wait after the first failure, before jitter.
+        cap_seconds: the longest wait.
+        max_attempts: attempts in all, 1 to 10,000; a job's own option overrides it.
+        retry_on: retry these exception types only; empty means all.
+        permanent_on: never retry these. Where a type is covered by both, the nearer base class
+            decides: with ``retry_on=(TimeoutError,)`` and ``permanent_on=(OSError,)`` a
+            ``TimeoutError`` is retried.
+
+    >>> str(RetryPolicy().survival())
+    'about 7.8 h over 20 attempts'
+    """
+
+    strategy: Strategy = "exponential"
+    base_seconds: float = 5.0
+    cap_seconds: float = 3600.0
+    max_attempts: int = 20
+    retry_on: tuple[type[BaseException], ...] = ()
+    permanent_on: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(
+                "retry strategy",
+                f"is {shown(self.strategy)}, not one of {', '.join(STRATEGIES)}",
+                value=self.strategy,
+            )
+        _check_number("retry base_seconds", self.base_seconds, least=0.001)
+        _check_number("retry cap_seconds", self.cap_seconds, least=self.base_seconds)
+        _check_attempts(self.max_attempts)
+        for name in ("retry_on", "permanent_on"):
+            types = getattr(self, name)
+            if not isinstance(types, tuple) or not all(_is_exception_type(t) for t in types):
+                raise ConfigError(
+                    f"retry {name}", f"is {shown(types)}, not a tuple of exception types"
+                )
+        both = set(self.retry_on) & set(self.permanent_on)
+        if both:
+            names = ", ".join(sorted(cls.__name__ for cls in both))
+            raise ConfigError("retry permanent_on", f"contradicts retry_on: both have {names}")
+
+    def decide(
+        self, exception: BaseException, attempt: int, u: float, *, max_attempts: int | None = None
+    ) -> Decision:
+        """Return what follows a failed attempt.
+
+        Args:
+            exception: what the handler raised.
+            attempt: number of the attempt that failed, from 1.
+            u: a draw from [0, 1).
+            max_attempts: the job's own limit; None means the policy's.
+
+        >>> RetryPolicy().decide(ValueError(), 1, 0.0)
+        RetryAfter(seconds=2.5)
+        >>> RetryPolicy(permanent_on=(LookupError,)).decide(KeyError(), 1, 0.0)
+        GiveUp(reason='permanent')
+        """
+        if self.is_permanent(exception):
+            return GiveUp("permanent")
+        if attempt >= (max_attempts or self.max_attempts):
+            return GiveUp("exhausted")
+        return RetryAfter(self.delay_seconds(attempt, u))
+
+    def delay_seconds(self, attempt: int, u: float) -> float:
+        """Return the wait after the given attempt, with jitter."""
+        full = backoff_seconds(
+            attempt,
+            strategy=self.strategy,
+            base_seconds=self.base_seconds,
+            cap_seconds=self.cap_seconds,
+        )
+        return jittered(full, u)
+
+    def is_permanent(self, exception: BaseException) -> bool:
+        """Whether no retry can help. A group is permanent when any exception in it is."""
+        return any(self._is_permanent_type(type(leaf)) for leaf in _leaves(exception))
+
+    def _is_permanent_type(self, raised: type[BaseException]) -> bool:
+        for cls in raised.__mro__:
+            if cls in self.permanent_on:
+                return True
+            if cls in self.retry_on:
+                return False
+        if self.retry_on:
+            return True
+        # The same arguments would be refused again.
+        return issubclass(raised, EnqueueError)
+
+    def survival(self, *, max_attempts: int | None = None) -> Survival:
+        """Return how long a job keeps being tried while every attempt fails at once."""
+        attempts = max_attempts or self.max_attempts
+        full = total_seconds(
+            attempts,
+            strategy=self.strategy,
+            base_seconds=self.base_seconds,
+            cap_seconds=self.cap_seconds,
+        )
+        return Survival(full / 2, full * 3 / 4, full, attempts)
+
+
+def human_duration(seconds: float) -> str:
+    """Return a duration in its largest fitting unit, with two significant digits where it helps.
+
+    >>> [human_duration(s) for s in (0.25, 42, 90, 5400, 28136, 3 * 86400)]
+    ['0.25 s', '42 s', '1.5 min', '1.5 h', '7.8 h', '3 d']
+    """
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size * (2 if unit == "d" else 1):
+            value = seconds / size
+            return (
+                f"{value:.1f}".removesuffix(".0") + f" {unit}"
+                if value < 10
+                else (f"{value:.0f} {unit}")
+            )
+    return f"{seconds:.2g} s"
+
+
+def _leaves(exception: BaseException) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    waiting = [exception]
+    for _ in range(10 * _LEAVES_MAX):
+        if not waiting or len(leaves) >= _LEAVES_MAX:
+            break
+        current = waiting.pop()
+        if isinstance(current, BaseExceptionGroup):
+            waiting.extend(current.exceptions[:_LEAVES_MAX])
+        else:
+            leaves.append(current)
+    return leaves or [exception]
+
+
+def _is_exception_type(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _check_number(field: str, value: object, *, least: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(field, f"must be a number, not {shown(value)}", value=value)
+    if not least <= value < float("inf"):
+        raise ConfigError(field, f"is {value}, below {least:g} or not finite", value=value)
+
+
+def _check_attempts(value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ATTEMPTS_MAX:
+        raise ConfigError(
+            "retry max_attempts",
+            f"is {shown(value)}, not an integer within 1 to {MAX_ATTEMPTS_MAX}",
+            value=value,
+        )
