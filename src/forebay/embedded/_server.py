@@ -416,16 +416,22 @@ def start_or_find(
 def temporary_server(
     bin_dir: str | os.PathLike[str] | None = None,
     *,
+    parent: str | os.PathLike[str] | None = None,
     extra_settings: Mapping[str, str] = {},
 ) -> Iterator[EmbeddedServer]:
     """Run a server on a new data folder; at the end, or at the death of this process, both go.
+
+    Args:
+        bin_dir: as for ``EmbeddedServer``.
+        parent: where to make the data folder; None is the usual place for temporary files.
+        extra_settings: as for ``EmbeddedServer``.
 
     Raises:
         ConfigError: no PostgreSQL of version 15 or newer was found.
         ServerStartError: it did not start; ``detail`` holds the end of its log.
     """
     owner = Owner.current()
-    folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=temporary_parent(owner)))
+    folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=parent or temporary_parent(owner)))
     try:
         if owner.lent:
             folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
