@@ -11,11 +11,11 @@ Turns must come out right for a worker with a single slot too, so they are count
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 #: A claim holds its lane's lock while it runs: bounded, so that others have their turn.
 CLAIM_ROWS_MAX: Final = 1000
@@ -23,7 +23,7 @@ CLAIM_ROWS_MAX: Final = 1000
 #: Work taken beyond the free slots waits in this process while others may be idle.
 AHEAD_SECONDS: Final = 0.1
 
-#: Lanes of one worker that are remembered between claims; beyond it the oldest are forgotten.
+#: Lanes of one worker that are remembered between claims; beyond it the older half is forgotten.
 _LANES_REMEMBERED: Final = 10_000
 
 
@@ -97,14 +97,14 @@ class Turns:
     """What fairness remembers from plan to plan; start with ``Turns()``.
 
     Attributes:
-        credits: per queue, how far it is owed a slot, for the weights.
-        starving: per queue, the part of a slot the lower lanes have saved up.
+        credit: per queue, how far it is owed a slot, for the weights.
+        saved: per queue, the part of a slot its lower lanes have saved up.
         served: per lane, the number of the plan that last gave it a slot.
         plans: how many plans there were.
     """
 
-    credits: Mapping[str, float] = field(default_factory=dict)
-    starving: Mapping[str, float] = field(default_factory=dict)
+    credit: Mapping[str, float] = field(default_factory=dict)
+    saved: Mapping[str, float] = field(default_factory=dict)
     served: Mapping[LaneName, int] = field(default_factory=dict)
     plans: int = 0
 
@@ -143,26 +143,99 @@ def plan_claims(
     >>> plan_claims({high: 3, low: None}, slots=10, turns=Turns()).shares
     ((LaneName(queue='mail', priority=0), 3), (LaneName(queue='mail', priority=100), 7))
     """
-    left = {
-        name: slots if waiting is None else min(waiting, slots) for name, waiting in lanes.items()
-    }
-    left = {name: waiting for name, waiting in left.items() if waiting > 0}
-    queues = sorted({name.queue for name in left})
-    shares: dict[LaneName, int] = {}
-    credits = {queue: turns.credits.get(queue, 0.0) for queue in queues}
-    starving = {queue: turns.starving.get(queue, 0.0) for queue in queues}
-    served = dict(turns.served)
+    demand: dict[str, dict[LaneName, int]] = {}
+    for name in sorted(lanes):
+        waiting = lanes[name]
+        count = slots if waiting is None else min(waiting, slots)
+        if count > 0:
+            demand.setdefault(name.queue, {})[name] = count
+    divided, credit = _divide_between_queues(
+        {queue: sum(counts.values()) for queue, counts in demand.items()},
+        slots,
+        turns.credit,
+        weights or {},
+    )
     number = turns.plans + 1
-    for _ in range(slots):
-        open_queues = sorted({name.queue for name in left})
-        if not open_queues:
+    served, saved = dict(turns.served), dict[str, float]()
+    shares: dict[LaneName, int] = {}
+    for queue, count in divided.items():
+        given, saved[queue] = _divide_between_lanes(
+            demand[queue], count, turns.saved.get(queue, 0.0), served, starving_share
+        )
+        shares.update(given)
+        served.update(dict.fromkeys(given, number))
+    return ClaimPlan(
+        tuple(sorted(shares.items())),
+        Turns(credit=credit, saved=saved, served=_recent(served), plans=number),
+    )
+
+
+def _divide_between_queues(
+    demand: Mapping[str, int],
+    slots: int,
+    credit_before: Mapping[str, float],
+    weights: Mapping[str, int],
+) -> tuple[dict[str, int], dict[str, float]]:
+    # Smooth weighted round robin, as in nginx's upstream module: each turn every queue earns its
+    # weight, the richest is served and pays what all earned together. It interleaves, and the
+    # credit that is left makes the next plan go on where this one stopped.
+    given = dict.fromkeys(demand, 0)
+    credit = {queue: credit_before.get(queue, 0.0) for queue in demand}
+    hungry = list(demand)
+    for turn in range(slots):
+        if not hungry:
             break
-        queue = _next_queue(open_queues, credits, weights or {})
-        lane = _next_lane(queue, left, starving, served, starving_share)
-        shares[lane] = shares.get(lane, 0) + 1
-        served[lane] = number
-        left[lane] -= 1
-        if not left[lane]:
-            del left[lane]
-    plan = tuple(sorted(shares.items()))
-    return ClaimPlan(plan, Turns(credits, starving, _recent(served), number))
+        if len(hungry) == 1:
+            given[hungry[0]] += min(slots - turn, demand[hungry[0]] - given[hungry[0]])
+            break
+        for queue in hungry:
+            credit[queue] += weights.get(queue, 1)
+        richest = max(hungry, key=lambda queue: credit[queue])
+        credit[richest] -= sum(weights.get(queue, 1) for queue in hungry)
+        given[richest] += 1
+        if given[richest] == demand[richest]:
+            # What a queue without work could not use is not saved up for a burst later.
+            hungry.remove(richest)
+            credit[richest] = 0.0
+    return given, credit
+
+
+def _divide_between_lanes(
+    demand: Mapping[LaneName, int],
+    slots: int,
+    saved: float,
+    served: Mapping[LaneName, int],
+    starving_share: float,
+) -> tuple[dict[LaneName, int], float]:
+    left = dict(demand)
+    given: dict[LaneName, int] = {}
+
+    def give(lane: LaneName, count: int) -> None:
+        if count > 0:
+            given[lane] = given.get(lane, 0) + count
+            left[lane] -= count
+
+    lower = list(demand)[1:]
+    if lower:
+        saved += starving_share * slots
+        # Ten times 0.1 must make one slot.
+        reserved = min(int(saved + 1e-9), slots, sum(left[lane] for lane in lower))
+        saved = max(0.0, min(saved - reserved, 1.0))
+        for _ in range(reserved):
+            waiting = [lane for lane in lower if left[lane]]
+            give(min(waiting, key=lambda lane: (given.get(lane, 0), served.get(lane, 0), lane)), 1)
+        slots -= reserved
+    else:
+        saved = 0.0
+    for lane in demand:
+        count = min(left[lane], slots)
+        give(lane, count)
+        slots -= count
+    return given, saved
+
+
+def _recent(served: dict[LaneName, int]) -> dict[LaneName, int]:
+    if len(served) <= _LANES_REMEMBERED:
+        return served
+    newest = sorted(served, key=lambda lane: served[lane], reverse=True)
+    return {lane: served[lane] for lane in newest[: _LANES_REMEMBERED // 2]}
