@@ -1,0 +1,220 @@
+-- Segments: making them ahead, sealing them behind, and the reader function of each.
+
+-- The one clock. Tests replace it in their own database to shift time.
+create function forebay._now() returns timestamptz
+language sql volatile
+as $$ select clock_timestamp() $$;
+
+
+create function forebay._setting_value(p_name text) returns bigint
+language sql stable
+as $$ select s.value from forebay.setting s where s.name = p_name $$;
+
+
+-- Advisory keys: two-int form under the schema's own oid, so that users' keys cannot collide.
+create function forebay._lock_class() returns integer
+language sql stable
+as $$ select 'forebay'::regnamespace::oid::integer $$;
+
+
+-- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
+--
+-- Claims, seals and promotions read what other transactions committed up to this very statement;
+-- an older snapshot or an already drawn xid would break them.
+--
+-- Errors: JQ012.
+create function forebay._require_alone(p_what text) returns void
+language plpgsql volatile
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed'
+       or pg_current_xact_id_if_assigned() is not null
+       or transaction_timestamp() <> statement_timestamp() then
+        raise exception using
+            errcode = 'JQ012',
+            message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
+            hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
+    end if;
+end
+$$;
+
+
+-- Make one segment: its table, its index, its reader functions, its registry row.
+--
+-- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
+-- nobody who reads or writes it (PARTITION OF would wait for all of them).
+--
+-- Locks: the caller holds the maintenance key.
+create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_leaf text := format('forebay.log_%s', p_segment_id);
+begin
+    execute format(
+        'create table %s (like forebay.log including defaults, constraint seq_range check (seq >= %s and seq < %s))',
+        v_leaf, p_lo, p_hi);
+    execute format('create index on %s (lane, xid, seq)', v_leaf);
+    execute format('create index on %s (job_id) where job_id is not null', v_leaf);
+    execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
+    execute format('revoke all on %s from public', v_leaf);
+    execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
+
+    -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
+    -- Range part: from the window's start on. Late part: xids that were in progress at its start.
+    execute format($reader$
+        create function forebay._read_%1$s(
+            p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
+            p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+        language plpgsql stable
+        as $body$
+        declare
+            v_lo_xid xid8 := p_from_xmax;
+            v_lo_seq bigint := -1;
+        begin
+            if p_pos_xid >= p_from_xmax then
+                v_lo_xid := p_pos_xid;
+                v_lo_seq := p_pos_seq;
+            end if;
+            if cardinality(p_late) = 0 then
+                return array(
+                    select row(l.*)::forebay.log
+                    from %2$s l
+                    where l.lane = p_lane
+                      and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
+                      and l.xid < pg_snapshot_xmax(p_to)
+                      and pg_visible_in_snapshot(l.xid, p_to)
+                    order by l.xid, l.seq
+                    limit p_limit);
+            end if;
+            return array(
+                select w.r
+                from (
+                    (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
+                     from unnest(p_late) as late (xid),
+                          lateral (select * from %2$s i
+                                   where i.lane = p_lane and i.xid = late.xid
+                                     and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
+                                   order by i.seq limit p_limit) l)
+                    union all
+                    (select row(l.*)::forebay.log, l.xid, l.seq
+                     from %2$s l
+                     where l.lane = p_lane
+                       and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
+                       and l.xid < pg_snapshot_xmax(p_to)
+                       and pg_visible_in_snapshot(l.xid, p_to)
+                     order by l.xid, l.seq
+                     limit p_limit)
+                ) w
+                order by w.x, w.s
+                limit p_limit);
+        end
+        $body$
+    $reader$, p_segment_id, v_leaf);
+
+    -- Has the lane anything that is not visible in the snapshot? Asked of the tail segment and the one before.
+    execute format($probe$
+        create function forebay._moved_%1$s(p_lane bigint, p_snap pg_snapshot) returns boolean
+        language plpgsql stable
+        as $body$
+        begin
+            if exists (select from %2$s l where l.lane = p_lane and l.xid >= pg_snapshot_xmax(p_snap)) then
+                return true;
+            end if;
+            if pg_snapshot_xmin(p_snap) = pg_snapshot_xmax(p_snap) then
+                return false;
+            end if;
+            return exists (
+                select from pg_snapshot_xip(p_snap) as late (xid)
+                where exists (select from %2$s l where l.lane = p_lane and l.xid = late.xid));
+        end
+        $body$
+    $probe$, p_segment_id, v_leaf);
+
+    execute format('revoke all on function forebay._read_%s from public', p_segment_id);
+    execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
+
+    insert into forebay.segment (segment_id, lo, hi, created_at)
+    values (p_segment_id, p_lo, p_hi, forebay._now());
+end
+$$;
+
+
+-- Make segments until the reserve ahead of the sequence is full; returns how many were made.
+--
+-- Invariant "room to write": no enqueue fails because maintenance did not run. The reserve is what
+-- producers can use up while no worker runs.
+--
+-- Parameters: p_most, the most segments to make in this call.
+-- Errors: 55P03 when somebody holds a lock on the log for longer than the lock_timeout; try again.
+-- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
+create function forebay.extend_v1(p_most integer default 64) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '2s'
+as $$
+declare
+    v_rows    bigint := forebay._setting_value('segment_rows');
+    v_reserve bigint := forebay._setting_value('reserve_rows');
+    v_last    bigint;
+    v_hi      bigint;
+    v_id      bigint;
+    v_made    integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+        return 0;
+    end if;
+    select s.last_value into v_last from forebay.log_seq s;
+    select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
+    v_id := coalesce(v_id, -1);
+    v_hi := coalesce(v_hi, 1);
+    while v_made < p_most and v_hi - v_last < v_reserve loop
+        v_id := v_id + 1;
+        perform forebay._make_segment(v_id, v_hi, v_hi + v_rows);
+        v_hi := v_hi + v_rows;
+        v_made := v_made + 1;
+    end loop;
+    return v_made;
+end
+$$;
+
+
+-- Seal every segment the sequence has passed; returns how many were sealed.
+--
+-- A row draws its xid before its number, so once last_value has passed the end of a segment, every
+-- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
+-- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
+--
+-- Errors: JQ012 unless called alone.
+-- Locks: the maintenance key.
+create function forebay.seal_v1() returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last   bigint;
+    v_sealed integer;
+begin
+    perform forebay._require_alone('forebay.seal_v1()');
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+        return 0;
+    end if;
+    select s.last_value into v_last from forebay.log_seq s;
+    if not exists (
+        select from forebay.segment s
+        where s.hi <= v_last
+          and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)) then
+        return 0;
+    end if;
+    -- The xid is drawn in this later statement, by the insert.
+    insert into forebay.seal (segment_id, xid, sealed_at)
+    select s.segment_id, pg_current_xact_id(), forebay._now()
+    from forebay.segment s
+    where s.hi <= v_last
+      and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)
+    order by s.segment_id;
+    get diagnostics v_sealed = row_count;
+    return v_sealed;
+end
+$$;

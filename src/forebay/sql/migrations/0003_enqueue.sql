@@ -1,0 +1,408 @@
+-- Enqueue: the public contract for producers, in any language.
+
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it.
+create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$ select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text) collate "C", 0) $$;
+
+
+-- The lane of (queue, priority, audience), noted in the registry when no row of it is visible.
+--
+-- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
+-- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
+create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_lane bigint := forebay._lane_id(p_queue, p_priority, p_audience);
+begin
+    if not exists (select from forebay.lane l where l.lane = v_lane) then
+        insert into forebay.lane (lane, queue, priority, audience, noted_at)
+        values (v_lane, p_queue, p_priority, p_audience, forebay._now());
+    end if;
+    return v_lane;
+end
+$$;
+
+
+-- The bell of a queue.
+create function forebay._bell(p_queue text) returns regclass
+language sql stable
+as $$ select ('forebay.bell_' || (hashtext(p_queue) & 15)::text)::regclass $$;
+
+
+-- Wake a sleeping worker of the queue when this transaction commits.
+--
+-- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. Only while the
+-- notification queue is nearly empty: when it is full, every transaction that notifies fails. The
+-- bell shortens the wait and guarantees nothing; workers poll.
+create function forebay._ring(p_queue text) returns void
+language plpgsql volatile
+as $$
+begin
+    if coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0)
+           > extract(epoch from clock_timestamp()) * 1000
+       and pg_notification_queue_usage() < 0.25 then
+        perform pg_notify('forebay_bell', p_queue);
+    end if;
+end
+$$;
+
+
+-- What is wrong with one job's options, or null. One line, lower case, with the value.
+create function forebay._job_problem(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
+    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb)
+returns text
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_starts timestamptz;
+begin
+    if p_kind is null or p_kind !~ v_name then
+        return format('kind %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_kind, 40)), 'null'));
+    elsif p_queue is null or p_queue !~ v_name then
+        return format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'));
+    elsif p_args is null or jsonb_typeof(p_args) <> 'object' then
+        return format('args must be a JSON object, not %s', coalesce(jsonb_typeof(p_args), 'null'));
+    elsif p_priority is null or p_priority not between -32768 and 32767 then
+        return format('priority %s is outside -32768 to 32767', coalesce(p_priority::text, 'null'));
+    elsif p_delay is not null and p_run_at is not null then
+        return 'delay and run_at exclude each other';
+    elsif p_delay is not null and (p_delay < interval '0' or p_delay > interval '100 years') then
+        return format('delay %s is outside 0 to 100 years', p_delay);
+    elsif p_run_at is not null and not isfinite(p_run_at) then
+        return format('run_at %s is not a finite time', p_run_at);
+    elsif p_run_at is not null and p_run_at > forebay._now() + interval '100 years' then
+        return format('run_at %s is more than 100 years away', p_run_at);
+    elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
+        return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+        return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+        return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
+    end if;
+    if p_headers is not null then
+        if jsonb_typeof(p_headers) <> 'object' then
+            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_headers));
+        elsif octet_length(p_headers::text) > 8192 then
+            return format('headers take %s bytes, the limit is 8192', octet_length(p_headers::text));
+        elsif (select count(*) from jsonb_object_keys(p_headers)) > 64 then
+            return 'headers have more than 64 entries';
+        elsif exists (select from jsonb_each(p_headers) h where jsonb_typeof(h.value) <> 'string') then
+            return 'headers must have string values';
+        end if;
+    end if;
+    if p_expires_at is not null then
+        v_starts := coalesce(p_run_at, forebay._now() + coalesce(p_delay, interval '0'));
+        if p_expires_at <= v_starts then
+            return format('expires_at %s is not after the job''s start %s', p_expires_at, v_starts);
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+
+-- Refuse arguments that are too large or too deep. Below 500 bytes nothing can be either.
+--
+-- Errors: JQ002 too large, JQ003 too deep.
+create function forebay._check_args(p_args jsonb, p_index bigint) returns void
+language plpgsql stable
+as $$
+declare
+    v_bytes_max bigint := forebay._setting_value('args_bytes_max');
+    v_depth_max bigint := forebay._setting_value('args_depth_max');
+    v_bytes     bigint := octet_length(p_args::text);
+    v_where     text := case when p_index is null then '' else format('job %s: ', p_index) end;
+begin
+    if v_bytes > v_bytes_max then
+        raise exception using
+            errcode = 'JQ002',
+            message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            hint = 'Store the data in a table of yours and pass its key.';
+    end if;
+    if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
+        raise exception using
+            errcode = 'JQ003',
+            message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            hint = 'Pass flat arguments, or the nested document as a string.';
+    end if;
+end
+$$;
+
+
+-- Enqueue one job in the caller's transaction; returns its id.
+--
+-- Invariant "commit is the gate": the job exists exactly if this transaction commits.
+--
+-- Parameters:
+--   kind            which handler
+--   args            JSON object, the handler's keyword arguments
+--   queue           where it waits
+--   priority        -32768 to 32767, lower first
+--   delay, run_at   earliest start; at most one of them; null: at once
+--   expires_at      not started at or after this; null: 30 days after the enqueue or its start
+--   max_attempts    1 to 10000; null: what the handler's retry policy says
+--   tag             where it came from
+--   correlation_id  carried through retries, dead letters and redrives
+--   headers         JSON object of strings
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep. Nothing is written then.
+-- Locks: none that another enqueue, a claim or maintenance waits for.
+create function forebay.enqueue(
+    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text;
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz := coalesce(enqueue.run_at, v_now + enqueue.delay);
+    v_lane    bigint;
+    v_job_id  bigint;
+begin
+    v_problem := forebay._job_problem(
+        enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+        enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers);
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+    end if;
+    if pg_column_size(enqueue.args) > 500 then
+        perform forebay._check_args(enqueue.args, null);
+    end if;
+
+    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
+    if not exists (select from forebay.lane l where l.lane = v_lane) then
+        v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
+    end if;
+
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        values (
+            v_start, v_lane, v_now, nextval('forebay.log_seq'),
+            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers)
+        returning job_id into v_job_id;
+        return v_job_id;
+    end if;
+
+    insert into forebay.log (
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+    values (
+        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers)
+    returning seq into v_job_id;
+    perform forebay._ring(enqueue.queue);
+    return v_job_id;
+end
+$$;
+
+
+-- One job of a bulk enqueue, decoded.
+create type forebay._job_input as (
+    kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
+    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb);
+
+
+-- Refuse the first bad job of a bulk enqueue by its index. Good, plain jobs pass on one expression.
+--
+-- Errors: JQ001, JQ002, JQ003.
+create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_odd     record;
+    v_problem text;
+begin
+    for v_odd in
+        select u.*
+        from unnest(p_jobs) with ordinality
+             as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+        where (u.kind ~ v_name and u.queue ~ v_name
+               and jsonb_typeof(u.args) = 'object'
+               and u.priority between -32768 and 32767
+               and pg_column_size(u.args) <= 500
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers) = 0
+              ) is not true
+        order by u.nr
+    loop
+        if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
+            v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
+        else
+            v_problem := forebay._job_problem(
+                v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
+                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers);
+        end if;
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.nr - 1, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        if pg_column_size(v_odd.args) > 500 then
+            perform forebay._check_args(v_odd.args, v_odd.nr - 1);
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Write checked jobs; returns their ids in input order.
+create function forebay._enqueue_jobs(p_jobs forebay._job_input[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_now      timestamptz := forebay._now();
+    v_ready    bigint[];
+    v_deferred bigint[];
+    v_target   record;
+begin
+    for v_target in select distinct u.queue, u.priority from unnest(p_jobs) u loop
+        perform forebay._note_lane(v_target.queue, v_target.priority, 0);
+        perform forebay._ring(v_target.queue);
+    end loop;
+
+    with written as (
+        insert into forebay.log (
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        select forebay._lane_id(u.queue, u.priority, 0), v_now, u.expires_at, u.max_attempts,
+               u.kind, u.args, u.tag, u.correlation_id, u.headers
+        from unnest(p_jobs) with ordinality
+             as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+        where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
+        order by u.nr
+        returning seq)
+    select array_agg(w.seq) into v_ready from written w;
+
+    if coalesce(cardinality(v_ready), 0) = cardinality(p_jobs) then
+        return coalesce(v_ready, '{}');
+    end if;
+
+    with written as (
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        select d.start, forebay._lane_id(d.queue, d.priority, 0), v_now, nextval('forebay.log_seq'),
+               coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
+               d.kind, d.args, d.tag, d.correlation_id, d.headers
+        from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
+              from unnest(p_jobs) with ordinality
+                   as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+              where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now
+              order by u.nr) d
+        returning job_id)
+    select array_agg(w.job_id) into v_deferred from written w;
+
+    -- Both lists are in input order: merge them by what each job was.
+    return (
+        select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
+        from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place
+              from (select u.nr, coalesce(coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now, false) as is_deferred
+                    from unnest(p_jobs) with ordinality
+                         as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+                   ) c) m);
+end
+$$;
+
+
+-- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+--
+-- All or none: one bad job refuses the call, and the message names its index, from 0.
+--
+-- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers; all but kind optional.
+-- Errors: JQ001, JQ002, JQ003 as forebay.enqueue.
+create function forebay.enqueue_many(jobs jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
+                                    'max_attempts', 'tag', 'correlation_id', 'headers'];
+    v_bad  record;
+    v_jobs forebay._job_input[];
+begin
+    if jobs is null or jsonb_typeof(jobs) <> 'array' then
+        raise exception using errcode = 'JQ001',
+            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(jobs), 'null')),
+            hint = 'Pass an array of objects, one for each job.';
+    end if;
+
+    for v_bad in
+        select e.ordinality - 1 as index, e.value as job
+        from jsonb_array_elements(jobs) with ordinality e
+        where case when jsonb_typeof(e.value) = 'object' then (e.value - v_keys) <> '{}'::jsonb else true end
+        limit 1
+    loop
+        raise exception using errcode = 'JQ001',
+            message = case when jsonb_typeof(v_bad.job) <> 'object'
+                then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
+                else format('job %s: unknown option %s', v_bad.index,
+                            (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
+    end loop;
+
+    begin
+        select array_agg(
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers)::forebay._job_input
+            order by r.ordinality)
+        into v_jobs
+        from rows from (jsonb_to_recordset(jobs) as (
+                kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
+                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb))
+             with ordinality r;
+    exception when data_exception then
+        raise exception using errcode = 'JQ001',
+            message = format('an option of a job has the wrong type: %s', sqlerrm),
+            hint = 'Nothing was enqueued: a bulk call is all or none.';
+    end;
+    if v_jobs is null then
+        return '{}';
+    end if;
+    perform forebay._check_jobs(v_jobs);
+    return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Enqueue one job of a kind for each element of args; returns how many. For INSERT ... SELECT:
+--   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
+--
+-- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+create function forebay.enqueue_many(
+    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_jobs forebay._job_input[];
+begin
+    v_jobs := array(
+        select row(enqueue_many.kind, a.value, enqueue_many.queue, enqueue_many.priority,
+                   extract(epoch from enqueue_many.delay)::double precision, enqueue_many.run_at,
+                   enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag,
+                   enqueue_many.correlation_id, enqueue_many.headers)::forebay._job_input
+        from unnest(enqueue_many.args) with ordinality a (value, nr)
+        order by a.nr);
+    if cardinality(v_jobs) = 0 then
+        return 0;
+    end if;
+    perform forebay._check_jobs(v_jobs);
+    return cardinality(forebay._enqueue_jobs(v_jobs));
+end
+$$;

@@ -1,0 +1,414 @@
+-- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+--
+-- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
+-- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+
+
+-- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
+--
+-- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
+create function forebay._window(
+    p_lane bigint, p_from pg_snapshot, p_to pg_snapshot,
+    p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
+    p_unsealed bigint[], p_last_seal xid8,
+    out rows forebay.log[], out segments bigint[], out looked integer)
+language plpgsql volatile
+as $$
+declare
+    v_xmax    xid8 := pg_snapshot_xmax(p_from);
+    v_late    xid8[] := '{}';
+    v_needed  bigint[] := p_unsealed;
+    v_piece   forebay.log[];
+    v_segment bigint;
+begin
+    rows := '{}';
+    segments := '{}';
+    looked := 0;
+    if pg_snapshot_xmin(p_from) <> v_xmax then
+        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to) order by x);
+    end if;
+    if p_last_seal > v_xmax or (cardinality(v_late) > 0 and p_last_seal > v_late[1]) then
+        v_needed := array(
+            select s.segment_id from forebay.seal s
+            where s.segment_id >= p_pos_segment
+              and (s.xid > v_xmax or (cardinality(v_late) > 0 and s.xid > v_late[1]))
+            order by s.segment_id) || v_needed;
+    end if;
+    foreach v_segment in array v_needed loop
+        continue when v_segment < p_pos_segment;
+        looked := looked + 1;
+        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+            into v_piece
+            using p_lane, v_xmax, p_to, v_late,
+                  case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
+                  case when v_segment = p_pos_segment then p_pos_seq else 0 end,
+                  p_limit - cardinality(rows);
+        if cardinality(v_piece) > 0 then
+            rows := rows || v_piece;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
+            exit when cardinality(rows) >= p_limit;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+--
+-- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good.
+create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_lane    record;
+    v_from    pg_snapshot;
+    v_now     pg_snapshot;
+    v_last    bigint;
+    v_seal_id bigint;
+    v_seal    xid8;
+    v_before  xid8;
+    v_tail    bigint[];
+    v_segment bigint;
+    v_moved   boolean;
+    v_any     boolean := false;
+    v_until   bigint;
+begin
+    select s.last_value into v_last from forebay.log_seq s;
+    select f.segment_id, f.xid into v_seal_id, v_seal from forebay.seal f order by f.segment_id desc limit 1;
+    v_tail := array(
+        select s.segment_id from forebay.segment s
+        where s.segment_id > coalesce(v_seal_id, -1) and s.lo <= v_last
+        order by s.segment_id);
+    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
+    if v_seal_id is not null then
+        v_tail := v_seal_id || v_tail;
+    end if;
+
+    for v_lane in
+        select g.group_id, l.lane, l.queue, l.priority, l.audience, g.start_after,
+               b.no, b.snap_from, b.snap_to, b.claimed_at, pg_current_snapshot() as now
+        from forebay.queue_group g
+        join lateral (
+            select distinct i.lane, i.queue, i.priority, i.audience
+            from forebay.lane i
+            where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (
+            select c.no, c.snap_from, c.snap_to, c.claimed_at
+            from forebay.batch c
+            where c.group_id = g.group_id and c.lane = l.lane
+            order by c.no desc limit 1) b on true
+        where g.group_id = any (p_group_ids) and g.paused_at is null
+    loop
+        v_now := v_lane.now;
+        v_from := coalesce(v_lane.snap_from, case v_lane.audience when 0 then v_lane.start_after else '1:1:' end);
+        v_moved := v_lane.snap_to is not null                       -- a window in hand
+            or coalesce(v_before > pg_snapshot_xmax(v_from), false);  -- far behind: let the claim look
+        if not v_moved then
+            foreach v_segment in array v_tail loop
+                execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_lane.lane, v_from;
+                exit when v_moved;
+            end loop;
+        end if;
+        if not v_moved and pg_snapshot_xmin(v_from) <> pg_snapshot_xmax(v_from) then
+            -- A late committer of an older segment: let the claim look.
+            v_moved := coalesce(v_before > pg_snapshot_xmin(v_from), false) and exists (
+                select from pg_snapshot_xip(v_from) x where x < v_before and pg_visible_in_snapshot(x, v_now));
+        end if;
+        if not v_moved then
+            v_moved := forebay._should_move(v_from, v_now, v_lane.claimed_at);
+        end if;
+        if v_moved then
+            group_id := v_lane.group_id;
+            lane := v_lane.lane;
+            queue := v_lane.queue;
+            priority := v_lane.priority;
+            is_private := v_lane.audience <> 0;
+            is_suspect := v_lane.audience < 0;
+            v_any := true;
+            return next;
+        end if;
+    end loop;
+
+    if not v_any and p_sleep_millis is not null then
+        v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
+        perform setval(bell.register, v_until)
+        from (select distinct forebay._bell(g.queue) as register
+              from forebay.queue_group g where g.group_id = any (p_group_ids)) bell
+        where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
+    end if;
+end
+$$;
+
+
+-- Should an idle cursor move although nothing was found?
+--
+-- Yes when a writer that began after the cursor is still at work, at most once a second: from the next
+-- window on its uncommitted rows are not walked over, however many they are.
+create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
+       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
+end
+$$;
+
+
+-- Take at most p_limit jobs of one lane for a lease; returns them in order, offset 1 first.
+--
+-- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
+-- Of suspects one is taken at a time.
+--
+-- Parameters:
+--   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker and never reused
+--   p_floor                 the oldest claim_no of the lease that is still open
+--   p_group_id, p_lane      as reported by ready_v1
+--   p_limit                 1 to 10000
+-- Errors: JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
+-- Locks, in order: the lane's advisory key, the lease (KEY SHARE).
+-- Commits asynchronously: a durable settlement makes the earlier claim durable.
+create function forebay.claim_v1(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns table (
+    batch_offset integer, seq bigint, job_id bigint, kind text, args jsonb, attempt integer, max_attempts integer,
+    pauses integer, enqueued_at timestamptz, expires_at timestamptz, tag text, correlation_id text, headers jsonb)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_taken forebay.log[];
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.claim_v1()');
+    perform set_config('synchronous_commit', 'off', true);
+    v_taken := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
+    return query
+        select u.nr::integer, u.seq, coalesce(u.job_id, u.seq), u.kind, u.args, coalesce(u.attempt, 0), u.max_attempts,
+               coalesce(u.pauses, 0), u.enqueued_at, coalesce(u.expires_at, u.enqueued_at + interval '30 days'),
+               u.tag, u.correlation_id, u.headers
+        from unnest(v_taken) with ordinality
+             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers, nr);
+end
+$$;
+
+
+-- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
+-- job that still can run.
+create function forebay._take(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    p_sweep boolean)
+returns forebay.log[]
+language plpgsql volatile
+as $$
+declare
+    c          record;
+    v_from     pg_snapshot;              -- the window in hand
+    v_to       pg_snapshot;
+    v_limit    integer := p_limit;
+    v_window   record;
+    v_rows     forebay.log[] := '{}';
+    v_segments bigint[] := '{}';
+    v_looked   integer := 0;
+    v_old      integer := 0;             -- how many of the rows belong to the window in hand
+    v_count    integer;                  -- how many rows this call disposes of
+    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
+    v_taken    forebay.log[];
+    v_seqs     bigint[];
+    v_xids     xid8[];
+    v_skipped  bigint[];
+    v_as       "char"[];
+    v_high     bigint;
+    v_used_up  boolean;
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+
+    -- A later statement than the lock: its snapshot sees whatever the last holder committed.
+    select pg_current_snapshot() as now, forebay._now() as at,
+           g.start_after, g.queue, g.paused_at, l.audience, l.priority,
+           f.xid as seal_xid,
+           array(select s.segment_id from forebay.segment s
+                 where s.segment_id > coalesce(f.segment_id, -1)
+                   and s.lo <= (select q.last_value from forebay.log_seq q)
+                 order by s.segment_id) as unsealed,
+           b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
+           b.handed_total, b.skipped_total, b.claimed_at
+    into c
+    from forebay.queue_group g
+    left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
+    left join lateral (select s.segment_id, s.xid from forebay.seal s order by s.segment_id desc limit 1) f on true
+    left join lateral (select * from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = p_lane
+                       order by i.no desc limit 1) b on true
+    where g.group_id = p_group_id;
+
+    if c.queue is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    end if;
+    if c.audience is null or (c.paused_at is not null and not p_sweep) then
+        return '{}';
+    end if;
+
+    v_from := coalesce(c.snap_from, case c.audience when 0 then c.start_after else '1:1:' end);
+    v_to := coalesce(c.snap_to, v_from);
+    if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
+        raise exception using errcode = 'JQ030',
+            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
+                             p_lane, pg_snapshot_xmax(v_to), pg_snapshot_xmax(c.now)),
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+    if c.audience < 0 and not p_sweep then
+        v_limit := 1;
+    end if;
+
+    -- What is left of the window in hand, then the next one, from its end to now.
+    if c.snap_to is not null then
+        v_window := forebay._window(p_lane, v_from, v_to, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+                                    c.unsealed, c.seal_xid);
+        v_rows := v_window.rows;
+        v_segments := v_window.segments;
+        v_looked := v_window.looked;
+        v_old := cardinality(v_rows);
+    end if;
+    if v_old < v_limit then
+        v_window := forebay._window(p_lane, v_to, c.now, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+        v_rows := v_rows || v_window.rows;
+        v_segments := v_segments || v_window.segments;
+        v_looked := v_looked + v_window.looked;
+    end if;
+    v_count := cardinality(v_rows);
+    v_used_up := v_count < v_limit;
+
+    if v_count = 0 then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) then
+            insert into forebay.batch (
+                group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
+                handed_total, skipped_total, claimed_at)
+            values (p_group_id, p_lane, coalesce(c.no, 0) + 1, c.now, 0, '0', 0, coalesce(c.high_seq, 0),
+                    coalesce(c.handed_total, 0), coalesce(c.skipped_total, 0), c.at);
+        end if;
+        return '{}';
+    end if;
+
+    select array_agg(u.seq order by u.nr), array_agg(u.xid order by u.nr), max(u.seq),
+           array_agg(case when t.reason = 'c' then 'c'
+                          when t.reason = 'e' then 'E'
+                          when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
+                     end::"char" order by u.nr)
+    into v_seqs, v_xids, v_high, v_verdicts
+    from unnest(v_rows) with ordinality
+         as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
+               correlation_id, headers, nr)
+    left join lateral (
+        select i.reason from forebay.tombstone i
+        where i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
+        order by i.tombstone_no limit 1) t on pg_sequence_last_value('forebay.tombstone_seq') is not null;
+
+    v_taken := v_rows;
+    if p_sweep then
+        v_count := coalesce(array_position(v_verdicts, null) - 1, v_count);
+        if v_count = 0 then
+            return '{}';
+        end if;
+        v_used_up := v_used_up and v_count = cardinality(v_rows);
+        v_high := (select max(s) from unnest(v_seqs[:v_count]) s);
+    end if;
+    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
+       or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
+        select array_agg(u.seq order by u.nr) filter (where v_verdicts[u.nr] is not null),
+               array_agg(lower(v_verdicts[u.nr])::"char" order by u.nr) filter (where v_verdicts[u.nr] is not null),
+               array_agg(u.seq order by u.nr) filter (where v_verdicts[u.nr] is null),
+               array_agg(u.xid order by u.nr) filter (where v_verdicts[u.nr] is null),
+               array_agg(row(u.xid, u.seq, u.lane, u.enqueued_at, u.job_id, u.expires_at, u.attempt, u.max_attempts,
+                             u.pauses, u.kind, u.args, u.tag, u.correlation_id, u.headers)::forebay.log order by u.nr)
+                   filter (where v_verdicts[u.nr] is null)
+        into v_skipped, v_as, v_seqs, v_xids, v_taken
+        from unnest(v_rows) with ordinality
+             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
+                   correlation_id, headers, nr)
+        where u.nr <= v_count;
+
+        perform forebay._bury(p_group_id, c.queue, c.priority, u.seq, coalesce(u.job_id, u.seq), 'expired', u.enqueued_at,
+                              coalesce(u.expires_at, u.enqueued_at + interval '30 days'), coalesce(u.attempt, 0),
+                              u.max_attempts, u.kind, u.args, u.tag, u.correlation_id, u.headers)
+        from unnest(v_rows) with ordinality
+             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
+                   correlation_id, headers, nr)
+        where u.nr <= v_count and v_verdicts[u.nr] = 'e';
+    end if;
+    if v_xids[1] = all (v_xids) then
+        v_xids := v_xids[:1];
+    end if;
+
+    -- The window that the last row belongs to, or an empty one at now when everything is used up.
+    if v_count > v_old then
+        v_from := v_to;
+        v_to := c.now;
+    end if;
+    insert into forebay.batch (
+        group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
+        handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as)
+    select p_group_id, p_lane, coalesce(c.no, 0) + 1,
+           case when v_seqs is not null then p_lease_id end, case when v_seqs is not null then p_claim_no end, p_floor,
+           case when v_used_up then c.now else v_from end,
+           case when v_used_up then null else v_to end,
+           case when v_used_up then 0 else v_segments[v_count] end,
+           case when v_used_up then '0' else v_rows[v_count].xid end,
+           case when v_used_up then 0 else v_rows[v_count].seq end,
+           greatest(c.high_seq, v_high),
+           coalesce(c.handed_total, 0) + coalesce(cardinality(v_seqs), 0),
+           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0),
+           c.at, v_seqs, v_xids, v_skipped, v_as
+    from (select where p_sweep
+          union all
+          select from (select from forebay.lease i
+                       where i.lease_id = p_lease_id and i.closed_at is null
+                       for key share) held) fence;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers. Open a new lease.';
+    end if;
+    return coalesce(v_taken, '{}');
+end
+$$;
+
+
+-- Write a dead letter, with the whole error history of the job in this group; returns its id.
+create function forebay._bury(
+    p_group_id bigint, p_queue text, p_priority integer, p_seq bigint, p_job_id bigint, p_reason text,
+    p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer, p_max_attempts integer, p_kind text,
+    p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb)
+returns bigint
+language sql volatile
+as $$
+    insert into forebay.dead_letter (
+        group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
+        kind, args, tag, correlation_id, headers, errors)
+    values (
+        p_group_id, p_job_id, p_seq, p_reason, forebay._now(), p_queue, p_priority, p_enqueued_at, p_expires_at,
+        p_attempt, p_max_attempts, p_kind, p_args, p_tag, p_correlation_id, p_headers,
+        coalesce((select jsonb_agg(jsonb_build_object(
+                             'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
+                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)
+                         order by f.failed_at)
+                  from forebay.failure f
+                  where f.job_id = p_job_id and f.group_id = p_group_id and f.enqueued_at = p_enqueued_at), '[]'))
+    returning dead_id
+$$;

@@ -1,0 +1,280 @@
+-- Settlement: how jobs of a batch ended, appended; and what goes on in a new row.
+
+
+-- One row of the log, found by its place in the claim index.
+create function forebay._row(p_lane bigint, p_xid xid8, p_seq bigint) returns forebay.log
+language plpgsql stable
+as $$
+declare
+    v_segment bigint;
+    v_row     forebay.log;
+begin
+    select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
+        into v_row using p_lane, p_xid, p_seq;
+    return v_row;
+end
+$$;
+
+
+-- Let a job go on in a new row: at once in the log, or deferred until p_run_at. Always in a private
+-- lane of the group, so that no other group sees it again.
+--
+-- Invariant "nothing lost": called in the same transaction that ends the job's old row.
+create function forebay._go_on(
+    p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_expires_at constant timestamptz := p_row.expires_at;
+begin
+    if p_run_at is null then
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+        values (
+            p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+    else
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+        values (
+            p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+    end if;
+end
+$$;
+
+
+-- Note a failed attempt.
+create function forebay._note_failure(
+    p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
+returns void
+language sql volatile
+as $$
+    insert into forebay.failure (
+        job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker)
+    values (
+        coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
+        left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker)
+$$;
+
+
+-- Settle jobs of a lease's batches.
+--
+-- Invariants: "single holder" (a late settlement changes nothing and is told so), "nothing lost".
+-- Inside an open transaction the settlement is one commit with whatever else that transaction wrote; the
+-- transaction's idle time is then limited, so that a vanished handler cannot hold up a revocation.
+--
+-- Parameters: p_flushes, a JSON array of
+--   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis"}]}
+--   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
+--   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
+--   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
+--   A negative flush_no names the settlement of the single job at that offset.
+-- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
+--   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
+-- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
+-- Locks: the lease (KEY SHARE).
+create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
+returns table (claim_no bigint, flush_no integer, status text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_worker   text;
+    v_flush    jsonb;
+    v_item     jsonb;
+    v_batch    record;
+    v_ended    jsonb;
+    v_offsets  smallint[];
+    v_outcomes "char"[];
+    v_millis   integer[];
+    v_done     integer;
+    v_at       constant timestamptz := forebay._now();
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers; this settlement changed nothing.';
+    end if;
+    if transaction_timestamp() <> statement_timestamp() then
+        perform set_config('idle_in_transaction_session_timeout', '5s', true);
+    end if;
+
+    for v_flush in select f.value from jsonb_array_elements(p_flushes) f loop
+        claim_no := (v_flush ->> 'claim_no')::bigint;
+        flush_no := (v_flush ->> 'flush_no')::integer;
+        v_ended := coalesce(v_flush -> 'ended', '[]');
+        v_offsets := null;
+        v_outcomes := null;
+        v_millis := null;
+
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size into v_batch
+        from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
+        if not found then
+            status := 'unknown_batch';
+            return next;
+            continue;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no and s.flush_no = settle_v1.flush_no) then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+
+        if jsonb_typeof(v_flush -> 'millis') = 'array' then
+            v_millis := array(select m::integer from jsonb_array_elements_text(v_flush -> 'millis') m);
+        end if;
+        if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
+            if jsonb_typeof(v_flush -> 'done') = 'array' then
+                v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
+            else
+                v_offsets := '{}';
+            end if;
+            v_done := cardinality(v_offsets);
+            if v_ended <> '[]'::jsonb then
+                v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
+                v_outcomes := array_fill('d'::"char", array[v_done]) || array(
+                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                                                 v_batch.lane, v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
+                    from jsonb_array_elements(v_ended) e);
+            end if;
+            if v_offsets = '{}' or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
+               or cardinality(v_offsets) <> (select count(distinct o) from unnest(v_offsets) o) then
+                status := 'refused';
+                return next;
+                continue;
+            end if;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no
+                     and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)) then
+            status := 'refused';
+            return next;
+            continue;
+        end if;
+
+        insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes, millis)
+        values (p_lease_id, settle_v1.claim_no, settle_v1.flush_no, v_at, v_offsets, v_outcomes, v_millis)
+        on conflict do nothing;
+        if not found then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+        for v_item in select e.value from jsonb_array_elements(v_ended) e loop
+            v_done := v_done + 1;
+            perform forebay._end(v_batch.group_id, v_batch.lane,
+                                 forebay._row(v_batch.lane,
+                                              coalesce(v_batch.xids[(v_item ->> 'offset')::integer], v_batch.xids[1]),
+                                              v_batch.seqs[(v_item ->> 'offset')::integer]),
+                                 v_outcomes[v_done], v_item, v_worker);
+        end loop;
+        status := 'settled';
+        return next;
+    end loop;
+end
+$$;
+
+
+-- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested.
+create function forebay._outcome_code(
+    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+returns "char"
+language plpgsql stable
+as $$
+declare
+    v_row forebay.log;
+begin
+    if p_outcome = 'done' then
+        return 'd';
+    elsif p_outcome = 'cancelled' then
+        return 'c';
+    elsif p_outcome = 'dead' then
+        return 'x';
+    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'handed_back', 'unknown', 'lost') then
+        raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
+            hint = 'One of done, retried, lost, snoozed, unknown, handed_back, cancelled, dead.';
+    end if;
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
+        if exists (select from forebay.tombstone t
+                   where t.job_id = coalesce(v_row.job_id, v_row.seq) and t.reason = 'c'
+                     and (t.group_id is null or t.group_id = p_group_id)) then
+            return 'c';
+        end if;
+    end if;
+    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'handed_back' then 'h'
+                          when 'unknown' then 'u' else 'l' end;
+end
+$$;
+
+
+-- What the end of one job brings with it: the new row it goes on in, or its dead letter, and its error.
+create function forebay._end(
+    p_group_id bigint, p_lane bigint, p_row forebay.log, p_code "char", p_item jsonb, p_worker text)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_lane    record;
+    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x') then 1 else 0 end;
+    v_target  bigint;
+    v_run_at  timestamptz;
+begin
+    select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
+        perform forebay._note_failure(
+            p_row, p_group_id, v_attempt,
+            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
+                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
+            p_item -> 'error', p_worker);
+    end if;
+    if p_code = 'x' then
+        perform forebay._bury(
+            p_group_id, v_lane.queue, v_lane.priority, p_row.seq, coalesce(p_row.job_id, p_row.seq),
+            coalesce(p_item ->> 'reason', 'permanent'), p_row.enqueued_at,
+            coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), v_attempt, p_row.max_attempts,
+            p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+    elsif p_code in ('r', 'l', 's', 'u', 'h') then
+        -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
+        v_target := forebay._note_lane(
+            v_lane.queue, v_lane.priority,
+            case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end);
+        if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
+            v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
+        end if;
+        perform forebay._go_on(p_row, v_target, v_attempt,
+                               coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+    end if;
+end
+$$;
+
+
+-- Record that a suspect is about to start: if its holder dies now, the death is put down to it.
+--
+-- Errors: JQ010 the lease is closed.
+create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into forebay.suspect_start (lease_id, claim_no, started_at)
+    select p_lease_id, p_claim_no, forebay._now()
+    from (select from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share) held
+    on conflict do nothing;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers; do not start this one.';
+    end if;
+end
+$$;

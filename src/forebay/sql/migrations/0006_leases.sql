@@ -1,0 +1,249 @@
+-- Leases: a worker process's right to its batches; heartbeats; revocation.
+
+
+-- Identity of this database: the cluster and the database within it.
+create function forebay._identity(out system_identifier bigint, out database_oid oid)
+language sql stable
+as $$
+    select c.system_identifier, d.oid
+    from pg_control_system() c, pg_database d where d.datname = current_database()
+$$;
+
+insert into forebay.cluster (system_identifier, database_oid)
+select i.system_identifier, i.database_oid from forebay._identity() i;
+
+
+-- Raise when this schema was restored from another cluster and not yet adopted.
+--
+-- Errors: JQ030.
+create function forebay._require_home() returns void
+language plpgsql stable
+as $$
+declare
+    v_noted record;
+    v_here  record;
+begin
+    select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
+    select i.* into v_here from forebay._identity() i;
+    if v_noted.system_identifier is distinct from v_here.system_identifier
+       or v_noted.database_oid is distinct from v_here.database_oid then
+        raise exception using errcode = 'JQ030',
+            message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
+                             v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
+    end if;
+end
+$$;
+
+
+-- Open a lease for a worker process; returns its id.
+--
+-- Parameters:
+--   p_worker           a name for humans
+--   p_lease_seconds    the lease is lost after so long without a heartbeat
+--   p_suspect_seconds  or after so long, when its heartbeat connection is gone too
+-- Errors: JQ001 a bad duration, JQ030 foreign cluster.
+create function forebay.open_lease_v1(
+    p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lease_id bigint;
+begin
+    if p_worker is null or not (p_lease_seconds > 0 and p_lease_seconds <= 86400)
+       or not (p_suspect_seconds > 0 and p_suspect_seconds <= p_lease_seconds) then
+        raise exception using errcode = 'JQ001',
+            message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
+                             p_lease_seconds, p_suspect_seconds);
+    end if;
+    perform forebay._require_home();
+    insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)
+    values (left(p_worker, 200), p_lease_seconds, p_suspect_seconds, forebay._now())
+    returning lease_id into v_lease_id;
+    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    values (v_lease_id, forebay._now(), pg_backend_pid());
+    return v_lease_id;
+end
+$$;
+
+
+-- Keep leases alive; which of them are still open, and which of the running jobs were asked to cancel.
+--
+-- Touches no lease row and takes no lock that anything else holds.
+--
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running.
+create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}')
+returns table (open_leases bigint[], cancelled_jobs bigint[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
+    open_leases := array(select l.lease_id from forebay.lease l
+                         where l.lease_id = any (p_lease_ids) and l.closed_at is null);
+    cancelled_jobs := '{}';
+    if cardinality(p_job_ids) > 0 and pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
+                                where t.job_id = any (p_job_ids) and t.reason = 'c');
+    end if;
+    return next;
+end
+$$;
+
+
+-- Take a lease away: close it and send its unsettled jobs to the group's private lanes.
+--
+-- Invariants: "single holder", "nothing lost". The lease row is locked FOR UPDATE, which waits for
+-- every claim and settlement that holds it FOR KEY SHARE; what is settled is read in later statements.
+-- A death is put down to a job only if it was a suspect, claimed alone, and its start is recorded.
+--
+-- Parameters: p_suspects, whether the jobs come back as suspects; false when the worker itself says
+--   that it never started them.
+-- Returns: how many jobs were sent back; null when the lease was closed already.
+-- Errors: 55P03 when a settlement is held open by its transaction; try again.
+-- Locks: the lease (FOR UPDATE).
+create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_worker  text;
+    v_floor   bigint;
+    v_batch   record;
+    v_lane    record;
+    v_row     forebay.log;
+    v_attempt integer;
+    v_target  bigint;
+    v_open    integer;
+    v_started boolean;
+    v_sent    bigint := 0;
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for update;
+    if not found then
+        return null;
+    end if;
+    update forebay.lease l set closed_at = forebay._now(), closed_as = p_closed_as where l.lease_id = p_lease_id;
+
+    select b.floor into v_floor from forebay.batch b
+    where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
+
+    for v_batch in
+        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, s.whole, s.offsets
+        from forebay.batch b
+        cross join lateral (
+            select coalesce(bool_or(i.offsets is null), false) as whole,
+                   array(select o from forebay.settlement j, unnest(j.offsets) o
+                         where j.lease_id = p_lease_id and j.claim_no = b.claim_no) as offsets
+            from forebay.settlement i
+            where i.lease_id = p_lease_id and i.claim_no = b.claim_no) s
+        where b.lease_id = p_lease_id and b.claim_no >= coalesce(v_floor, 0)
+        order by b.claim_no
+    loop
+        continue when v_batch.whole;
+        select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        v_started := v_lane.audience < 0 and exists (
+            select from forebay.suspect_start s where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no);
+        for v_open in
+            select i from generate_subscripts(v_batch.seqs, 1) i
+            where i <> all (v_batch.offsets) order by i
+        loop
+            v_row := forebay._row(v_batch.lane, coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
+            v_attempt := coalesce(v_row.attempt, 0);
+            v_sent := v_sent + 1;
+            if p_suspects and v_started then
+                v_attempt := v_attempt + 1;
+                perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
+                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
+                if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                    perform forebay._bury(
+                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row.seq, coalesce(v_row.job_id, v_row.seq),
+                        'worker lost', v_row.enqueued_at,
+                        coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days'), v_attempt, v_row.max_attempts,
+                        v_row.kind, v_row.args, v_row.tag, v_row.correlation_id, v_row.headers);
+                    insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
+                    continue;
+                end if;
+            end if;
+            v_target := forebay._note_lane(
+                v_lane.queue, v_lane.priority,
+                case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end);
+            perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
+                case when p_suspects and v_started
+                     then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+            values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint],
+                    array[case when p_suspects then 'l' else 'h' end::"char"]);
+        end loop;
+    end loop;
+    return v_sent;
+end
+$$;
+
+
+-- Close a lease whose worker is done with it; jobs that it holds without knowing (the answer to their claim was lost)
+-- go back unstarted. Returns how many; null when it was closed already.
+create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set lock_timeout = '2s'
+as $$
+begin
+    return forebay._revoke(p_lease_id, 'closed', false);
+end
+$$;
+
+
+-- Revoke at most one lease that is lost; returns it, or no row.
+--
+-- Lost: no heartbeat for lease_seconds; or none for suspect_seconds while the connection that sent the last one is
+-- gone. The caller's own session must be that old as well: after a restart, a crash of one backend
+-- or a failover every session is new, and the living get their time to report.
+--
+-- Errors: 55P03 when a settlement of it is held open by its transaction; try again.
+create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set lock_timeout = '500ms'
+as $$
+declare
+    v_at      constant timestamptz := clock_timestamp();
+    v_session double precision;
+    v_lost    record;
+begin
+    perform forebay._require_alone('forebay.revoke_lost_v1()');
+    select extract(epoch from v_at - a.backend_start) into v_session
+    from pg_stat_get_activity(pg_backend_pid()) a;
+    for v_lost in
+        select l.lease_id, l.worker, extract(epoch from v_at - h.beat_at)::double precision as silent
+        from forebay.lease l
+        cross join lateral (
+            select b.beat_at, b.backend_pid from forebay.heartbeat b
+            where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+        where l.closed_at is null
+          and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and v_session > l.suspect_seconds
+          and (extract(epoch from v_at - h.beat_at) > l.lease_seconds
+               or not exists (select from pg_stat_get_activity(h.backend_pid) a where a.pid is not null))
+        order by h.beat_at
+    loop
+        jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
+        if jobs is not null then
+            lease_id := v_lost.lease_id;
+            worker := v_lost.worker;
+            silent_seconds := v_lost.silent;
+            return next;
+            return;
+        end if;
+    end loop;
+end
+$$;

@@ -1,0 +1,272 @@
+-- Upkeep: expiry where nobody claims, retention, and removal of what lies behind the cursors.
+
+
+-- Expire jobs that nobody claims; returns how many.
+--
+-- Two kinds of place: expired jobs at the head of a lane (the cursor moves over them), and jobs with an expiry of
+-- their own anywhere (a tombstone, which the claim later reads). Each under the lane's key, so that a claim and the
+-- sweep never both decide. Bounded: p_most jobs a lane, p_lanes lanes a pass, in random order.
+--
+-- Parameters: p_since, look at expiries after this time only (the last pass, with an overlap); null: all.
+-- Errors: JQ012 not called alone.
+create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set lock_timeout = '1s'
+as $$
+declare
+    v_queue   text;
+    v_place   record;
+    v_segment bigint;
+    v_row     record;
+    v_before  bigint;
+    v_count   bigint := 0;
+    v_at      constant timestamptz := forebay._now();
+begin
+    perform forebay._require_alone('forebay.sweep_v1()');
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+        return 0;
+    end if;
+    -- A queue that no worker ever served has no group yet; its jobs expire for the default one.
+    for v_queue in
+        select distinct l.queue from forebay.lane l
+        where not exists (select from forebay.queue_group g where g.queue = l.queue)
+    loop
+        perform forebay.open_group(v_queue);
+    end loop;
+
+    for v_place in
+        select g.group_id, l.lane
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (select b.claimed_at from forebay.batch b
+                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        order by random()
+        limit p_lanes
+    loop
+        select coalesce(max(b.skipped_total), 0) into v_before
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
+        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+    end loop;
+
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.removed_at is null and s.lo <= (select q.last_value from forebay.log_seq q)
+        order by s.segment_id
+    loop
+        for v_row in execute format(
+            'select row(l.*)::forebay.log as r, g.group_id, g.queue, i.priority, i.audience, g.start_after
+             from (select * from forebay.log_%s x
+                   where x.expires_at <= $1 and x.expires_at > $2 order by x.expires_at limit 10000) l
+             join lateral (select * from forebay.lane j where j.lane = l.lane limit 1) i on true
+             join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or abs(i.audience) = g.group_id)
+             where not exists (select from forebay.tombstone t
+                               where t.job_id = coalesce(l.job_id, l.seq) and (t.group_id is null or t.group_id = g.group_id))
+             order by g.group_id, l.lane', v_segment)
+            using v_at, coalesce(p_since, '-infinity')
+        loop
+            v_count := v_count + forebay._expire_one(v_row.r, v_row.group_id, v_row.queue, v_row.priority, v_row.audience, v_row.start_after);
+        end loop;
+    end loop;
+    return v_count;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+create function forebay._expire_one(
+    p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
+returns integer
+language plpgsql volatile
+as $$
+declare
+    v_cur record;
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
+    if v_cur.snap_from is null then
+        if p_audience = 0 and pg_visible_in_snapshot(p_row.xid, p_start_after) then
+            return 0;
+        end if;
+    elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
+        return 0;
+    end if;
+    insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
+    values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
+    perform forebay._bury(
+        p_group_id, p_queue, p_priority, p_row.seq, coalesce(p_row.job_id, p_row.seq), 'expired', p_row.enqueued_at,
+        p_row.expires_at, coalesce(p_row.attempt, 0), p_row.max_attempts, p_row.kind, p_row.args, p_row.tag,
+        p_row.correlation_id, p_row.headers);
+    return 1;
+end
+$$;
+
+
+-- Why a sealed segment cannot be emptied yet, or null when every job in it is settled for every group.
+create function forebay._segment_held_by(p_segment_id bigint) returns text
+language plpgsql volatile
+as $$
+declare
+    v_lo   bigint;
+    v_hi   bigint;
+    v_seal xid8;
+    v_lane record;
+    v_any  boolean;
+    v_open record;
+begin
+    select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
+    from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
+    for v_lane in
+        select l.lane, l.queue, l.priority, g.group_id, g.name
+        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+        left join lateral (select b.snap_from from forebay.batch b
+                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
+    loop
+        execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
+            into v_any using v_lane.lane;
+        if v_any then
+            return format('queue %s, priority %s: group %s has not passed it', v_lane.queue, v_lane.priority, coalesce(v_lane.name, 'default'));
+        end if;
+    end loop;
+    select e.worker, b.claim_no into v_open
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    where e.closed_at is null
+      and exists (select from unnest(b.seqs) with ordinality u (seq, nr)
+                  where u.seq >= v_lo and u.seq < v_hi
+                    and not exists (select from forebay.settlement s
+                                    where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                                      and (s.offsets is null or u.nr::smallint = any (s.offsets))))
+    limit 1;
+    if found then
+        return format('worker %s still has jobs of it', v_open.worker);
+    end if;
+    return null;
+end
+$$;
+
+
+-- Empty the oldest segment that may go, if there is one; returns its number, or null.
+--
+-- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.
+-- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
+-- nobody waits for it. The empty table stays in its place; nothing is detached.
+--
+-- Errors: 55P03 when somebody holds a lock on the segment; try again.
+-- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+create function forebay.retain_v1() returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment record;
+    v_total   numeric;
+    v_days    bigint := forebay._setting_value('retention_days');
+    v_bytes   bigint := forebay._setting_value('retention_bytes');
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+        return null;
+    end if;
+    select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
+    from forebay.segment s where s.removed_at is null and s.lo <= (select q.last_value from forebay.log_seq q);
+    for v_segment in
+        select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null
+        order by s.segment_id
+    loop
+        continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
+        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        execute format('truncate forebay.log_%s', v_segment.segment_id);
+        update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
+        return v_segment.segment_id;
+    end loop;
+    return null;
+end
+$$;
+
+
+-- Delete what lies behind: promoted deferred rows, old heartbeats, and batches, settlements, leases and failures whose
+-- segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+create function forebay.trim_v1(p_most integer default 20000) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set lock_timeout = '1s'
+as $$
+declare
+    v_cursor forebay.promotion;
+    v_first  bigint;
+    v_lane   record;
+    v_rows   bigint;
+    v_total  bigint := 0;
+    v_days   bigint := forebay._setting_value('retention_days');
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
+        return 0;
+    end if;
+    select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
+    if found then
+        delete from forebay.deferred d
+        where d.ctid = any (array(
+            select i.ctid from forebay.deferred i
+            where (i.run_at, i.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+              and pg_visible_in_snapshot(i.xid, v_cursor.snap)
+            order by i.run_at, i.deferred_id limit p_most));
+        get diagnostics v_rows = row_count;
+        v_total := v_total + v_rows;
+        delete from forebay.promotion p where p.no < v_cursor.no - 100;
+    end if;
+
+    delete from forebay.heartbeat h
+    where h.beat_at < forebay._now() - interval '10 minutes'
+      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
+           or exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is not null));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    for v_lane in select distinct b.group_id, b.lane from forebay.batch b loop
+        with gone as (
+            delete from forebay.batch b
+            where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.high_seq < v_first
+              and b.no < (select i.no from forebay.batch i
+                          where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no desc limit 1)
+              and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
+                              and b.claim_no >= (select i.floor from forebay.batch i
+                                                 where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
+            returning b.lease_id, b.claim_no),
+        settled as (
+            delete from forebay.settlement s using gone g
+            where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1),
+        started as (
+            delete from forebay.suspect_start s using gone g
+            where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
+        select (select count(*) from gone) + (select count(*) from settled) + (select count(*) from started) into v_rows;
+        v_total := v_total + v_rows;
+    end loop;
+
+    delete from forebay.lease l
+    where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
+      and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
+    delete from forebay.failure f
+    where f.failed_at < forebay._now() - make_interval(days => 2 * v_days::integer);
+    delete from forebay.tombstone t
+    where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
+      and not exists (select from forebay.deferred d where d.job_id = t.job_id);
+    return v_total;
+end
+$$;

@@ -1,0 +1,62 @@
+-- Roles and grants. Nothing for PUBLIC; producers call functions only.
+
+do $$
+declare
+    v_role text;
+begin
+    foreach v_role in array array['forebay_producer', 'forebay_worker', 'forebay_operator', 'forebay_reader'] loop
+        if not exists (select from pg_roles where rolname = v_role) then
+            begin
+                execute format('create role %I nologin', v_role);
+            exception
+                when insufficient_privilege then
+                    raise notice 'role % was not created: no privilege to do so; forebay doctor will say so', v_role;
+                when duplicate_object or unique_violation then
+                    null;  -- Another database of this cluster made it meanwhile.
+            end;
+        end if;
+    end loop;
+end
+$$;
+
+-- Grant what each role needs, to those roles that exist. Run again after a role was made by hand.
+create function forebay._grant() returns void
+language plpgsql volatile
+as $$
+declare
+    v_role  text;
+    v_calls text[];
+    v_call  regprocedure;
+begin
+    revoke all on schema forebay from public;
+    revoke all on all tables in schema forebay from public;
+    revoke all on all sequences in schema forebay from public;
+    revoke all on all functions in schema forebay from public;
+    foreach v_role in array array['forebay_producer', 'forebay_worker', 'forebay_operator', 'forebay_reader'] loop
+        continue when not exists (select from pg_roles where rolname = v_role);
+        execute format('grant usage on schema forebay to %I', v_role);
+        v_calls := case v_role
+            when 'forebay_producer' then array['enqueue', 'enqueue_many', 'cancel']
+            when 'forebay_worker' then array['enqueue', 'enqueue_many', 'cancel', 'job', 'open_group', 'ready_v1', 'claim_v1',
+                'settle_v1', 'start_suspect_v1', 'open_lease_v1', 'close_lease_v1', 'beat_v1', 'revoke_lost_v1', 'promote_v1',
+                'extend_v1', 'seal_v1', 'sweep_v1', 'retain_v1', 'trim_v1', 'schema_version']
+            when 'forebay_operator' then array['job', 'cancel', 'depth', 'open_group', 'pause_queue', 'resume_queue', 'redrive',
+                'redrive_matching', 'purge_dead', 'schema_version']
+            else array['job', 'depth', 'schema_version'] end;
+        for v_call in
+            select p.oid::regprocedure from pg_proc p
+            where p.pronamespace = 'forebay'::regnamespace and p.proname = any (v_calls)
+        loop
+            execute format('grant execute on function %s to %I', v_call, v_role);
+        end loop;
+        if v_role in ('forebay_operator', 'forebay_reader') then
+            execute format('grant select on all tables in schema forebay to %I', v_role);
+        end if;
+    end loop;
+end
+$$;
+
+select forebay._grant();
+
+-- Room to write from the first moment on.
+select forebay.extend_v1();
