@@ -1,0 +1,1 @@
+"""The only part that talks to PostgreSQL: sessions, callers' connections, migrations, errors."""

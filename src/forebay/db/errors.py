@@ -1,0 +1,86 @@
+"""From psycopg's exceptions to ours, in one place.
+
+Two readings. ``translate`` is for connections of our own: it also knows what a lost connection
+looks like. ``translate_ours`` is for a connection the caller lent us: there, only what our own SQL
+functions say becomes an error of ours. A serialization failure, a deadlock, a lost connection or
+a read-only transaction concerns the caller's whole transaction, and the code around it that retries
+or gives up expects the driver's own exceptions; they pass untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+import psycopg.errors
+
+from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError, error_from_sqlstate
+from forebay.sql import latest_version
+
+#: SQLSTATEs that mean: this connection, or this server, is of no use; another may be.
+#: PostgreSQL manual, appendix A. Class 08 is "connection exception".
+_UNAVAILABLE: Final = frozenset(
+    {
+        "25006",  # read_only_sql_transaction: a former primary, or a standby
+        "25P03",  # idle_in_transaction_session_timeout: the server ended the session
+        "25P04",  # transaction_timeout, likewise
+        "53300",  # too_many_connections
+        "57P01",  # admin_shutdown
+        "57P02",  # crash_shutdown
+        "57P03",  # cannot_connect_now
+        "57P04",  # database_dropped
+        "57P05",  # idle_session_timeout
+    }
+)
+
+_UNDEFINED_SCHEMA: Final = "3F000"
+_UNDEFINED_FUNCTION: Final = "42883"
+_UNDEFINED_TABLE: Final = "42P01"
+
+
+def translate(error: psycopg.Error) -> ForebayError | None:
+    """Return our error for an exception on a connection of our own; None for any other trouble.
+
+    The caller raises it ``from`` the original, or lets the original pass.
+    """
+    if _is_connection_trouble(error):
+        problem, _, rest = str(error).strip().partition("\n")
+        return DatabaseUnavailable(problem or type(error).__name__, detail=rest.strip() or None)
+    return translate_ours(error)
+
+
+def translate_ours(error: psycopg.Error) -> ForebayError | None:
+    """Return our error when one of our statements was refused by our schema, or by its absence."""
+    sqlstate = error.sqlstate
+    if sqlstate is None:
+        return None
+    diag = error.diag
+    message = diag.message_primary or str(error)
+    # Only statements of ours come here, and all of them name no other schema.
+    if sqlstate == _UNDEFINED_SCHEMA:
+        return SchemaError(found=None, needed=latest_version())
+    if sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
+        return SchemaError.from_sql(
+            "schema forebay lacks what this library needs: it is incomplete or too old",
+            detail=message,
+            hint="Run `forebay migrate`.",
+        )
+    return error_from_sqlstate(
+        sqlstate,
+        message,
+        detail=diag.message_detail,
+        hint=diag.message_hint,
+        column=diag.column_name,
+    )
+
+
+def _is_connection_trouble(error: psycopg.Error) -> bool:
+    sqlstate = error.sqlstate
+    if sqlstate is not None:
+        return sqlstate.startswith("08") or sqlstate in _UNAVAILABLE
+    # Without a SQLSTATE an operational error was raised on this side: the socket closed, no host
+    # answered, no connection came free in time. An aborted pipeline is only the echo of an error
+    # that has been reported already.
+    return isinstance(error, psycopg.OperationalError) and not isinstance(
+        error, psycopg.errors.PipelineAborted
+    )
