@@ -135,9 +135,10 @@ def _restore(cls: type[ForebayError], args: tuple[Any, ...], state: dict[str, An
 class ConfigError(ForebayError):
     """A setting, or the declaration of a handler, is missing, wrong or contradicts another."""
 
-    fields = ("field", "value", "source")
+    fields = ("field", "problem", "value", "source")
 
     field: str
+    problem: str
     value: object
     source: str | None
 
@@ -151,10 +152,15 @@ class ConfigError(ForebayError):
         hint: str | None = None,
     ) -> None:
         self.field = field
+        self.problem = problem
         self.value = value
         self.source = source
         origin = f" (from {source})" if source else ""
         super().__init__(f"{field} {problem}{origin}", hint=hint)
+
+    def with_source(self, source: str | None) -> ConfigError:
+        """Return the same error, naming where the value came from."""
+        return type(self)(self.field, self.problem, value=self.value, source=source, hint=self.hint)
 
     @classmethod
     def no_address(cls) -> ConfigError:

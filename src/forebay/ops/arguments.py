@@ -22,9 +22,7 @@ from uuid import UUID
 import msgspec
 
 from forebay.errors import InvalidJob, PayloadTooDeep, PayloadTooLarge, shown
-
-ARGS_BYTES_MAX: Final = 1_048_576
-ARGS_DEPTH_MAX: Final = 64
+from forebay.model.checks import ARGS_BYTES_MAX, ARGS_DEPTH_MAX
 
 #: jsonb keeps integers of any size; 300 digits is what other readers can hold as a double.
 _INTEGER_LIMIT: Final = 10**300

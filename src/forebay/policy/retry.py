@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from forebay.errors import ConfigError, EnqueueError, shown
 from forebay.model.checks import MAX_ATTEMPTS_MAX
@@ -14,6 +14,9 @@ from forebay.policy.backoff import (
     jittered,
     total_seconds,
 )
+
+if TYPE_CHECKING:
+    from forebay.config import RetrySettings
 
 #: How many exceptions of a group are looked at; a group of thousands is decided by its first.
 _LEAVES_MAX: Final = 100
@@ -97,6 +100,16 @@ class RetryPolicy:
         if both:
             names = ", ".join(sorted(cls.__name__ for cls in both))
             raise ConfigError("retry permanent_on", f"contradicts retry_on: both have {names}")
+
+    @classmethod
+    def from_settings(cls, settings: RetrySettings) -> RetryPolicy:
+        """Return the policy of kinds that declare none."""
+        return cls(
+            strategy=cast("Strategy", settings.retry_strategy),
+            base_seconds=settings.retry_base_seconds,
+            cap_seconds=settings.retry_cap_seconds,
+            max_attempts=settings.max_attempts,
+        )
 
     def decide(
         self, exception: BaseException, attempt: int, u: float, *, max_attempts: int | None = None

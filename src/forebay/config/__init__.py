@@ -1,0 +1,44 @@
+"""Settings: default < file < environment < flag, each remembered with where it came from.
+
+Nothing is read at import. ``load_settings`` and ``resolve_address`` are called once, by the
+command line or by ``App``.
+"""
+
+from forebay.config._address import EMBEDDED, Address, masked_dsn, resolve_address
+from forebay.config._resolve import (
+    FileOptions,
+    SettingRow,
+    Settings,
+    find_file_options,
+    load_settings,
+    resolve_settings,
+)
+from forebay.config._settings import (
+    GROUPS,
+    LimitSettings,
+    RetentionSettings,
+    RetrySettings,
+    SegmentSettings,
+    WorkerSettings,
+    parse_queue_weights,
+)
+
+__all__ = [
+    "EMBEDDED",
+    "GROUPS",
+    "Address",
+    "FileOptions",
+    "LimitSettings",
+    "RetentionSettings",
+    "RetrySettings",
+    "SegmentSettings",
+    "SettingRow",
+    "Settings",
+    "WorkerSettings",
+    "find_file_options",
+    "load_settings",
+    "masked_dsn",
+    "parse_queue_weights",
+    "resolve_address",
+    "resolve_settings",
+]

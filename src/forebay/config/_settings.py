@@ -1,0 +1,252 @@
+"""The settings, grouped by duty, with their defaults and what they may be.
+
+A setting has one name everywhere: the attribute here, the key in forebay.toml, the flag and, as
+FOREBAY_<NAME>, the environment variable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model import checks
+
+T = TypeVar("T")
+
+STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
+
+
+def setting(default: T, meaning: str) -> T:
+    """Return a dataclass field with its default and a line for the reference."""
+    value: T = field(default=default, metadata={"meaning": meaning})
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """One worker process."""
+
+    queue: str | None = setting(
+        None, "queues to serve, with weights: `mail,reports=3`; all queues of the app when not set"
+    )
+    concurrency: int = setting(10, "jobs run at a time")
+    poll_seconds: float = setting(0.05, "pause between looks for work, when nothing rings the bell")
+    lease_seconds: float = setting(
+        30.0, "a worker not heard of for so long has its jobs taken away"
+    )
+    lease_margin_seconds: float = setting(
+        5.0, "a worker that is not answered stops its handlers so long before its lease ends"
+    )
+    suspect_seconds: float = setting(
+        5.0, "a worker whose connection is gone is given so long to come back"
+    )
+    heartbeat_seconds: float = setting(1.0, "pause between two signs of life")
+    grace_seconds: float = setting(
+        30.0, "how long running jobs may go on after SIGTERM before they are handed back"
+    )
+    starving_share: float = setting(
+        0.1, "part of a queue's slots for its lower priorities while higher ones have work"
+    )
+    claim_rows_max: int = setting(1000, "most jobs of one claim")
+    ahead_seconds: float = setting(0.1, "how much work may be claimed ahead of free slots")
+    soft_timeout_seconds: float | None = setting(
+        None, "a handler is asked to stop after so long, unless its kind says otherwise"
+    )
+    hard_timeout_seconds: float | None = setting(
+        None, "a handler is stopped after so long, unless its kind says otherwise"
+    )
+    connect_timeout_seconds: float = setting(5.0, "how long connecting may take")
+    reconnect_seconds_max: float = setting(30.0, "longest pause between two tries to connect")
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            parse_queue_weights(self.queue)
+        within("concurrency", self.concurrency, 1, 10_000)
+        within("poll_seconds", self.poll_seconds, 0.001, 60)
+        within("lease_seconds", self.lease_seconds, 1, 3600)
+        within("lease_margin_seconds", self.lease_margin_seconds, 0.1, 3600)
+        within("suspect_seconds", self.suspect_seconds, 0.1, 3600)
+        within("heartbeat_seconds", self.heartbeat_seconds, 0.05, 600)
+        within("grace_seconds", self.grace_seconds, 0, 86_400)
+        within("starving_share", self.starving_share, 0, 0.5)
+        within("claim_rows_max", self.claim_rows_max, 1, 10_000)
+        within("ahead_seconds", self.ahead_seconds, 0, 60)
+        within("connect_timeout_seconds", self.connect_timeout_seconds, 0.1, 600)
+        within("reconnect_seconds_max", self.reconnect_seconds_max, 0.1, 3600)
+        self._check_lease()
+        self._check_timeouts()
+
+    def _check_lease(self) -> None:
+        beat = self.heartbeat_seconds
+        if self.lease_seconds < 3 * beat:
+            raise ConfigError(
+                "lease_seconds",
+                f"is {self.lease_seconds:g}, less than 3 times heartbeat_seconds {beat:g}",
+                value=self.lease_seconds,
+                hint="A lease must outlive a lost heartbeat or two.",
+            )
+        if self.lease_seconds - self.lease_margin_seconds < 2 * beat:
+            raise ConfigError(
+                "lease_margin_seconds",
+                f"is {self.lease_margin_seconds:g}, which leaves less than 2 heartbeats of "
+                f"{beat:g} s before lease_seconds {self.lease_seconds:g}",
+                value=self.lease_margin_seconds,
+            )
+        if self.suspect_seconds < 2 * beat:
+            raise ConfigError(
+                "suspect_seconds",
+                f"is {self.suspect_seconds:g}, less than 2 times heartbeat_seconds {beat:g}",
+                value=self.suspect_seconds,
+            )
+        if self.suspect_seconds > self.lease_seconds:
+            raise ConfigError(
+                "suspect_seconds",
+                f"is {self.suspect_seconds:g}, longer than lease_seconds {self.lease_seconds:g}",
+                value=self.suspect_seconds,
+            )
+
+    def _check_timeouts(self) -> None:
+        for name in ("soft_timeout_seconds", "hard_timeout_seconds"):
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), 0.001, 30 * 86_400)
+        soft, hard = self.soft_timeout_seconds, self.hard_timeout_seconds
+        if soft is not None and hard is not None and soft > hard:
+            raise ConfigError(
+                "soft_timeout_seconds",
+                f"is {soft:g}, longer than hard_timeout_seconds {hard:g}",
+                value=soft,
+            )
+
+    @property
+    def queue_weights(self) -> dict[str, int] | None:
+        """The queues to serve with their weights; None for all of the app."""
+        return None if self.queue is None else parse_queue_weights(self.queue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """Retries of kinds that declare none of their own."""
+
+    retry_strategy: str = setting("exponential", f"how waits grow: {', '.join(STRATEGIES)}")
+    retry_base_seconds: float = setting(5.0, "wait after the first failure")
+    retry_cap_seconds: float = setting(3600.0, "longest wait")
+    max_attempts: int = setting(20, "attempts in all, then the job is a dead letter")
+
+    def __post_init__(self) -> None:
+        one_of("retry_strategy", self.retry_strategy, STRATEGIES)
+        within("retry_base_seconds", self.retry_base_seconds, 0.001, checks.DELAY_SECONDS_MAX)
+        within("retry_cap_seconds", self.retry_cap_seconds, 0.001, checks.DELAY_SECONDS_MAX)
+        within("max_attempts", self.max_attempts, 1, checks.MAX_ATTEMPTS_MAX)
+        if self.retry_cap_seconds < self.retry_base_seconds:
+            raise ConfigError(
+                "retry_cap_seconds",
+                f"is {self.retry_cap_seconds:g}, less than "
+                f"retry_base_seconds {self.retry_base_seconds:g}",
+                value=self.retry_cap_seconds,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """How long settled jobs are kept. Of the whole database; stored in it by `forebay migrate`."""
+
+    retention_days: int = setting(30, "settled segments older than this are emptied")
+    retention_bytes: int = setting(
+        20_000_000_000, "the oldest settled segments beyond this total size are emptied"
+    )
+
+    def __post_init__(self) -> None:
+        within("retention_days", self.retention_days, 0, 36_500)
+        within("retention_bytes", self.retention_bytes, 0, 10**18)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """What one job may carry. Of the whole database; stored in it by `forebay migrate`."""
+
+    args_bytes_max: int = setting(checks.ARGS_BYTES_MAX, "most bytes of a job's arguments as JSON")
+    args_depth_max: int = setting(
+        checks.ARGS_DEPTH_MAX, "most levels of objects and arrays in a job's arguments"
+    )
+
+    def __post_init__(self) -> None:
+        within("args_bytes_max", self.args_bytes_max, 1024, 100 * 1024 * 1024)
+        # Beyond this depth Python's own recursion limit decides, in producers and in workers.
+        within("args_depth_max", self.args_depth_max, 1, 200)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSettings:
+    """The partitions of the log. Of the whole database; stored in it by `forebay migrate`."""
+
+    segment_rows: int = setting(1_000_000, "job numbers of one segment")
+    reserve_rows: int = setting(
+        64_000_000, "job numbers for which segments exist ahead, should no worker run for weeks"
+    )
+
+    def __post_init__(self) -> None:
+        within("segment_rows", self.segment_rows, 100, 100_000_000)
+        within("reserve_rows", self.reserve_rows, 1000, 10**12)
+        if self.reserve_rows < 2 * self.segment_rows:
+            raise ConfigError(
+                "reserve_rows",
+                f"is {self.reserve_rows}, less than 2 times segment_rows {self.segment_rows}",
+                value=self.reserve_rows,
+            )
+
+
+#: Every group, by the name of its attribute in ``Settings``.
+GROUPS: Final[dict[str, type[Any]]] = {
+    "worker": WorkerSettings,
+    "retry": RetrySettings,
+    "retention": RetentionSettings,
+    "limits": LimitSettings,
+    "segments": SegmentSettings,
+}
+
+#: The groups whose values live in the database, where every process sees the same.
+DATABASE_GROUPS: Final = ("retention", "limits", "segments")
+
+_WEIGHT_MAX: Final = 1000
+
+
+def parse_queue_weights(text: str) -> dict[str, int]:
+    """Return queues and weights from their short form.
+
+    Raises:
+        ConfigError: a name or a weight is wrong, or a queue is named twice.
+
+    >>> parse_queue_weights("mail, reports=3")
+    {'mail': 1, 'reports': 3}
+    """
+    weights: dict[str, int] = {}
+    for part in text.split(","):
+        queue, _, weight = part.strip().partition("=")
+        try:
+            checks.checked_name(queue, "queue")
+        except InvalidJob as error:
+            raise ConfigError("queue", str(error.problem), value=text, hint=error.hint) from None
+        if queue in weights:
+            raise ConfigError("queue", f"names {queue} twice: {shown(text)}", value=text)
+        if weight and not (weight.isascii() and weight.isdigit()):
+            raise ConfigError("queue", f"has a weight that is no number: {shown(part)}", value=text)
+        weights[queue] = int(weight or "1")
+        if not 1 <= weights[queue] <= _WEIGHT_MAX:
+            raise ConfigError(
+                "queue", f"has a weight outside 1 to {_WEIGHT_MAX}: {shown(part)}", value=text
+            )
+    return weights
+
+
+def within(name: str, value: float, least: float, most: float) -> None:
+    """Refuse a number outside its bounds, and whatever compares with nothing."""
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ConfigError(name, f"is {value}, not within {least:g} to {most:g}", value=value)
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a text that is not among the choices."""
+    if value not in choices:
+        raise ConfigError(name, f"is {shown(value)}, not one of {', '.join(choices)}", value=value)
