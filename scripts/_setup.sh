@@ -1,0 +1,53 @@
+# Sourced by the other scripts, in the checkout's root folder: make .venv and install into it.
+# Changes nothing outside the checkout but the caches of pip and uv, and prints to stderr only,
+# because a script's own output may be meant for a program.
+
+# environment EXTRA: .venv holds this checkout (editable) with that extra of pyproject.toml.
+environment() {
+    # One script at a time; the lock is on this folder and ends with the file descriptor.
+    exec 9<.
+    if command -v flock >/dev/null; then flock 9; fi
+    # The stamp is the pyproject.toml that was installed.
+    if ! .venv/bin/python -c '' 2>/dev/null || ! cmp -s pyproject.toml ".venv/.installed-$1"; then
+        _install "$1" >&2
+        cp pyproject.toml ".venv/.installed-$1"
+    fi
+    exec 9<&-
+}
+
+_install() {
+    local python extra=$1
+    python=$(_find_python)
+    echo "setting up .venv with $("$python" --version) for [$extra]"
+    if command -v uv >/dev/null; then
+        # The lock file names the public index. Behind a mirror, which only pip is told about, this
+        # fails and pip does it.
+        if UV_PYTHON_DOWNLOADS=never uv sync --quiet --frozen --inexact --python "$python" \
+            --extra "$extra"; then
+            return
+        fi
+        echo "uv could not do it; trying venv and pip"
+    fi
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        echo "error: $python cannot make virtual environments: a package is missing"
+        echo "hint: on Debian and Ubuntu: apt-get install python3-venv"
+        exit 69
+    fi
+    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        "$python" -m venv --clear .venv
+    fi
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+}
+
+_find_python() {
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "error: no Python 3.11 or newer on the PATH" >&2
+    echo "hint: on Debian and Ubuntu: apt-get install python3 python3-venv" >&2
+    exit 69
+}

@@ -1,0 +1,91 @@
+"""Every code block of the README and the documentation, and every example, runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.docs.code_blocks import BlockError, Session, read_blocks
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.directive == "not run"]
+
+
+@pytest.fixture
+def environment(database, tmp_path) -> dict[str, str]:
+    """What a reader's terminal would have: the database, the programs, a folder of their own."""
+    parts = conninfo_to_dict(database)
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {
+        **kept,
+        "FOREBAY_DATABASE_URL": database,
+        "DATABASE_URL": database,
+        "PGHOST": parts["host"],
+        "PGPORT": str(parts["port"]),
+        "PGUSER": parts["user"],
+        "PGDATABASE": parts["dbname"],
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(tmp_path),
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=str(file.relative_to(ROOT))) for file in FILES if read_blocks(file)],
+)
+def test_the_blocks_of_a_page_run_in_order(file, database, environment, tmp_path, monkeypatch):
+    """
+    A reader who types what the page says, from its top, gets what the page says.
+    """
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    session = Session(database, tmp_path, environment)
+    loaded = set(sys.modules)
+    try:
+        for block in read_blocks(file):
+            try:
+                session.run(block)
+            except BlockError:
+                raise
+            except Exception as error:
+                raise BlockError(f"{block}: {type(error).__name__}: {error}") from error
+    finally:
+        for name in set(sys.modules) - loaded:
+            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in NOT_RUN])
+def test_a_block_that_is_not_run_says_why(block):
+    """
+    Each exemption is listed with its reason.
+    """
+    assert block.argument, f"{block} is not run and gives no reason"
+    pytest.skip(f"{block}: {block.argument}")
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in EXAMPLES]
+)
+def test_an_example_runs(file, environment):
+    """
+    An example runs to its end on a migrated database.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", file],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
