@@ -20,9 +20,9 @@ _install() {
     python=$(_find_python)
     echo "setting up .venv with $("$python" --version) for [$extra]"
     if command -v uv >/dev/null; then
-        # The lock file names the public index. Behind a mirror, which only pip is told about, this
-        # fails and pip does it.
-        if UV_PYTHON_DOWNLOADS=never uv sync --quiet --frozen --inexact --python "$python" \
+        # It shall trust what the machine trusts, as pip does. The lock file names the public index:
+        # behind a mirror, which only pip is told about, this fails and pip does it.
+        if UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} uv sync --quiet --frozen --inexact --python "$python" \
             --extra "$extra"; then
             return
         fi
