@@ -115,6 +115,21 @@ def test_commands_that_start_at_once_share_one_server(folder, pg_bin):
     assert all(command.returncode == 0 for command in commands)
 
 
+def test_one_command_may_stop_what_another_started(started, pg_bin):
+    """
+    Two commands may take turns in starting and stopping; each sees what the other did.
+    """
+    other = EmbeddedServer(started.data_dir, pg_bin)
+    assert not other.start()
+    other.stop()
+    assert started.pid is None
+    assert other.start()
+    assert not started.start()
+    assert started.pid == other.pid
+    started.stop()
+    assert other.pid is None
+
+
 def test_an_interrupt_at_the_terminal_does_not_reach_the_server(folder, pg_bin):
     """
     Ctrl-C signals every process of the command's group, and the server is in none of them.

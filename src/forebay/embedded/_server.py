@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from forebay.embedded._binaries import Binaries, find_bin_dir, usable_binaries
 from forebay.embedded._owner import Owner, state_folder, temporary_parent
-from forebay.errors import ServerStartError
+from forebay.errors import ForebayError, ServerStartError
 
 _PORT = 5432  # names the socket file only; nothing listens on the network
 _SOCKET_PATH_BYTES_MAX = 103  # sun_path holds 108 bytes on Linux and 104 on macOS, with a zero byte
@@ -93,6 +93,8 @@ class EmbeddedServer:
             ServerStartError: it did not start; ``detail`` holds the end of its log.
         """
         with self._lock():
+            if self._process is not None and self._process.poll() is not None:
+                self._process = None  # somebody else has stopped the one this object started
             if self._is_running():
                 self._wait_until_ready(time.monotonic() + timeout_seconds)
                 return False
@@ -110,7 +112,7 @@ class EmbeddedServer:
         a farewell nor a checkpoint, and the next start recovers from the log.
 
         Raises:
-            ServerStartError: it still runs after ``timeout_seconds``.
+            ForebayError: it still runs after ``timeout_seconds``.
         """
         with self._lock():
             pid_file = _PidFile.read(self.data_dir)
@@ -120,10 +122,7 @@ class EmbeddedServer:
             deadline = time.monotonic() + timeout_seconds
             while _is_alive(pid_file.pid):
                 if time.monotonic() > deadline:
-                    raise ServerStartError(
-                        f"the running server, pid {pid_file.pid}, does not stop",
-                        folder=str(self.data_dir),
-                    )
+                    raise self._survived(pid_file.pid)
                 time.sleep(0.01)
             self._forget()
 
@@ -141,7 +140,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + 10
         while any(_is_alive(pid) for pid in (pid_file.pid, *children)):
             if time.monotonic() > deadline:
-                raise ServerStartError(f"pid {pid_file.pid} survived SIGKILL for 10 seconds")
+                raise self._survived(pid_file.pid)
             time.sleep(0.005)
         self._forget()
 
@@ -191,7 +190,7 @@ class EmbeddedServer:
     def _lock(self) -> Iterator[None]:
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         path = self.data_dir.with_name(self.data_dir.name + ".lock")
-        with path.open("w") as file:
+        with open(path, "a", opener=_no_follow) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -262,10 +261,10 @@ class EmbeddedServer:
         for name, value in settings.items():
             quoted = str(value).replace("\\", "\\\\").replace("'", "''")
             lines.append(f"{name} = '{quoted}'\n")
-        path = self.data_dir / _SETTINGS_FILE
-        path.write_text("".join(lines))
-        if self._owner.lent:
-            os.chown(path, self._owner.uid, self._owner.gid)
+        with open(self.data_dir / _SETTINGS_FILE, "w", opener=_no_follow) as file:
+            file.write("".join(lines))
+            if self._owner.lent:
+                os.fchown(file.fileno(), self._owner.uid, self._owner.gid)
 
     def _make_socket_dir(self) -> None:
         path = self.socket_dir
@@ -296,6 +295,9 @@ class EmbeddedServer:
                 if not again or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
+            except BaseException:  # interrupted: nobody knows of this server yet
+                _signal(self._process.pid, signal.SIGQUIT)
+                raise
             else:
                 break
 
@@ -303,7 +305,7 @@ class EmbeddedServer:
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > _LOG_BYTES_MAX:
                 self.log_path.unlink()
-        with self.log_path.open("ab") as log:
+        with open(self.log_path, "ab", opener=_no_follow) as log:
             log.write(b"--- start\n")  # so that a failure shows the log of this start only
             log.flush()
             return subprocess.Popen(
@@ -340,6 +342,11 @@ class EmbeddedServer:
             log = ""
         return ServerStartError(problem, folder=str(self.data_dir), detail=log[-4000:].strip())
 
+    def _survived(self, pid: int) -> ForebayError:
+        return ForebayError(
+            f"embedded server in {self.data_dir} did not stop: pid {pid} still runs"
+        )
+
     # --- whether it runs ----------------------------------------------------------------------
 
     def _is_running(self) -> bool:
@@ -374,7 +381,8 @@ class EmbeddedServer:
             return
         path = self.data_dir / "postmaster.pid"
         rest = path.read_text().partition("\n")[2]
-        path.write_text(f"{os.getpid()}\n{rest}")
+        with open(path, "w", opener=_no_follow) as file:
+            file.write(f"{os.getpid()}\n{rest}")
 
     def _forget(self) -> None:
         """Reap our child, and remove the socket's folder where it has one of its own."""
@@ -437,8 +445,8 @@ def temporary_server(
             folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
         server = EmbeddedServer(folder / "data", bin_dir, extra_settings=extra_settings)
         with _undertaker(server):
-            server.start()
             try:
+                server.start()
                 yield server
             finally:
                 with contextlib.suppress(ServerStartError):
@@ -482,6 +490,11 @@ def _environment() -> dict[str, str]:
     """Return this process's environment without what would steer PostgreSQL."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
     return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
+
+
+def _no_follow(path: str, flags: int) -> int:
+    """Open a file where another account may write, root's files being out of its reach."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
