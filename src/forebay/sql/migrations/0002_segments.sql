@@ -20,7 +20,9 @@ as $$ select 'forebay'::regnamespace::oid::integer $$;
 -- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
 --
 -- Claims, seals and promotions read what other transactions committed up to this very statement;
--- an older snapshot or an already drawn xid would break them.
+-- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
+-- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
+-- to a quarter of a second is let pass: a driver may send a statement's parts one by one.
 --
 -- Errors: JQ012.
 create function forebay._require_alone(p_what text) returns void
@@ -29,7 +31,7 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed'
        or pg_current_xact_id_if_assigned() is not null
-       or transaction_timestamp() <> statement_timestamp() then
+       or statement_timestamp() - transaction_timestamp() > interval '250 milliseconds' then
         raise exception using
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
@@ -165,7 +167,7 @@ begin
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
         return 0;
     end if;
-    select s.last_value into v_last from forebay.log_seq s;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
     v_id := coalesce(v_id, -1);
     v_hi := coalesce(v_hi, 1);
@@ -200,7 +202,7 @@ begin
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
         return 0;
     end if;
-    select s.last_value into v_last from forebay.log_seq s;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     if not exists (
         select from forebay.segment s
         where s.hi <= v_last

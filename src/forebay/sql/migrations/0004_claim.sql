@@ -63,6 +63,7 @@ returns table (group_id bigint, lane bigint, queue text, priority integer, is_pr
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
@@ -80,7 +81,7 @@ declare
     v_any     boolean := false;
     v_until   bigint;
 begin
-    select s.last_value into v_last from forebay.log_seq s;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, f.xid into v_seal_id, v_seal from forebay.seal f order by f.segment_id desc limit 1;
     v_tail := array(
         select s.segment_id from forebay.segment s
@@ -185,6 +186,7 @@ returns table (
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
@@ -234,6 +236,7 @@ declare
     v_as       "char"[];
     v_high     bigint;
     v_used_up  boolean;
+    v_tombstones constant boolean := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
@@ -243,7 +246,7 @@ begin
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.segment_id > coalesce(f.segment_id, -1)
-                   and s.lo <= (select q.last_value from forebay.log_seq q)
+                   and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.segment_id) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
            b.handed_total, b.skipped_total, b.claimed_at
@@ -317,8 +320,8 @@ begin
                correlation_id, headers, nr)
     left join lateral (
         select i.reason from forebay.tombstone i
-        where i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-        order by i.tombstone_no limit 1) t on pg_sequence_last_value('forebay.tombstone_seq') is not null;
+        where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
+        order by i.tombstone_no limit 1) t on true;
 
     v_taken := v_rows;
     if p_sweep then

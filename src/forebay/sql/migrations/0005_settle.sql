@@ -82,6 +82,7 @@ returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
@@ -104,9 +105,7 @@ begin
             message = format('lease %s is closed', p_lease_id),
             hint = 'Its jobs were given to other workers; this settlement changed nothing.';
     end if;
-    if transaction_timestamp() <> statement_timestamp() then
-        perform set_config('idle_in_transaction_session_timeout', '5s', true);
-    end if;
+    perform set_config('idle_in_transaction_session_timeout', '5s', true);
 
     for v_flush in select f.value from jsonb_array_elements(p_flushes) f loop
         claim_no := (v_flush ->> 'claim_no')::bigint;

@@ -79,6 +79,7 @@ returns table (open_leases bigint[], cancelled_jobs bigint[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 begin
     perform set_config('synchronous_commit', 'off', true);
@@ -192,6 +193,7 @@ create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set lock_timeout = '2s'
 as $$
@@ -212,6 +214,7 @@ create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker 
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 set lock_timeout = '500ms'
 as $$

@@ -107,6 +107,7 @@ create function forebay.cancel(job_id bigint, group_name text default null) retu
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -114,7 +115,7 @@ declare
     v_queue    text;
 begin
     if cancel.job_id is null or cancel.job_id < 1
-       or cancel.job_id > (select s.last_value from forebay.log_seq s where s.is_called) is not false then
+       or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
             message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
             hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
@@ -192,7 +193,7 @@ declare
 begin
     for v_segment in
         select s.segment_id, s.lo, s.hi from forebay.segment s
-        where s.hi > p_job_id and s.removed_at is null and s.lo <= (select q.last_value from forebay.log_seq q)
+        where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
         order by s.segment_id
     loop
         return query execute format(
@@ -218,6 +219,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -14,6 +14,7 @@ returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set lock_timeout = '1s'
 as $$
 declare
@@ -59,7 +60,7 @@ begin
 
     for v_segment in
         select s.segment_id from forebay.segment s
-        where s.removed_at is null and s.lo <= (select q.last_value from forebay.log_seq q)
+        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
         order by s.segment_id
     loop
         for v_row in execute format(
@@ -182,7 +183,7 @@ begin
         return null;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
-    from forebay.segment s where s.removed_at is null and s.lo <= (select q.last_value from forebay.log_seq q);
+    from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     for v_segment in
         select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
         where s.removed_at is null
@@ -205,6 +206,7 @@ create function forebay.trim_v1(p_most integer default 20000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 set lock_timeout = '1s'
 as $$
 declare

@@ -54,14 +54,14 @@ begin
     perform pg_advisory_xact_lock(forebay._lock_class(), 2);
 
     -- Fresh segments for whatever is enqueued from here on; enqueues under way in the old ones are waited for.
-    select s.last_value into v_last from forebay.log_seq s;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
     if v_start is null then
         perform forebay._make_segment(s.segment_id + 1, s.hi, s.hi + forebay._setting_value('segment_rows'))
         from forebay.segment s order by s.segment_id desc limit 1;
         select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
     end if;
-    perform setval('forebay.log_seq', v_start, false);
+    perform setval('forebay.log_seq', v_start);
     for v_segment in select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null loop
         execute format('lock table forebay.log_%s in share mode', v_segment.segment_id);
     end loop;
