@@ -332,6 +332,14 @@ class InvalidJob(EnqueueError):
             message = f"job {index}: {message}"
         super().__init__(message, hint=hint)
 
+    def of_kind(self, kind: str) -> InvalidJob:
+        """Return the same error, naming the kind of the job."""
+        if self.kind is not None:
+            return self
+        return type(self)(
+            str(self.field), str(self.problem), kind=kind, index=self.index, hint=self.hint
+        )
+
 
 class PayloadTooLarge(EnqueueError):
     """The arguments of a job, as JSON, have more bytes than allowed.

@@ -132,7 +132,10 @@ class Kind:
             PayloadTooLarge: the text has more bytes than the limit.
             PayloadTooDeep: an argument is nested too deeply.
         """
-        return self.arguments.encode(args, kwargs, self.limits)
+        try:
+            return self.arguments.encode(args, kwargs, self.limits)
+        except InvalidJob as error:
+            raise error.of_kind(self.name) from None
 
     def decode(self, args: Mapping[str, Any]) -> Any:
         """Return what the handler is called with, from the decoded JSON of a job.
@@ -144,11 +147,12 @@ class Kind:
         Raises:
             InvalidJob: an argument is missing or of the wrong type; no retry can help.
         """
-        if not isinstance(args, dict):
-            raise InvalidJob(
-                "args", f"must be an object, not {type(args).__name__}", kind=self.name
-            )
-        return self.arguments.decode(args)
+        try:
+            if not isinstance(args, dict):
+                raise InvalidJob("args", f"must be an object, not {type(args).__name__}")
+            return self.arguments.decode(args)
+        except InvalidJob as error:
+            raise error.of_kind(self.name) from None
 
 
 class Kinds:

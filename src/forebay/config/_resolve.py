@@ -25,7 +25,7 @@ from forebay.errors import ConfigError, shown
 
 DEFAULT: Final = "default"
 _PREFIX: Final = "FOREBAY_"
-_NOT_SETTINGS: Final = frozenset({"FOREBAY_DATABASE_URL"})
+_NOT_SETTINGS: Final = frozenset({"FOREBAY_DATABASE_URL", "FOREBAY_PG_BIN"})
 
 
 @dataclass(frozen=True, slots=True)

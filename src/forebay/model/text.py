@@ -22,7 +22,7 @@ def bounded_text(text: str, *, bytes_max: int) -> str:
     data = storable_bytes(text[: bytes_max + 1])
     if len(data) <= bytes_max:
         return data.decode()
-    return data[: bytes_max - len(_MARK)].decode(errors="ignore") + _MARK
+    return data[: max(0, bytes_max - len(_MARK))].decode(errors="ignore") + _MARK
 
 
 def bounded_middle(text: str, *, bytes_max: int) -> str:
@@ -41,6 +41,8 @@ def bounded_middle(text: str, *, bytes_max: int) -> str:
         return data.decode()
     mark = "\n[... middle left out ...]\n"
     room = bytes_max - len(mark)
+    if room <= 0:
+        return bounded_text(text, bytes_max=bytes_max)
     head = data[: room // 4].decode(errors="ignore")
     tail = data[len(data) - (room - room // 4) :].decode(errors="ignore")
     return head + mark + tail

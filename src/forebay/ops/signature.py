@@ -12,30 +12,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any, Final, Protocol
-from uuid import UUID
 
 import msgspec
 
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.job import Job
-from forebay.ops.arguments import (
-    ArgumentLimits,
-    encode_guarded,
-    guard_values,
-)
+from forebay.ops.arguments import ArgumentLimits, encode_guarded, guard_values
+from forebay.ops.value_check import ValueCheck, convert, plain, value_check
 
 #: A class with this attribute, set to True, is what a handler names to be given its context.
 CONTEXT_MARK: Final = "__forebay_context__"
 
-_NATIVE: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
-_PATH: Final = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
 _EMPTY: Final = inspect.Parameter.empty
 
 
@@ -53,13 +43,12 @@ class Parameters:
     """The arguments of a handler of single jobs: decoded to its keyword arguments."""
 
     def __init__(self, kind: str, parameters: Sequence[tuple[inspect.Parameter, Any]]) -> None:
-        self._kind = kind
-        self._others: _Check | None = None
-        self._checks: dict[str, _Check] = {}
+        self._others: ValueCheck | None = None
+        self._checks: dict[str, ValueCheck] = {}
         for parameter, hint in parameters:
             where = f"kind {kind}: parameter {parameter.name}"
             if parameter.kind is parameter.VAR_KEYWORD:
-                self._others = _check_for(dict.__class_getitem__((str, hint)), where)
+                self._others = value_check(hint, where)
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 raise ConfigError(
                     where,
@@ -67,7 +56,7 @@ class Parameters:
                     hint="Arguments are stored by name: no *args and no / in the signature.",
                 )
             else:
-                self._checks[parameter.name] = _check_for(hint, where)
+                self._checks[parameter.name] = value_check(hint, where)
         self._positional = tuple(
             parameter.name
             for parameter, _ in parameters
@@ -80,6 +69,7 @@ class Parameters:
         )
         checks = [*self._checks.values(), *([self._others] if self._others else [])]
         self._declared = frozenset[type]().union(*(check.declared for check in checks))
+        self._uses_pydantic = any(check.adapter is not None for check in checks)
         self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
         self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
         # One struct for all that msgspec checks: a single call, and its errors name the parameter.
@@ -93,16 +83,21 @@ class Parameters:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of the arguments of one call, checked."""
         values = self._bound(args, kwargs)
-        for name, check in self._adapted.items():
-            if name in values:
-                values[name] = check.dumped(values[name], name, self._kind)
+        if self._uses_pydantic:
+            for name in values:
+                check = self._checks.get(name, self._others)
+                if check is not None and check.adapter is not None:
+                    values[name] = check.dumped(values[name], name)
         guard_values(
             values,
             bytes_max=limits.bytes_max,
             depth_max=limits.depth_max,
             declared=self._declared,
         )
-        _convert(_plain(values, self._native.values()), self._model, None, self._kind)
+        convert(plain(values, self._native.values()), self._model, None)
+        if self._others is not None and self._others.adapter is None:
+            for name in values.keys() - self._checks.keys():
+                self._others.check(values[name], name)
         return encode_guarded(values, bytes_max=limits.bytes_max)
 
     def decode(self, wire: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,14 +107,14 @@ class Parameters:
             InvalidJob: a required argument is missing, or one has the wrong type.
         """
         self._refuse_missing(wire.keys())
-        model = _convert(dict(wire), self._model, None, self._kind)
+        model = convert(dict(wire), self._model, None)
         given = {name: getattr(model, name) for name in self._native if name in wire}
         for name, check in self._adapted.items():
             if name in wire:
-                given[name] = check.loaded(wire[name], name, self._kind)
+                given[name] = check.loaded(wire[name], name)
         if self._others is not None:
-            others = {name: value for name, value in wire.items() if name not in self._checks}
-            given.update(self._others.loaded(others, "args", self._kind))
+            for name in wire.keys() - self._checks.keys():
+                given[name] = self._others.loaded(wire[name], name)
         return given
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -127,69 +122,64 @@ class Parameters:
             raise InvalidJob(
                 "args",
                 f"has {len(args)} positional values, at most {len(self._positional)} are taken",
-                kind=self._kind,
             )
         values = dict(zip(self._positional, args, strict=False))
         for name in values.keys() & kwargs.keys():
-            raise InvalidJob(name, "is given twice", kind=self._kind)
+            raise InvalidJob(name, "is given twice")
         values.update(kwargs)
-        unknown = values.keys() - self._checks.keys()
-        if unknown and self._others is None:
+        if self._others is None and not values.keys() <= self._checks.keys():
             raise InvalidJob(
-                shown(min(unknown, key=str)).strip("'"),
+                shown(min(values.keys() - self._checks.keys())).strip("'"),
                 "is not an argument",
-                kind=self._kind,
                 hint=f"Arguments: {', '.join(self._checks) or 'none'}.",
             )
-        if unknown and self._others is not None:
-            self._others.loaded({name: values[name] for name in unknown}, "args", self._kind)
         self._refuse_missing(values.keys())
         return values
 
     def _refuse_missing(self, names: Collection[str]) -> None:
         for name in self._checks:
             if name in self._required and name not in names:
-                raise InvalidJob(name, "is missing", kind=self._kind)
+                raise InvalidJob(name, "is missing")
 
 
 class Item:
     """The arguments of a batch handler whose jobs are values of one type."""
 
     def __init__(self, kind: str, hint: Any) -> None:
-        self._kind = kind
-        self._check = _check_for(hint, f"kind {kind}: items")
+        self._check = value_check(hint, f"kind {kind}: items")
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of one item, given as such or by the names of its fields."""
         if len(args) > 1 or (args and kwargs):
-            raise InvalidJob("args", "takes one item, or its fields by name", kind=self._kind)
-        value = self._check.dumped(args[0] if args else kwargs, None, self._kind)
+            raise InvalidJob("args", "takes one item, or its fields by name")
+        value = args[0] if args else kwargs
+        if self._check.adapter is not None:
+            value = self._check.dumped(value, None)
         guard_values(
             value,
             bytes_max=limits.bytes_max,
             depth_max=limits.depth_max,
             declared=self._check.declared,
         )
+        if self._check.adapter is None:
+            self._check.check(value, None)
         text = encode_guarded(value, bytes_max=limits.bytes_max)
         if not text.startswith("{"):
-            raise InvalidJob("args", "must become a JSON object", kind=self._kind)
+            raise InvalidJob("args", "must become a JSON object")
         return text
 
     def decode(self, wire: Mapping[str, Any]) -> Any:
         """Return the item."""
-        return self._check.loaded(wire, None, self._kind)
+        return self._check.loaded(wire, None)
 
 
 class Untyped:
     """The arguments of a batch handler that takes ``Job`` values: anything that JSON can express."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of the keyword arguments."""
         if args:
-            raise InvalidJob("args", "must be given by name", kind=self._kind)
+            raise InvalidJob("args", "must be given by name")
         guard_values(kwargs, bytes_max=limits.bytes_max, depth_max=limits.depth_max)
         return encode_guarded(kwargs, bytes_max=limits.bytes_max)
 
@@ -225,7 +215,7 @@ def arguments_of(
         )
     hint = hinted[0][1]
     if hint is Any:
-        return Untyped(kind), takes_context
+        return Untyped(), takes_context
     if typing.get_origin(hint) not in (list, Sequence) or len(typing.get_args(hint)) != 1:
         raise ConfigError(
             f"kind {kind}: parameter {hinted[0][0].name}",
@@ -234,144 +224,8 @@ def arguments_of(
         )
     (item,) = typing.get_args(hint)
     if item is Job or item is Any:
-        return Untyped(kind), takes_context
+        return Untyped(), takes_context
     return Item(kind, item), takes_context
-
-
-class _Check:
-    """The type of one parameter: msgspec's, or pydantic's with an adapter."""
-
-    __slots__ = ("adapter", "declared", "has_objects", "hint")
-
-    def __init__(
-        self, hint: Any, *, declared: frozenset[type], has_objects: bool, adapter: Any = None
-    ) -> None:
-        self.hint = hint
-        self.declared = declared
-        self.has_objects = has_objects
-        self.adapter = adapter
-
-    def dumped(self, value: Any, name: str | None, kind: str) -> Any:
-        """Return a value for the encoder, checked; only pydantic's become another one."""
-        if self.adapter is None:
-            guard_values(value, declared=self.declared)
-            _convert(_plain(value, [self]), self.hint, name, kind)
-            return value
-        try:
-            self.adapter.validate_python(value, strict=True)
-            # By alias, since that is how the model reads its own output again.
-            wire = self.adapter.dump_python(value, mode="json", by_alias=True)
-        except ValueError as error:
-            raise _pydantic_problem(error, name, kind) from None
-        self.loaded(wire, name, kind)
-        return wire
-
-    def loaded(self, wire: Any, name: str | None, kind: str) -> Any:
-        """Return a value for the handler from decoded JSON."""
-        if self.adapter is None:
-            return _convert(wire, self.hint, name, kind)
-        try:
-            # As JSON text, since only then strict means: no text for a number, but for a date.
-            return self.adapter.validate_json(msgspec.json.encode(wire), strict=True)
-        except ValueError as error:
-            raise _pydantic_problem(error, name, kind) from None
-
-
-def _check_for(hint: Any, where: str) -> _Check:
-    if _has_pydantic_model(hint):
-        try:
-            adapter = sys.modules["pydantic"].TypeAdapter(hint)
-        except Exception as error:
-            raise ConfigError(where, f"has a type that pydantic refuses: {error}") from error
-        return _Check(hint, declared=frozenset(), has_objects=False, adapter=adapter)
-    if hint is object:
-        hint = Any
-    try:
-        found = _types_within(msgspec.inspect.type_info(hint))
-    except TypeError as error:
-        raise ConfigError(where, f"has a type that cannot be checked: {error}") from None
-    for info in found:
-        if isinstance(info, msgspec.inspect.CustomType | msgspec.inspect.ExtType):
-            name = getattr(info, "cls", type(info)).__name__
-            raise ConfigError(
-                where,
-                f"is declared {name}, which has no JSON form",
-                hint="Pass its key instead. A context comes first; a connection is not an argument.",
-            )
-    kinds = {type(info) for info in found}
-    binary = {msgspec.inspect.BytesType, msgspec.inspect.ByteArrayType}
-    unordered = {msgspec.inspect.SetType, msgspec.inspect.FrozenSetType}
-    objects = {
-        msgspec.inspect.StructType,
-        msgspec.inspect.DataclassType,
-        msgspec.inspect.TypedDictType,
-        msgspec.inspect.NamedTupleType,
-    }
-    declared = frozenset[type]([bytes] if kinds & binary else [])
-    declared |= frozenset[type]([set] if kinds & unordered else [])
-    return _Check(hint, declared=declared, has_objects=bool(kinds & objects))
-
-
-def _types_within(info: Any) -> list[Any]:
-    found, waiting, seen = [], [info], set[Any]()
-    while waiting:
-        current = waiting.pop()
-        if isinstance(current, tuple):
-            waiting.extend(current)
-        elif isinstance(current, msgspec.inspect.Field):
-            waiting.append(current.type)
-        elif isinstance(current, msgspec.inspect.Type):
-            cls = getattr(current, "cls", None)
-            if cls is not None and cls in seen:
-                continue
-            seen.add(cls)
-            found.append(current)
-            waiting.extend(getattr(current, name) for name in current.__struct_fields__)
-    return found
-
-
-def _has_pydantic_model(hint: Any) -> bool:
-    if "pydantic" not in sys.modules:
-        return False
-    if isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__"):
-        return True
-    return any(_has_pydantic_model(part) for part in typing.get_args(hint))
-
-
-def _plain(value: Any, checks: Collection[_Check]) -> Any:
-    # msgspec takes an instance of a declared class as it is; only its fields show what is in it.
-    if not any(check.has_objects for check in checks):
-        return value
-    return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False)
-
-
-def _convert(value: Any, hint: Any, name: str | None, kind: str) -> Any:
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        raise _msgspec_problem(str(error), name, kind) from None
-
-
-def _msgspec_problem(text: str, name: str | None, kind: str) -> InvalidJob:
-    matched = _PATH.match(text)
-    problem, path = (matched["problem"], matched["path"]) if matched else (text, "$")
-    field = (name or "") + path.removeprefix("$")
-    problem = problem.replace("`", "")
-    return InvalidJob(
-        field.removeprefix(".") or "args",
-        "is wrong: " + problem[:1].lower() + problem[1:],
-        kind=kind,
-    )
-
-
-def _pydantic_problem(error: ValueError, name: str | None, kind: str) -> InvalidJob:
-    field, problem = name or "args", str(error)
-    if hasattr(error, "errors"):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]]
-        field = ((name or "") + "".join(steps)).removeprefix(".") or "args"
-        problem = first["msg"]
-    return InvalidJob(field, "is wrong: " + problem[:1].lower() + problem[1:], kind=kind)
 
 
 def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:

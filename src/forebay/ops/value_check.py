@@ -1,0 +1,169 @@
+"""The check of one value against the type a handler declares: msgspec's, or pydantic's.
+
+A type that contains a pydantic model is pydantic's, when the application has imported it; nothing
+here ever does. All failures become ``InvalidJob`` with the path of the value.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import typing
+from collections.abc import Collection
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from forebay.errors import ConfigError, InvalidJob
+
+_NATIVE: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+_PATH: Final = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
+
+_PROBLEM_CHARACTERS_MAX: Final = 300
+
+
+class ValueCheck:
+    """The type of one parameter: msgspec's, or pydantic's with an adapter."""
+
+    __slots__ = ("adapter", "declared", "has_objects", "hint")
+
+    def __init__(
+        self, hint: Any, *, declared: frozenset[type], has_objects: bool, adapter: Any = None
+    ) -> None:
+        self.hint = hint
+        self.declared = declared
+        self.has_objects = has_objects
+        self.adapter = adapter
+
+    def dumped(self, value: Any, name: str | None) -> Any:
+        """Return what pydantic makes of a value for the encoder, checked in both directions."""
+        try:
+            self.adapter.validate_python(value, strict=True)
+            # By alias, since that is how the model reads its own output again.
+            wire = self.adapter.dump_python(
+                value, mode="json", by_alias=True, round_trip=True, warnings=False
+            )
+        except ValueError as error:
+            raise _pydantic_problem(error, name) from None
+        self.loaded(wire, name)
+        return wire
+
+    def check(self, value: Any, name: str | None) -> None:
+        """Check a value that the guard has passed, for the encoder."""
+        convert(plain(value, [self]), self.hint, name)
+
+    def loaded(self, wire: Any, name: str | None) -> Any:
+        """Return a value for the handler from decoded JSON."""
+        if self.adapter is None:
+            return convert(wire, self.hint, name)
+        try:
+            # As JSON text, since only then strict means: no text for a number, but for a date.
+            return self.adapter.validate_json(msgspec.json.encode(wire), strict=True)
+        except ValueError as error:
+            raise _pydantic_problem(error, name) from None
+
+
+def value_check(hint: Any, where: str) -> ValueCheck:
+    """Return the check of a type.
+
+    Raises:
+        ConfigError: values of the type have no JSON form, or cannot be told from each other.
+    """
+    if _has_pydantic_model(hint):
+        try:
+            adapter = sys.modules["pydantic"].TypeAdapter(hint)
+        except Exception as error:
+            raise ConfigError(where, f"has a type that pydantic refuses: {error}") from error
+        return ValueCheck(hint, declared=frozenset(), has_objects=False, adapter=adapter)
+    if hint is object:
+        hint = Any
+    try:
+        found = _types_within(msgspec.inspect.type_info(hint))
+    except TypeError as error:
+        raise ConfigError(where, f"has a type that cannot be checked: {error}") from None
+    for info in found:
+        if isinstance(info, msgspec.inspect.CustomType | msgspec.inspect.ExtType):
+            name = getattr(info, "cls", type(info)).__name__
+            raise ConfigError(
+                where,
+                f"is declared {name}, which has no JSON form",
+                hint="Pass its key instead. A context comes first; a connection is not an argument.",
+            )
+    kinds = {type(info) for info in found}
+    binary = {msgspec.inspect.BytesType, msgspec.inspect.ByteArrayType}
+    unordered = {msgspec.inspect.SetType, msgspec.inspect.FrozenSetType}
+    objects = {
+        msgspec.inspect.StructType,
+        msgspec.inspect.DataclassType,
+        msgspec.inspect.TypedDictType,
+        msgspec.inspect.NamedTupleType,
+    }
+    declared = frozenset[type]([bytes] if kinds & binary else [])
+    declared |= frozenset[type]([set] if kinds & unordered else [])
+    return ValueCheck(hint, declared=declared, has_objects=bool(kinds & objects))
+
+
+def _types_within(info: Any) -> list[Any]:
+    found, waiting, seen = [], [info], set[Any]()
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, tuple):
+            waiting.extend(current)
+        elif isinstance(current, msgspec.inspect.Field):
+            waiting.append(current.type)
+        elif isinstance(current, msgspec.inspect.Type):
+            cls = getattr(current, "cls", None)
+            if cls is not None and cls in seen:
+                continue
+            seen.add(cls)
+            found.append(current)
+            waiting.extend(getattr(current, name) for name in current.__struct_fields__)
+    return found
+
+
+def _has_pydantic_model(hint: Any) -> bool:
+    if "pydantic" not in sys.modules:
+        return False
+    if isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__"):
+        return True
+    return any(_has_pydantic_model(part) for part in typing.get_args(hint))
+
+
+def plain(value: Any, checks: Collection[ValueCheck]) -> Any:
+    """Return the value as JSON would have it, where the types to check contain objects."""
+    # msgspec takes an instance of a declared class as it is; only its fields show what is in it.
+    if not any(check.has_objects for check in checks):
+        return value
+    return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False)
+
+
+def convert(value: Any, hint: Any, name: str | None) -> Any:
+    """Return the value in the given type; text never becomes a number."""
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise _msgspec_problem(str(error), name) from None
+
+
+def _msgspec_problem(text: str, name: str | None) -> InvalidJob:
+    matched = _PATH.match(text)
+    problem, path = (matched["problem"], matched["path"]) if matched else (text, "$")
+    return _invalid((name or "") + path.removeprefix("$"), problem.replace("`", ""))
+
+
+def _pydantic_problem(error: ValueError, name: str | None) -> InvalidJob:
+    if not hasattr(error, "errors"):
+        return _invalid(name or "", str(error))
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]]
+    return _invalid((name or "") + "".join(steps), first["msg"])
+
+
+def _invalid(path: str, problem: str) -> InvalidJob:
+    # Both libraries put values into their messages, which may be long and of many lines.
+    line = problem.partition("\n")[0][:_PROBLEM_CHARACTERS_MAX]
+    field = path.removeprefix(".")[:_PROBLEM_CHARACTERS_MAX]
+    return InvalidJob(field or "args", "is wrong: " + line[:1].lower() + line[1:])

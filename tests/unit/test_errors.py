@@ -1,0 +1,201 @@
+import inspect
+import pickle
+
+import pytest
+
+from forebay import errors
+from forebay.errors import (
+    SQLSTATES,
+    AlreadyRedriven,
+    ConfigError,
+    DatabaseUnavailable,
+    DeadLetterNotFound,
+    ForebayError,
+    ForeignCluster,
+    GroupNotFound,
+    HardTimeout,
+    InvalidJob,
+    JobCancelled,
+    JobNotFound,
+    LeaseLost,
+    PayloadTooDeep,
+    PayloadTooLarge,
+    SchemaError,
+    ServerStartError,
+    SoftTimeout,
+    TransactionStateError,
+    UnknownBatch,
+    UnknownKind,
+    WorkerLost,
+    error_from_sqlstate,
+)
+
+EXAMPLES = [
+    ConfigError("concurrency", "is 0", value=0, source="--concurrency"),
+    ServerStartError("no binaries", folder="/srv/pg", detail="log", hint="Install it."),
+    SchemaError(found=None, needed=3),
+    ForeignCluster(recorded="1/5", actual="2/5"),
+    errors.AdoptRefused(),
+    DatabaseUnavailable("connection refused"),
+    TransactionStateError("forebay.claim", "a transaction is open"),
+    InvalidJob("user_id", "is missing", kind="mail", index=3),
+    PayloadTooLarge(bytes=2, limit=1),
+    PayloadTooDeep(depth=65, limit=64),
+    GroupNotFound(queue="mail", group="audit"),
+    DeadLetterNotFound(7, group="default"),
+    AlreadyRedriven(7, new_job_id=9),
+    LeaseLost(4),
+    UnknownBatch(lease=4, claim_no=2),
+    JobNotFound(7),
+    UnknownKind("mail", known=["b", "a"]),
+    SoftTimeout(30),
+    HardTimeout(60.5),
+    JobCancelled(7, reason="not wanted"),
+    WorkerLost(),
+]
+
+
+def error_classes():
+    return [
+        cls
+        for _, cls in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(cls, ForebayError)
+    ]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_pickles_with_all_it_carries(error):
+    """
+    Errors cross process borders: a child process reports the same error, with its facts.
+    """
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is type(error)
+    assert copy.args == error.args == (error.message,)
+    assert copy.__dict__ == error.__dict__
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_a_message_is_one_lower_case_line_and_advice_is_apart(error):
+    """
+    Messages read like PostgreSQL's: one line, lower-case, facts only.
+    """
+    assert "\n" not in error.message
+    assert error.message[0].islower()
+    assert not error.message.endswith(".")
+    assert error.hint is None or error.hint not in error.message
+
+
+def test_every_error_class_has_an_example_here():
+    """
+    A new class cannot escape the tests above.
+    """
+    bases = {cls.__base__ for cls in error_classes()}
+
+    assert {type(error) for error in EXAMPLES} == set(error_classes()) - bases
+
+
+def test_every_error_class_is_public_and_in_the_tree():
+    """
+    The tree at the top of the module and ``__all__`` name every class.
+    """
+    for cls in error_classes():
+        assert cls.__name__ in errors.__all__
+        assert cls.__name__ in (errors.__doc__ or "")
+
+
+def test_each_sqlstate_belongs_to_the_class_that_names_it():
+    """
+    The table and the classes agree in both directions.
+    """
+    assert {state: cls.sqlstate for state, cls in SQLSTATES.items()} == {s: s for s in SQLSTATES}
+    assert {cls for cls in error_classes() if cls.sqlstate} == set(SQLSTATES.values())
+
+
+def test_what_sql_said_is_kept_word_for_word():
+    """
+    Message, detail and hint of a SQL function reach the caller unchanged.
+    """
+    error = error_from_sqlstate("JQ002", "args take 9 bytes", detail="d", hint="h")
+
+    assert isinstance(error, PayloadTooLarge)
+    assert (error.message, error.detail, error.hint) == ("args take 9 bytes", "d", "h")
+    assert error.bytes is None
+    assert pickle.loads(pickle.dumps(error)).message == error.message
+
+
+def test_the_column_of_a_sql_error_names_the_field():
+    """
+    A refused parameter is named by the server's COLUMN item.
+    """
+    error = error_from_sqlstate("JQ001", "queue is empty", column="queue")
+
+    assert isinstance(error, InvalidJob)
+    assert error.field == "queue"
+
+
+def test_a_code_of_a_newer_schema_is_still_ours():
+    """
+    An unknown code of class JQ is a plain ForebayError, not a foreign exception.
+    """
+    assert type(error_from_sqlstate("JQ999", "news")) is ForebayError
+
+
+def test_only_what_may_help_to_repeat_is_retryable():
+    """
+    Retry or not is read from the class.
+    """
+    retryable = {type(error) for error in EXAMPLES if error.retryable}
+
+    assert retryable == {DatabaseUnavailable, UnknownKind, SoftTimeout, HardTimeout, WorkerLost}
+
+
+def test_a_missing_address_names_the_four_places():
+    """
+    Whoever has no address yet learns every place where one can be put.
+    """
+    message = ConfigError.no_address().message
+
+    for place in ("--dsn", "FOREBAY_DATABASE_URL", "DATABASE_URL", "PG*"):
+        assert place in message
+
+
+@pytest.mark.parametrize(
+    ("found", "text"), [(None, "not installed"), (2, "too old"), (4, "too new")]
+)
+def test_a_schema_error_names_both_versions(found, text):
+    """
+    The operator sees what is installed and what is needed.
+    """
+    error = SchemaError(found=found, needed=3)
+
+    assert text in error.message
+    assert "3" in error.message
+    assert str(found) in error.message or found is None
+
+
+def test_an_error_in_a_bulk_call_names_the_index_and_leaves_the_original_alone():
+    """
+    One bad item of a million can be found.
+    """
+    plain = InvalidJob("user_id", "is missing")
+    indexed = plain.at_index(17)
+
+    assert (indexed.index, indexed.field) == (17, "user_id")
+    assert str(indexed) == "job 17: user_id is missing"
+    assert plain.index is None
+    assert str(plain) == "user_id is missing"
+
+
+def test_a_value_that_cannot_be_shown_does_not_hide_the_error():
+    """
+    A hostile ``__repr__`` in a refused value is survived.
+    """
+
+    class Hostile:
+        def __repr__(self):
+            raise RuntimeError
+
+    assert "Hostile" in errors.shown(Hostile())
+    assert "\n" not in errors.shown("a\nb\x00c")
+    assert len(errors.shown("x" * 10_000_000)) <= 80
