@@ -443,7 +443,9 @@ def temporary_server(
     try:
         if owner.lent:
             folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
-        server = EmbeddedServer(folder / "data", bin_dir, extra_settings=extra_settings)
+        # Shared memory as files of the data folder: an abrupt end leaves none of it elsewhere.
+        settings = {"dynamic_shared_memory_type": "mmap", **extra_settings}
+        server = EmbeddedServer(folder / "data", bin_dir, extra_settings=settings)
         with _undertaker(server):
             try:
                 server.start()
