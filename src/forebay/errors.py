@@ -202,7 +202,6 @@ class SchemaError(ForebayError):
         needed: the version this library needs.
     """
 
-    sqlstate = "JQ020"
     fields = ("found", "needed")
 
     found: int | None
@@ -460,7 +459,6 @@ class LeaseLost(AttemptError):
 class UnknownBatch(AttemptError):
     """The database does not know the batch, or a settled job is not in it."""
 
-    sqlstate = "JQ011"
     fields = ("lease", "claim_no")
 
     lease: int | None
@@ -569,13 +567,11 @@ SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     "JQ002": PayloadTooLarge,
     "JQ003": PayloadTooDeep,
     "JQ010": LeaseLost,
-    "JQ011": UnknownBatch,
     "JQ012": TransactionStateError,
     "JQ013": JobNotFound,
     "JQ014": GroupNotFound,
     "JQ015": DeadLetterNotFound,
     "JQ016": AlreadyRedriven,
-    "JQ020": SchemaError,
     "JQ030": ForeignCluster,
     "JQ031": AdoptRefused,
 }

@@ -1,5 +1,6 @@
 import inspect
 import pickle
+import re
 
 import pytest
 
@@ -29,6 +30,7 @@ from forebay.errors import (
     WorkerLost,
     error_from_sqlstate,
 )
+from forebay.sql import migrations
 
 EXAMPLES = [
     ConfigError("concurrency", "is 0", value=0, source="--concurrency"),
@@ -110,6 +112,19 @@ def test_each_sqlstate_belongs_to_the_class_that_names_it():
     """
     assert {state: cls.sqlstate for state, cls in SQLSTATES.items()} == {s: s for s in SQLSTATES}
     assert {cls for cls in error_classes() if cls.sqlstate} == set(SQLSTATES.values())
+
+
+def test_sql_raises_these_codes_and_no_others():
+    """
+    The migrations and the table list the same SQLSTATEs.
+    """
+    raised = {
+        code
+        for migration in migrations()
+        for code in re.findall(r"errcode = '(JQ\d{3})'", migration.text)
+    }
+
+    assert raised == set(SQLSTATES)
 
 
 def test_what_sql_said_is_kept_word_for_word():

@@ -69,6 +69,7 @@ class Parameters:
         )
         checks = [*self._checks.values(), *([self._others] if self._others else [])]
         self._declared = frozenset[type]().union(*(check.declared for check in checks))
+        self._has_objects = any(check.has_objects for check in checks)
         self._uses_pydantic = any(check.adapter is not None for check in checks)
         self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
         self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
@@ -94,7 +95,7 @@ class Parameters:
             depth_max=limits.depth_max,
             declared=self._declared,
         )
-        convert(plain(values, self._native.values()), self._model, None)
+        convert(plain(values) if self._has_objects else values, self._model, None)
         if self._others is not None and self._others.adapter is None:
             for name in values.keys() - self._checks.keys():
                 self._others.check(values[name], name)
@@ -137,9 +138,9 @@ class Parameters:
         return values
 
     def _refuse_missing(self, names: Collection[str]) -> None:
-        for name in self._checks:
-            if name in self._required and name not in names:
-                raise InvalidJob(name, "is missing")
+        missing = self._required.difference(names)
+        if missing:
+            raise InvalidJob(next(name for name in self._checks if name in missing), "is missing")
 
 
 class Item:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 import typing
-from collections.abc import Collection
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -53,7 +52,7 @@ class ValueCheck:
 
     def check(self, value: Any, name: str | None) -> None:
         """Check a value that the guard has passed, for the encoder."""
-        convert(plain(value, [self]), self.hint, name)
+        convert(plain(value) if self.has_objects else value, self.hint, name)
 
     def loaded(self, wire: Any, name: str | None) -> Any:
         """Return a value for the handler from decoded JSON."""
@@ -132,11 +131,11 @@ def _has_pydantic_model(hint: Any) -> bool:
     return any(_has_pydantic_model(part) for part in typing.get_args(hint))
 
 
-def plain(value: Any, checks: Collection[ValueCheck]) -> Any:
-    """Return the value as JSON would have it, where the types to check contain objects."""
-    # msgspec takes an instance of a declared class as it is; only its fields show what is in it.
-    if not any(check.has_objects for check in checks):
-        return value
+def plain(value: Any) -> Any:
+    """Return a value with plain dicts for its objects.
+
+    msgspec takes an instance of a declared class as it is; only its fields show what is in it.
+    """
     return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False)
 
 
