@@ -70,6 +70,12 @@ def template(server: EmbeddedServer) -> str:
 def database(server: EmbeddedServer, template: str) -> Iterator[str]:
     """The address of a fresh database with the migrated schema, dropped afterwards."""
     with fresh_database(server, template) as dsn:
+        with psycopg.connect(dsn) as conn:
+            # A copy of a database is a foreign one; this one is meant to be at home here.
+            conn.execute(
+                "update forebay.cluster set database_oid ="
+                " (select oid from pg_database where datname = current_database())"
+            )
         yield dsn
 
 

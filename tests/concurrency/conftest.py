@@ -1,0 +1,24 @@
+"""Options of the long tests: how long a storm lasts, and the seed that repeats it."""
+
+import random
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--storm-seconds", type=float, default=5, help="how long each storm lasts")
+    parser.addoption("--seed", type=int, default=None, help="repeat the random choices of a run")
+
+
+@pytest.fixture
+def storm_seconds(pytestconfig: pytest.Config) -> float:
+    return pytestconfig.getoption("--storm-seconds")
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed of this run; printed, so that a failure can be repeated."""
+    given = pytestconfig.getoption("--seed")
+    seed = random.SystemRandom().randrange(2**32) if given is None else given
+    print(f"--seed {seed}")
+    return seed

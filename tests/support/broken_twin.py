@@ -1,0 +1,40 @@
+"""Broken twins: the schema with one guard taken out, by a text substitution in one function.
+
+A test of a protocol shows something only if it fails without the guard. So each runs a second
+time, in a database where the guard is missing, and there it has to fail.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from tests.support.engine import connect
+
+
+def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None:
+    """Replace pieces of a function's source in the database at ``dsn``.
+
+    Args:
+        name: the function, without the schema; the only one of that name.
+        substitutions: pairs of a piece of the source and what it becomes; a piece that is not
+            there any more fails the test, since its twin would prove nothing.
+    """
+    with connect(dsn) as conn:
+        (source,) = conn.execute(
+            "select pg_get_functiondef(p.oid) from pg_proc p"
+            " where p.pronamespace = 'forebay'::regnamespace and p.proname = %s",
+            [name],
+        ).fetchone()
+        for old, new in substitutions:
+            assert old in source, f"{name} no longer has the guard {old!r}"
+            source = source.replace(old, new)
+        conn.execute(source)
+
+
+@contextmanager
+def violation(*also: type[psycopg.Error]) -> Iterator[None]:
+    """Expect the promise to be seen broken: an assertion that fails, or a database error."""
+    with pytest.raises((AssertionError, pytest.fail.Exception, *also)):
+        yield
