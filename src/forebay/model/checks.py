@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import InvalidJob, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Names of queues, kinds and groups: what may stand unquoted in a command line, a metric label
 #: and a file name.
@@ -123,8 +121,9 @@ def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MA
 
 def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
     """Return a copy of a mapping of text to text, bounded in number and in bytes."""
-    if not isinstance(value, dict):
-        raise _wrong_type(field, "a dict of text to text", value)
+    if not isinstance(value, Mapping):
+        raise _wrong_type(field, "a mapping of text to text", value)
+    value = dict(value)
     if len(value) > HEADERS_COUNT_MAX:
         raise InvalidJob(field, f"has {len(value)} entries, the limit is {HEADERS_COUNT_MAX}")
     for name, text in value.items():
@@ -135,7 +134,7 @@ def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
     size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > HEADERS_BYTES_MAX:
         raise InvalidJob(field, f"has {size} bytes, the limit is {HEADERS_BYTES_MAX}")
-    return dict(value)
+    return value
 
 
 def _wrong_type(field: str, wanted: str, value: object) -> InvalidJob:

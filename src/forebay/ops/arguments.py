@@ -4,6 +4,9 @@ PostgreSQL's jsonb refuses NUL characters and lone surrogates; JSON has no NaN, 
 keys but text; Python's encoders write some of these silently as something else (``null``, ``"1"``).
 All are refused here, before anything is written, with the path of the offending value.
 
+One change remains: jsonb writes a large float without an exponent, so where no type is declared
+1e16 comes back as an integer of the same value.
+
 One walk over the value finds what the encoder would hide; the encoder's output tells the rest.
 """
 

@@ -1,0 +1,166 @@
+"""What Python takes, SQL takes; what Python refuses, SQL refuses for producers in other languages."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+
+from forebay.errors import EnqueueError, error_from_sqlstate
+from forebay.model import JobOptions, checks
+from forebay.ops.arguments import encode_args
+
+NOW = datetime.now(UTC)
+
+BOTH_TAKE = [
+    {"queue": "_a.b:c-d_9"},
+    {"queue": "q" * 128},
+    {"priority": checks.PRIORITY_MIN},
+    {"priority": checks.PRIORITY_MAX},
+    {"tag": "Größe 🎉"},
+    {"tag": "t" * checks.TAG_CHARACTERS_MAX},
+    {"correlation_id": "c" * checks.CORRELATION_ID_CHARACTERS_MAX},
+    {"run_at": datetime(1970, 1, 1, tzinfo=UTC)},
+    {"delay": 0},
+    {"delay": checks.DELAY_SECONDS_MAX},
+    {"max_attempts": 1},
+    {"max_attempts": checks.MAX_ATTEMPTS_MAX},
+    {"headers": {}},
+    {"headers": {f"h{n}": "x" for n in range(checks.HEADERS_COUNT_MAX)}},
+    {"headers": {"a": "b" * (checks.HEADERS_BYTES_MAX - len('{"a": ""}'))}},
+    {"expires_at": NOW + timedelta(days=1)},
+]
+
+BOTH_REFUSE = [
+    {"queue": ""},
+    {"queue": "q" * 129},
+    {"queue": "ma il"},
+    {"queue": "mail\n"},
+    {"queue": "é"},
+    {"priority": checks.PRIORITY_MIN - 1},
+    {"priority": checks.PRIORITY_MAX + 1},
+    {"tag": ""},
+    {"tag": "t" * (checks.TAG_CHARACTERS_MAX + 1)},
+    {"tag": "a\nb"},
+    {"correlation_id": ""},
+    {"correlation_id": "c" * (checks.CORRELATION_ID_CHARACTERS_MAX + 1)},
+    {"correlation_id": "a\x7fb"},
+    {"delay": -1},
+    {"delay": checks.DELAY_SECONDS_MAX + 86_400},
+    {"max_attempts": 0},
+    {"max_attempts": checks.MAX_ATTEMPTS_MAX + 1},
+    {"headers": {f"h{n}": "" for n in range(checks.HEADERS_COUNT_MAX + 1)}},
+    {"headers": {"a": "b" * (checks.HEADERS_BYTES_MAX - len('{"a": ""}') + 1)}},
+    {"headers": {"a": 1}},
+    {"run_at": NOW, "delay": 5},
+    {"run_at": NOW, "expires_at": NOW},
+]
+
+
+def enqueue_in_sql(conn, *, args="{}", **options):
+    if isinstance(options.get("delay"), int | float):
+        options["delay"] = timedelta(seconds=options["delay"])
+    if "headers" in options:
+        options["headers"] = Jsonb(options["headers"])
+    named = "".join(f", {name} => %({name})s" for name in options)
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            f"select forebay.enqueue('mail', %(args)s::jsonb{named})", {"args": args, **options}
+        )
+
+
+def refusal_in_sql(conn, **options):
+    try:
+        enqueue_in_sql(conn, **options)
+    except psycopg.Error as error:
+        return error_from_sqlstate(error.sqlstate or "", error.diag.message_primary or "")
+    return None
+
+
+@pytest.fixture
+def conn(database):
+    with psycopg.connect(database, autocommit=True) as conn:
+        yield conn
+
+
+def test_both_doors_take_options_at_their_bounds(conn):
+    """
+    Nothing that passes in Python is refused later by the database, inside the caller's transaction.
+    """
+    for options in BOTH_TAKE:
+        JobOptions(**options)
+        assert refusal_in_sql(conn, **options) is None, options
+
+
+def test_both_doors_refuse_the_same_options(conn):
+    """
+    A producer in SQL meets the same limits, with an error of the same class.
+    """
+    for options in BOTH_REFUSE:
+        with pytest.raises(EnqueueError) as caught:
+            JobOptions(**options)
+        assert type(refusal_in_sql(conn, **options)) is type(caught.value), options
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"a": "x" * checks.ARGS_BYTES_MAX},
+        {"a": ["x" * 100] * 20_000},
+        json.loads('{"a":' + "[" * 64 + "1" + "]" * 64 + "}"),
+        json.loads('{"a":' * 300 + "1" + "}" * 300),
+    ],
+    ids=["long text", "long list", "65 levels", "300 levels"],
+)
+def test_both_doors_refuse_the_same_payloads(conn, args):
+    """
+    Too large and too deep are the same errors on both sides.
+    """
+    with pytest.raises(EnqueueError) as caught:
+        encode_args(args)
+
+    assert type(refusal_in_sql(conn, args=json.dumps(args))) is type(caught.value)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**299), 10**299)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(), max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def same(stored, sent):
+    if isinstance(sent, dict):
+        return stored.keys() == sent.keys() and all(same(stored[name], sent[name]) for name in sent)
+    if isinstance(sent, list):
+        return len(stored) == len(sent) and all(map(same, stored, sent))
+    if isinstance(sent, float):
+        # jsonb writes 1e16 as digits, which reads as an integer; declared a float, it is one again.
+        return float(stored) == sent
+    return stored == sent and type(stored) is type(sent)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(args=st.dictionaries(st.text(st.characters(), max_size=5), json_values, max_size=3))
+def test_what_the_guard_passes_comes_back_from_jsonb_the_same(conn, args):
+    """
+    The guard in Python knows everything jsonb refuses, and nothing that passes is changed.
+    """
+    try:
+        text = encode_args(args)
+    except EnqueueError:
+        return
+
+    (stored,) = conn.execute("select %s::jsonb", (text,)).fetchone()
+    assert same(stored, args)
