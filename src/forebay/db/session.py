@@ -1,0 +1,175 @@
+"""A connection of our own that runs operations one at a time, each under a deadline.
+
+For the services of a worker process. A session connects when first used and again after it was
+lost; a call that fails because of the connection raises ``DatabaseUnavailable`` and is not repeated
+here, since only the caller knows whether it may be.
+
+The deadline is enforced by closing the socket. A server that stopped answering, or a network that
+swallows packets, cannot be cancelled politely: psycopg waits seconds for the server to confirm a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+
+from forebay.db.errors import translate
+from forebay.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forebay.ops.operation import Operation
+
+T = TypeVar("T")
+
+#: TCP settings for links that die without a word; the deadline of each call is the real guard.
+KEEPALIVE: Final[dict[str, Any]] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+
+
+class Session:
+    """One connection in autocommit mode, for one task at a time.
+
+    Args:
+        dsn: libpq connection string.
+        name: application_name, so that ``pg_stat_activity`` says who it is.
+        connect_seconds: how long connecting may take.
+        call_seconds: how long one operation may take before the connection is given up.
+        lock_timeout: server-side limit for waiting on a lock; None leaves the server's setting.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        name: str,
+        connect_seconds: float = 5.0,
+        call_seconds: float = 30.0,
+        lock_timeout: str | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._connect_seconds = connect_seconds
+        self._call_seconds = call_seconds
+        self._lock_timeout = lock_timeout
+        self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self._lock = asyncio.Lock()
+        #: How often this session connected; a change tells that something may have been lost.
+        self.connects = 0
+
+    async def run(self, operation: Operation[T], *, seconds: float | None = None) -> T:
+        """Run an operation in a transaction of its own and return what it decodes.
+
+        Args:
+            operation: what to run.
+            seconds: deadline of this call; None means the session's.
+
+        Raises:
+            DatabaseUnavailable: no connection, or it was lost; the outcome is unknown.
+            ForebayError: what our SQL function said.
+        """
+        async with self._lock:
+            conn = await self._connected()
+            loop = asyncio.get_running_loop()
+            guard = loop.call_later(seconds or self._call_seconds, conn.pgconn.finish)
+            try:
+                cursor = await conn.execute(operation.sql, operation.params)
+                rows = await cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                if conn.closed:
+                    self._conn = None
+                ours = translate(error)
+                if isinstance(ours, DatabaseUnavailable):
+                    await self._drop()
+                if ours is None:
+                    raise
+                raise ours from error
+            except OSError as error:
+                # The selector's complaint about a socket closed under it.
+                await self._drop()
+                raise DatabaseUnavailable(str(error)) from error
+            except asyncio.CancelledError:
+                await self._drop()
+                raise
+            finally:
+                guard.cancel()
+        return operation.decode(rows)
+
+    async def notifications(self, channel: str) -> AsyncIterator[str]:
+        """Listen on a channel and yield payloads until the connection is lost.
+
+        Raises:
+            DatabaseUnavailable: no connection, or it was lost.
+        """
+        conn = await self._connected()
+        try:
+            await conn.execute(f'listen "{channel}"')
+            async for notify in conn.notifies():
+                yield notify.payload
+        except psycopg.Error as error:
+            raise translate(error) or DatabaseUnavailable(str(error)) from error
+        except OSError as error:
+            raise DatabaseUnavailable(str(error)) from error
+        finally:
+            await self._drop()
+
+    async def close(self) -> None:
+        """Close the connection; the session can be used again."""
+        await self._drop()
+
+    async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        self._conn = None
+        self._conn = await open_connection(
+            self._dsn, name=self._name, seconds=self._connect_seconds, lock_timeout=self._lock_timeout
+        )
+        self.connects += 1
+        return self._conn
+
+    async def _drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            # Without a word to the server: it may not be listening any more.
+            with contextlib.suppress(Exception):
+                conn.pgconn.finish()
+            with contextlib.suppress(Exception):
+                await conn.close()
+
+
+async def open_connection(
+    dsn: str, *, name: str, seconds: float = 5.0, lock_timeout: str | None = None, autocommit: bool = True
+) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """Connect within a deadline.
+
+    Raises:
+        DatabaseUnavailable: the server cannot be reached, or refuses for now.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            conn = await psycopg.AsyncConnection.connect(
+                dsn,
+                autocommit=True,
+                application_name=name,
+                connect_timeout=max(2, int(seconds)),
+                **KEEPALIVE,
+            )
+            if lock_timeout is not None:
+                await conn.execute("select set_config('lock_timeout', %s, false)", [lock_timeout])
+            if not autocommit:
+                await conn.set_autocommit(False)
+            return conn
+    except TimeoutError as error:
+        raise DatabaseUnavailable(f"no connection within {seconds:g} s") from error
+    except psycopg.Error as error:
+        raise translate(error) or DatabaseUnavailable(str(error)) from error
+    except OSError as error:
+        raise DatabaseUnavailable(str(error)) from error

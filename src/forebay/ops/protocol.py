@@ -1,0 +1,236 @@
+"""The worker's side of the SQL protocol: one function here for each ``forebay.*_v1``.
+
+What each call promises, locks and raises stands in the header of its SQL function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import datetime
+
+CHANNEL = "forebay_bell"
+
+OutcomeName = Literal[
+    "retried", "lost", "snoozed", "unknown", "handed_back", "cancelled", "dead", "done"
+]
+FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyLane:
+    """A lane that has something to claim for a group."""
+
+    group_id: int
+    lane: int
+    queue: str
+    priority: int
+    is_private: bool
+    is_suspect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """One row that a claim handed out. ``attempts_used`` counts those before this claim."""
+
+    offset: int
+    seq: int
+    job_id: int
+    kind: str
+    args: Any
+    attempts_used: int
+    max_attempts: int | None
+    pauses: int
+    enqueued_at: datetime
+    expires_at: datetime
+    tag: str | None
+    correlation_id: str | None
+    headers: dict[str, str] | None
+
+
+@dataclass(slots=True)
+class Ended:
+    """How one job of a batch ended, other than done.
+
+    Attributes:
+        offset: its place in the batch, from 1.
+        outcome: see ``forebay.settle_v1``.
+        after: seconds until it goes on; None or 0 at once.
+        reason: of a dead letter: exhausted, permanent or worker lost.
+        error: type, message and traceback, kept in the job's history.
+    """
+
+    offset: int
+    outcome: OutcomeName
+    after: float | None = None
+    reason: str | None = None
+    error: dict[str, str] | None = None
+
+
+@dataclass(slots=True)
+class Flush:
+    """One settlement of a batch. ``done`` None means the whole batch."""
+
+    claim_no: int
+    flush_no: int
+    done: list[int] | None = None
+    millis: list[int] | None = None
+    ended: list[Ended] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat is answered with."""
+
+    open_leases: frozenset[int]
+    cancelled_jobs: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedLease:
+    """A lease that was lost, and how many jobs were sent back."""
+
+    lease_id: int
+    worker: str
+    jobs: int
+    silent_seconds: float
+
+
+def open_group(queue: str, name: str) -> Operation[int]:
+    """Open a group of a queue; its id."""
+    return Operation("select forebay.open_group(%(queue)s, %(name)s)", scalar, {"queue": queue, "name": name})
+
+
+def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> Operation[int]:
+    """Open a lease; its id."""
+    return Operation(
+        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s)",
+        scalar,
+        {"worker": worker, "lease": float(lease_seconds), "suspect": float(suspect_seconds)},
+    )
+
+
+def close_lease(lease_id: int) -> Operation[int | None]:
+    """Close a lease; how many jobs it still held, None when it was closed already."""
+    return Operation("select forebay.close_lease_v1(%(lease)s)", scalar, {"lease": lease_id})
+
+
+def beat(lease_ids: Collection[int], job_ids: Collection[int]) -> Operation[Beat]:
+    """Keep leases alive."""
+    return Operation(
+        "select open_leases, cancelled_jobs from forebay.beat_v1(%(leases)s, %(jobs)s)",
+        _beat,
+        {"leases": list(lease_ids), "jobs": list(job_ids)},
+    )
+
+
+def ready(group_ids: Sequence[int], *, sleep_millis: int | None = None) -> Operation[list[ReadyLane]]:
+    """The lanes of some groups that have something to claim."""
+    return Operation(
+        "select group_id, lane, queue, priority, is_private, is_suspect"
+        " from forebay.ready_v1(%(groups)s, %(sleep)s)",
+        lambda rows: [ReadyLane(*row) for row in rows],
+        {"groups": list(group_ids), "sleep": sleep_millis},
+    )
+
+
+def claim(
+    *, lease_id: int, claim_no: int, floor: int, group_id: int, lane: int, limit: int
+) -> Operation[list[ClaimedJob]]:
+    """Take jobs of one lane."""
+    return Operation(
+        "select batch_offset, seq, job_id, kind, args, attempt, max_attempts, pauses, enqueued_at,"
+        " expires_at, tag, correlation_id, headers"
+        " from forebay.claim_v1(%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
+        lambda rows: [ClaimedJob(*row) for row in rows],
+        {
+            "lease": lease_id,
+            "claim_no": claim_no,
+            "floor": floor,
+            "group": group_id,
+            "lane": lane,
+            "limit": limit,
+        },
+    )
+
+
+def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:
+    """Settle jobs; one status for each flush, in order."""
+    return Operation(
+        "select status from forebay.settle_v1(%(lease)s, %(flushes)s::jsonb)",
+        lambda rows: [row[0] for row in rows],
+        {"lease": lease_id, "flushes": msgspec.json.encode(flushes).decode()},
+    )
+
+
+def start_suspect(lease_id: int, claim_no: int) -> Operation[None]:
+    """Record that a suspect is about to start."""
+    return Operation(
+        "select forebay.start_suspect_v1(%(lease)s, %(claim_no)s)",
+        nothing,
+        {"lease": lease_id, "claim_no": claim_no},
+    )
+
+
+def missing_batches(lease_id: int, claim_nos: Collection[int]) -> Operation[list[int]]:
+    """Which of these batches the database does not know."""
+    return Operation(
+        "select forebay.missing_batches_v1(%(lease)s, %(claim_nos)s)",
+        scalar,
+        {"lease": lease_id, "claim_nos": list(claim_nos)},
+    )
+
+
+def revoke_lost() -> Operation[RevokedLease | None]:
+    """Revoke at most one lost lease."""
+    return Operation(
+        "select lease_id, worker, jobs, silent_seconds from forebay.revoke_lost_v1()",
+        lambda rows: RevokedLease(*rows[0]) if rows else None,
+    )
+
+
+def promote(limit: int = 5000) -> Operation[int]:
+    """Append due jobs to the log; how many."""
+    return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
+
+
+def extend() -> Operation[int]:
+    """Make segments ahead; how many."""
+    return Operation("select forebay.extend_v1()", scalar)
+
+
+def seal() -> Operation[int]:
+    """Seal full segments; how many."""
+    return Operation("select forebay.seal_v1()", scalar)
+
+
+def sweep(since: datetime | None) -> Operation[int]:
+    """Expire jobs that nobody claims; how many."""
+    return Operation("select forebay.sweep_v1(%(since)s)", scalar, {"since": since})
+
+
+def retain() -> Operation[int | None]:
+    """Empty one segment that may go; its number, or None."""
+    return Operation("select forebay.retain_v1()", scalar_or_none)
+
+
+def trim() -> Operation[int]:
+    """Delete what lies behind the cursors; how many rows."""
+    return Operation("select forebay.trim_v1()", scalar)
+
+
+def now() -> Operation[datetime]:
+    """The database's clock."""
+    return Operation("select clock_timestamp()", scalar)
+
+
+def _beat(rows: Rows) -> Beat:
+    ((open_leases, cancelled_jobs),) = rows
+    return Beat(frozenset(open_leases), frozenset(cancelled_jobs))
