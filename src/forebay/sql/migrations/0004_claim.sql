@@ -32,6 +32,7 @@ begin
         v_needed := array(
             select s.segment_id from forebay.seal s
             where s.segment_id >= p_pos_segment
+              and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
               and (s.xid > v_xmax or (cardinality(v_late) > 0 and s.xid > v_late[1]))
             order by s.segment_id) || v_needed;
     end if;
