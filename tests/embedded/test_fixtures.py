@@ -2,6 +2,8 @@
 
 import psycopg
 
+from forebay.db.migrate import migrate
+
 
 def test_each_test_has_a_database_of_its_own(server, template, database, empty_database):
     """
@@ -12,3 +14,11 @@ def test_each_test_has_a_database_of_its_own(server, template, database, empty_d
     for other in (server.dsn(template), empty_database):
         with psycopg.connect(other) as conn:
             assert conn.execute("select to_regclass('public.mine')").fetchone() == (None,)
+
+
+def test_the_database_of_a_test_is_migrated(database, empty_database):
+    """
+    A test starts on the newest schema, or on none when it asks for none.
+    """
+    assert migrate(database, dry_run=True) == []
+    assert migrate(empty_database, dry_run=True) != []

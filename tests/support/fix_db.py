@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from forebay.db.migrate import migrate
 from forebay.embedded import EmbeddedServer, temporary_server
-from tests.support.schema import migrate
 
 _SETTINGS = {"max_connections": "200", "max_prepared_transactions": "20"}
 _LOSSY_SETTINGS = {
