@@ -7,6 +7,7 @@ ForebayError
 ├── ForeignCluster            the data was copied from another cluster: claims wait for adopt
 ├── AdoptRefused              there is nothing to adopt
 ├── DatabaseUnavailable       the connection failed or was lost; try again
+├── WrongConnection           what was passed as the connection is none, or of the other kind
 ├── TransactionStateError     this function runs alone, autocommitted, at READ COMMITTED
 ├── EnqueueError              the job was refused and nothing was written
 │   ├── InvalidJob            an option or an argument is wrong
@@ -70,6 +71,7 @@ __all__ = [
     "UnknownBatch",
     "UnknownKind",
     "WorkerLost",
+    "WrongConnection",
     "error_from_sqlstate",
 ]
 
@@ -261,6 +263,22 @@ class DatabaseUnavailable(ForebayError):
 
     def __init__(self, problem: str, *, detail: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"database unavailable: {problem}", detail=detail, hint=hint)
+
+
+class WrongConnection(ForebayError):
+    """What was passed as the connection is none, or is for the other of sync and async.
+
+    Attributes:
+        given: the type that was passed, with its module.
+    """
+
+    fields = ("given",)
+
+    given: str | None
+
+    def __init__(self, problem: str, *, given: str, hint: str | None = None) -> None:
+        self.given = given
+        super().__init__(problem, hint=hint)
 
 
 class TransactionStateError(ForebayError):

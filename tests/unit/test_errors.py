@@ -28,6 +28,7 @@ from forebay.errors import (
     UnknownBatch,
     UnknownKind,
     WorkerLost,
+    WrongConnection,
     error_from_sqlstate,
 )
 from forebay.sql import migrations
@@ -39,6 +40,7 @@ EXAMPLES = [
     ForeignCluster(recorded="1/5", actual="2/5"),
     errors.AdoptRefused(),
     DatabaseUnavailable("connection refused"),
+    WrongConnection("a str is not a connection", given="builtins.str", hint="Connect first."),
     TransactionStateError("forebay.claim", "a transaction is open"),
     InvalidJob("user_id", "is missing", kind="mail", index=3),
     PayloadTooLarge(bytes=2, limit=1),
