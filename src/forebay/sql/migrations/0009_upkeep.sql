@@ -127,6 +127,10 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
+    -- Whoever wrote to it has ended: the later statements see all its rows, and no new one can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
