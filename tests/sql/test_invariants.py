@@ -102,8 +102,10 @@ def test_commit_is_the_gate(database):
             "_take",
             (
                 "v_from := coalesce(c.snap_from,",
-                "v_from := coalesce(case when c.snap_from is not null then"
-                " format('%1$s:%1$s:', pg_snapshot_xmax(c.snap_from))::pg_snapshot end,",
+                (
+                    "v_from := coalesce(case when c.snap_from is not null then"
+                    " format('%1$s:%1$s:', pg_snapshot_xmax(c.snap_from))::pg_snapshot end,"
+                ),
             ),
             id="window by a number instead of a snapshot",
         ),
@@ -180,8 +182,10 @@ def test_nothing_lost_breaks_without_the_late_part_of_promotion(database):
         database,
         "promote_v1",
         (
-            "where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)\n"
-            "      and pg_visible_in_snapshot(d.xid, v_now)",
+            (
+                "where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)\n"
+                "      and pg_visible_in_snapshot(d.xid, v_now)"
+            ),
             "where false",
         ),
     )

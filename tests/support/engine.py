@@ -120,12 +120,14 @@ class Reader:
     group: str = "default"
     lease_seconds: float = 30
     suspect_seconds: float = 5
+    conn: psycopg.Connection[Any] | None = None
     lease_id: int = 0
     claim_no: int = 0
     open_claims: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.conn = connect(self.dsn)
+        if self.conn is None:
+            self.conn = connect(self.dsn)
         self.group_id = open_group(self.conn, self.queue, self.group)
         self.open_lease()
 
