@@ -1,0 +1,154 @@
+"""Dead letters: list, show, redrive, purge."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, get_args
+
+from forebay.errors import DeadLetterNotFound, InvalidJob, shown
+from forebay.model import checks
+from forebay.model.status import DeadLetter
+from forebay.ops.jobs import LIST_MAX, checked_id
+from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.records import rows_as
+
+Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
+
+REASONS: Final[tuple[str, ...]] = get_args(Reason)
+
+_LETTER: Final = """\
+select json_build_object(
+    'dead_id', d.dead_id, 'job_id', d.job_id, 'group', g.name, 'reason', d.reason,
+    'died_at', d.died_at, 'queue', d.queue, 'priority', d.priority, 'kind', d.kind,
+    'args', d.args, 'attempt', d.attempt, 'max_attempts', d.max_attempts,
+    'enqueued_at', d.enqueued_at,
+    'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
+    'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
+    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as)::text
+from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id"""
+
+_ONE: Final = f"{_LETTER}\nwhere d.dead_id = %(dead_id)s::bigint"
+
+_MANY: Final = f"""\
+{_LETTER}
+where (%(queue)s::text is null or d.queue = %(queue)s)
+  and (%(kind)s::text is null or d.kind = %(kind)s)
+  and (%(reason)s::text is null or d.reason = %(reason)s)
+  and (%(tag)s::text is null or d.tag = %(tag)s)
+  and (%(group)s::text is null or g.name = %(group)s)
+  and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
+  and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)
+  and (%(before)s::bigint is null or d.dead_id < %(before)s)
+order by d.dead_id desc
+limit %(limit)s::integer"""
+
+_REDRIVE_MATCHING: Final = """\
+select forebay.redrive_matching(
+    queue => %(queue)s, kind => %(kind)s, reason => %(reason)s, tag => %(tag)s,
+    group_name => %(group)s, died_after => %(died_after)s::timestamptz,
+    died_before => %(died_before)s::timestamptz, most => %(limit)s::integer)"""
+
+
+def dead_letters(
+    *,
+    queue: str | None = None,
+    kind: str | None = None,
+    reason: Reason | str | None = None,
+    tag: str | None = None,
+    group: str | None = None,
+    job_id: int | None = None,
+    redriven: bool | None = None,
+    limit: int = 50,
+    before: int | None = None,
+) -> Operation[list[DeadLetter]]:
+    """Return the call that lists dead letters, newest first."""
+    params = {
+        "queue": queue,
+        "kind": kind,
+        "reason": _checked_reason(reason),
+        "tag": tag,
+        "group": group,
+        "job_id": None if job_id is None else checked_id(job_id, "job_id"),
+        "redriven": redriven,
+        "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
+        "before": before,
+    }
+    return Operation(_MANY, lambda rows: rows_as(DeadLetter, rows), params)
+
+
+def dead_letter(dead_id: int) -> Operation[DeadLetter]:
+    """Return the call that shows one dead letter.
+
+    Running it raises ``DeadLetterNotFound`` when there is none of that id.
+    """
+
+    def decode(rows: Rows) -> DeadLetter:
+        if not rows:
+            raise DeadLetterNotFound.from_sql(
+                f"there is no dead letter {dead_id}", hint="It may have been purged."
+            )
+        return rows_as(DeadLetter, rows)[0]
+
+    return Operation(_ONE, decode, {"dead_id": checked_id(dead_id, "dead_id")})
+
+
+def redrive(dead_id: int) -> Operation[int]:
+    """Return the call that makes a new job of a dead letter and answers its id."""
+    return Operation(
+        "select forebay.redrive(%(dead_id)s::bigint)",
+        _number,
+        {"dead_id": checked_id(dead_id, "dead_id")},
+    )
+
+
+def redrive_matching(
+    *,
+    queue: str | None = None,
+    kind: str | None = None,
+    reason: Reason | str | None = None,
+    tag: str | None = None,
+    group: str | None = None,
+    died_after: datetime | None = None,
+    died_before: datetime | None = None,
+    limit: int | None = None,
+) -> Operation[int]:
+    """Return the call that redrives every dead letter that fits, in the jobs' original order."""
+    params: dict[str, Any] = {
+        "queue": queue,
+        "kind": kind,
+        "reason": _checked_reason(reason),
+        "tag": tag,
+        "group": group,
+        "died_after": _instant(died_after, "died_after"),
+        "died_before": _instant(died_before, "died_before"),
+        "limit": (
+            None
+            if limit is None
+            else checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
+        ),
+    }
+    return Operation(_REDRIVE_MATCHING, _number, params)
+
+
+def purge_dead(age: float | timedelta, queue: str | None = None) -> Operation[int]:
+    """Return the call that deletes dead letters older than an age, in seconds or a timedelta."""
+    return Operation(
+        "select forebay.purge_dead("
+        "make_interval(secs => %(age)s::double precision), queue => %(queue)s)",
+        _number,
+        {"age": checks.checked_seconds(age, "age"), "queue": queue},
+    )
+
+
+def _number(rows: Rows) -> int:
+    return int(scalar(rows))
+
+
+def _instant(value: datetime | None, field: str) -> str | None:
+    return None if value is None else checks.checked_instant(value, field).isoformat()
+
+
+def _checked_reason(value: str | None) -> str | None:
+    if value is not None and value not in REASONS:
+        raise InvalidJob("reason", f"is {shown(value)}", hint=f"Reasons are {', '.join(REASONS)}.")
+    return value

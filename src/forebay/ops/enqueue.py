@@ -1,0 +1,218 @@
+"""Enqueuing: one job, or many in chunks of one JSON parameter each.
+
+A call is a job before it is enqueued: its kind, its arguments as checked JSON text, its options.
+The statements have a fixed text, so that a driver which prepares repeated statements finds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from forebay.errors import EnqueueError, InvalidJob, shown
+from forebay.model import JobOptions, checks
+from forebay.ops.operation import Operation, Rows, scalar
+
+QUEUE_DEFAULT: Final = "default"
+
+#: Jobs of one statement. 1,000 are within a few percent of the best rate.
+CHUNK_DEFAULT: Final = 5000
+CHUNK_MAX: Final = 100_000
+
+#: Text of one statement; a chunk of large arguments ends here.
+CHUNK_BYTES: Final = 8_000_000
+
+_ENQUEUE: Final = """\
+select forebay.enqueue(
+    %(kind)s, %(args)s::jsonb, queue => %(queue)s, priority => %(priority)s::integer,
+    delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
+    expires_at => coalesce(%(expires_at)s::timestamptz,
+        coalesce(%(run_at)s::timestamptz,
+                 clock_timestamp() + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
+        + make_interval(secs => %(expires_in)s::double precision)),
+    max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
+    headers => %(headers)s::jsonb)"""
+
+_ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb))"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One job, checked and ready to be enqueued.
+
+    Attributes:
+        kind: which handler.
+        args: its arguments as JSON text.
+        options: as they go to the database; None leaves the choice to the schema.
+        expires_in_seconds: expires so long after the enqueue, or after its start when it is
+            delayed, by the database's clock; ``options.expires_at`` goes before it.
+    """
+
+    kind: str
+    args: str = field(repr=False)
+    options: JobOptions = field(default_factory=JobOptions)
+    expires_in_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.checked_name(self.kind, "kind")
+
+
+def enqueue(call: Call) -> Operation[int]:
+    """Return the call that enqueues one job and answers its id."""
+    options = call.options
+    return Operation(
+        _ENQUEUE,
+        _job_id,
+        {
+            "kind": call.kind,
+            "args": call.args,
+            "queue": options.queue or QUEUE_DEFAULT,
+            "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
+            "delay": options.delay_seconds,
+            "run_at": _instant(options.run_at),
+            "expires_at": _instant(options.expires_at),
+            "expires_in": call.expires_in_seconds,
+            "max_attempts": options.max_attempts,
+            "tag": options.tag,
+            "correlation_id": options.correlation_id,
+            "headers": None if options.headers is None else _json(options.headers),
+        },
+    )
+
+
+def database_clock() -> Operation[datetime]:
+    """Return the call that asks for the database's time."""
+    return Operation(
+        "select extract(epoch from clock_timestamp())::double precision",
+        lambda rows: datetime.fromtimestamp(float(scalar(rows)), tz=UTC),
+    )
+
+
+class Chunks:
+    """Collects calls and hands out a statement whenever a chunk is full.
+
+    Memory is bounded by one chunk, however many calls pass through.
+
+    Args:
+        size: most jobs of one statement.
+
+    Raises:
+        InvalidJob: the size is out of range.
+    """
+
+    def __init__(self, size: int = CHUNK_DEFAULT) -> None:
+        self._size = checks.checked_integer(size, "chunk", least=1, most=CHUNK_MAX)
+        self._texts: list[str] = []
+        self._bytes = 0
+        self._opening: tuple[tuple[str, JobOptions, float | None], str] | None = None
+        #: The database's time, needed once a call expires after a duration.
+        self.now: datetime | None = None
+        #: How many jobs the statements handed out before the current chunk have.
+        self.handed_out = 0
+
+    def needs_clock(self, call: Call) -> bool:
+        """Whether ``now`` must be set before this call is added."""
+        return call.expires_in_seconds is not None and self.now is None
+
+    def add(self, call: Call) -> Operation[int] | None:
+        """Take up a call; return a statement when a chunk is full."""
+        text = f"{self._opened(call)}{call.args}}}"
+        self._texts.append(text)
+        self._bytes += len(text)
+        if len(self._texts) >= self._size or self._bytes >= CHUNK_BYTES:
+            return self.rest()
+        return None
+
+    def rest(self) -> Operation[int] | None:
+        """Return a statement for what has not been handed out; None when there is nothing."""
+        if not self._texts:
+            return None
+        count = len(self._texts)
+        operation = Operation(
+            _ENQUEUE_MANY,
+            _counted(count),
+            {"jobs": f"[{','.join(self._texts)}]"},
+        )
+        self._texts, self._bytes = [], 0
+        self.handed_out += count
+        return operation
+
+    def _opened(self, call: Call) -> str:
+        # Most bulks have one kind and one set of options: its text is made once.
+        key = (call.kind, call.options, call.expires_in_seconds)
+        if self._opening is None or self._opening[0] != key:
+            self._opening = (key, self._opening_of(call))
+        return self._opening[1]
+
+    def _opening_of(self, call: Call) -> str:
+        options = call.options.given()
+        for name in ("run_at", "expires_at"):
+            if name in options:
+                options[name] = options[name].isoformat()
+        if call.expires_in_seconds is not None and call.options.expires_at is None:
+            assert self.now is not None, "the database's clock was not asked"
+            start = call.options.run_at or self.now + timedelta(
+                seconds=call.options.delay_seconds or 0
+            )
+            options["expires_at"] = (start + timedelta(seconds=call.expires_in_seconds)).isoformat()
+        text = _json({"kind": call.kind, **options})
+        return f'{text[:-1]},"args":'
+
+
+def checked_expires_in(value: object) -> float | None:
+    """Return ``expires_in`` in seconds, from seconds or a timedelta; above 0."""
+    if value is None:
+        return None
+    seconds = checks.checked_seconds(value, "expires_in")
+    if seconds <= 0:
+        raise InvalidJob("expires_in", f"is {shown(value)}, not above 0")
+    return seconds
+
+
+_INDEXED: Final = re.compile(r"job (\d+): ")
+
+
+def shifted(error: EnqueueError, by: int) -> EnqueueError:
+    """Return the error of a chunk with its job counted from the start of the whole bulk.
+
+    Our SQL function counts within its own call and says ``job 3: ...``.
+    """
+    matched = _INDEXED.match(error.message)
+    if not matched:
+        return error
+    error.message = error.message[matched.end() :]
+    return error.at_index(by + int(matched[1]))
+
+
+def with_written(error: EnqueueError, count: int) -> EnqueueError:
+    """Say in an error's detail how many jobs of the bulk were written before it."""
+    if count:
+        error.detail = f"{count} jobs of this call were written before; they share your transaction"
+    return error
+
+
+def _job_id(rows: Rows) -> int:
+    # A caller's connection may have a loader of its own for numbers.
+    return int(scalar(rows))
+
+
+def _counted(count: int) -> Callable[[Rows], int]:
+    def decode(rows: Rows) -> int:
+        written = int(scalar(rows))
+        assert written == count, f"{written} of {count} jobs were written"
+        return written
+
+    return decode
+
+
+def _instant(value: datetime | None) -> str | None:
+    return None if value is None else value.isoformat()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,94 @@
+"""Looking at jobs, cancelling them, and counting them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.errors import InvalidJob, JobNotFound, shown
+from forebay.model import JobState, checks
+from forebay.model.status import Depth, JobStatus
+from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.records import rows_as
+
+#: Most rows of one list.
+LIST_MAX: Final = 1000
+
+_STATUS: Final = """\
+select json_build_object(
+    'job_id', j.job_id, 'group', j.group_name, 'state', j.state, 'queue', j.queue,
+    'priority', j.priority, 'kind', j.kind, 'args', j.args, 'attempt', j.attempt,
+    'max_attempts', j.max_attempts, 'enqueued_at', j.enqueued_at, 'run_at', j.run_at,
+    'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end, 'tag', j.tag,
+    'correlation_id', j.correlation_id, 'headers', j.headers,
+    'cancel_requested', j.cancel_requested, 'worker', j.worker, 'claimed_at', j.claimed_at,
+    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as"""
+
+_JOB: Final = f"{_STATUS})::text from forebay.job(%(job_id)s::bigint) j"
+
+_JOBS: Final = f"""\
+{_STATUS}, 'place', j.place)::text
+from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => %(state)s,
+                  most => %(limit)s::integer, before => %(before)s::bigint) j"""
+
+_DEPTH: Final = """\
+select json_build_object(
+    'queue', d.queue, 'priority', d.priority, 'group', d.group_name, 'ready', d.ready,
+    'leased', d.leased, 'deferred', d.deferred)::text
+from forebay.depth(only_queue => %(queue)s) d"""
+
+
+def cancel(job_id: int, group: str | None = None) -> Operation[str]:
+    """Return the call that asks for a job to be cancelled; it answers ``requested``."""
+    return Operation(
+        "select forebay.cancel(%(job_id)s::bigint, %(group)s)",
+        lambda rows: str(scalar(rows)),
+        {"job_id": checked_id(job_id, "job_id"), "group": group},
+    )
+
+
+def job(job_id: int) -> Operation[list[JobStatus]]:
+    """Return the call that tells where a job stands, for each group of its queue.
+
+    Running it raises ``JobNotFound`` when there is no such job.
+    """
+
+    def decode(rows: Rows) -> list[JobStatus]:
+        if not rows:
+            raise JobNotFound(job_id)
+        return rows_as(JobStatus, rows)
+
+    return Operation(_JOB, decode, {"job_id": checked_id(job_id, "job_id")})
+
+
+def jobs(
+    *,
+    queue: str | None = None,
+    kind: str | None = None,
+    state: JobState | str | None = None,
+    limit: int = 50,
+    before: int | None = None,
+) -> Operation[list[JobStatus]]:
+    """Return the call that lists the newest jobs."""
+    if state is not None and state not in set(JobState):
+        raise InvalidJob("state", f"is {shown(state)}", hint=f"States are {', '.join(JobState)}.")
+    return Operation(
+        _JOBS,
+        lambda rows: rows_as(JobStatus, rows),
+        {
+            "queue": queue,
+            "kind": kind,
+            "state": None if state is None else str(state),
+            "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
+            "before": before,
+        },
+    )
+
+
+def depth(queue: str | None = None) -> Operation[list[Depth]]:
+    """Return the call that counts what waits and runs; every waiting job is visited."""
+    return Operation(_DEPTH, lambda rows: rows_as(Depth, rows), {"queue": queue})
+
+
+def checked_id(value: object, field: str) -> int:
+    """Return an id that fits into a bigint."""
+    return checks.checked_integer(value, field, least=0, most=2**63 - 1)
