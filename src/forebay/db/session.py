@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -79,7 +81,7 @@ class Session:
         async with self._lock:
             conn = await self._connected()
             loop = asyncio.get_running_loop()
-            guard = loop.call_later(seconds or self._call_seconds, conn.pgconn.finish)
+            guard = loop.call_later(seconds or self._call_seconds, cut, conn)
             try:
                 cursor = await conn.execute(operation.sql, operation.params)
                 rows = await cursor.fetchall() if cursor.description else []
@@ -130,7 +132,10 @@ class Session:
             return self._conn
         self._conn = None
         self._conn = await open_connection(
-            self._dsn, name=self._name, seconds=self._connect_seconds, lock_timeout=self._lock_timeout
+            self._dsn,
+            name=self._name,
+            seconds=self._connect_seconds,
+            lock_timeout=self._lock_timeout,
         )
         self.connects += 1
         return self._conn
@@ -138,15 +143,29 @@ class Session:
     async def _drop(self) -> None:
         conn, self._conn = self._conn, None
         if conn is not None:
-            # Without a word to the server: it may not be listening any more.
-            with contextlib.suppress(Exception):
-                conn.pgconn.finish()
-            with contextlib.suppress(Exception):
+            # Without waiting for the server: it may not be listening any more.
+            cut(conn)
+            with contextlib.suppress(psycopg.Error, OSError):
                 await conn.close()
 
 
+def cut(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    """End a connection at once, from any thread: whoever uses it sees the server hang up.
+
+    The socket is shut down, not closed: the descriptor stays the connection's own until it notices.
+    """
+    with contextlib.suppress(OSError, psycopg.Error):
+        with socket.socket(fileno=os.dup(conn.pgconn.socket)) as mine:
+            mine.shutdown(socket.SHUT_RDWR)
+
+
 async def open_connection(
-    dsn: str, *, name: str, seconds: float = 5.0, lock_timeout: str | None = None, autocommit: bool = True
+    dsn: str,
+    *,
+    name: str,
+    seconds: float = 5.0,
+    lock_timeout: str | None = None,
+    autocommit: bool = True,
 ) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """Connect within a deadline.
 

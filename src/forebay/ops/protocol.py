@@ -105,7 +105,9 @@ class RevokedLease:
 
 def open_group(queue: str, name: str) -> Operation[int]:
     """Open a group of a queue; its id."""
-    return Operation("select forebay.open_group(%(queue)s, %(name)s)", scalar, {"queue": queue, "name": name})
+    return Operation(
+        "select forebay.open_group(%(queue)s, %(name)s)", scalar, {"queue": queue, "name": name}
+    )
 
 
 def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> Operation[int]:
@@ -131,7 +133,9 @@ def beat(lease_ids: Collection[int], job_ids: Collection[int]) -> Operation[Beat
     )
 
 
-def ready(group_ids: Sequence[int], *, sleep_millis: int | None = None) -> Operation[list[ReadyLane]]:
+def ready(
+    group_ids: Sequence[int], *, sleep_millis: int | None = None
+) -> Operation[list[ReadyLane]]:
     """The lanes of some groups that have something to claim."""
     return Operation(
         "select group_id, lane, queue, priority, is_private, is_suspect"

@@ -1,0 +1,85 @@
+"""Connections for handlers that run in a transaction: pools that open only when one is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+
+from forebay.db.errors import translate
+from forebay.db.session import KEEPALIVE
+
+if TYPE_CHECKING:
+    from forebay.ops.operation import Operation, T
+
+__all__ = ["PoolTimeout", "async_pool", "run_on", "run_on_sync", "sync_pool"]
+
+
+async def async_pool(dsn: str, *, size: int, name: str) -> AsyncConnectionPool[Any]:
+    """Open a pool of at most ``size`` asynchronous connections; they are made when needed."""
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        dsn,
+        min_size=0,
+        max_size=size,
+        open=False,
+        timeout=30,
+        max_idle=60,
+        reconnect_timeout=5,
+        kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
+        name=name,
+    )
+    await pool.open(wait=False)
+    return pool
+
+
+def sync_pool(dsn: str, *, size: int, name: str) -> ConnectionPool[Any]:
+    """Open a pool of at most ``size`` connections; they are made when needed."""
+    return ConnectionPool(
+        dsn,
+        min_size=0,
+        max_size=size,
+        open=True,
+        timeout=30,
+        max_idle=60,
+        reconnect_timeout=5,
+        kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
+        name=name,
+    )
+
+
+async def run_on(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
+    """Run an operation in the transaction of a handler's connection.
+
+    Raises:
+        ForebayError: what our SQL function said, or DatabaseUnavailable.
+    """
+    try:
+        async with conn.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(operation.sql, operation.params)
+            rows = await cursor.fetchall() if cursor.description else []
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+    return operation.decode(rows)
+
+
+def run_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
+    """Run an operation in the transaction of a plain handler's connection.
+
+    Raises:
+        ForebayError: what our SQL function said, or DatabaseUnavailable.
+    """
+    try:
+        with conn.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(operation.sql, operation.params)
+            rows = cursor.fetchall() if cursor.description else []
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+    return operation.decode(rows)

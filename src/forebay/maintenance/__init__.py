@@ -1,0 +1,165 @@
+"""Upkeep of the log: every worker runs it, the database lets one at a time do each duty.
+
+Promotion of due jobs, revocation of lost leases, sealing and making segments, expiry, retention, trimming. Each
+duty is one SQL function under a try-lock; a process that does not get the lock has nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import DatabaseUnavailable, ForeignCluster
+from forebay.ops import protocol
+from forebay.policy.backoff import reconnect_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from forebay.db.session import Session
+
+log = logging.getLogger("forebay.maintenance")
+
+#: Promotions of one call; a full one is followed by another at once.
+_PROMOTE_ROWS = 5000
+
+
+@dataclass(slots=True)
+class _Duty:
+    name: str
+    every_seconds: float
+    run: Callable[[], Awaitable[bool]]  # true: there is more to do at once
+    due_at: float = field(default_factory=time.monotonic)
+    failures: int = 0
+
+
+class Maintenance:
+    """The duties of one process, on one connection.
+
+    Args:
+        session: a connection of its own.
+        on_work: called when something became claimable.
+        promote_seconds: pause between looks for due jobs; half of it is the mean delay it adds.
+        revoke_seconds: pause between looks for lost leases.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        on_work: Callable[[], None] = lambda: None,
+        promote_seconds: float = 0.1,
+        revoke_seconds: float = 1.0,
+    ) -> None:
+        self._session = session
+        self._on_work = on_work
+        self._swept_at: datetime | None = None
+        self.counts: dict[str, int] = {}
+        self._duties = [
+            _Duty("promote", promote_seconds, self._promote),
+            _Duty("revoke", revoke_seconds, self._revoke),
+            _Duty("seal", 1.0, self._seal),
+            _Duty("extend", 5.0, self._extend),
+            _Duty("sweep", 10.0, self._sweep),
+            _Duty("retain", 30.0, self._retain),
+            _Duty("trim", 15.0, self._trim),
+        ]
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        while True:
+            now = time.monotonic()
+            for duty in self._duties:
+                if duty.due_at <= now:
+                    await self._do(duty)
+            await asyncio.sleep(max(0.0, min(d.due_at for d in self._duties) - time.monotonic()))
+
+    async def run_once(self) -> int:
+        """Promote what is due and revoke what is lost, once; returns how many jobs became claimable."""
+        return await self._session.run(protocol.promote(_PROMOTE_ROWS))
+
+    async def _do(self, duty: _Duty) -> None:
+        try:
+            more = await duty.run()
+        except (DatabaseUnavailable, ForeignCluster) as error:
+            self._failed(duty, error)
+        except Exception as error:
+            # For example a lock somebody holds. Every duty is safe to try again, and one that fails must not keep
+            # the others from their turn.
+            self._failed(duty, error)
+        else:
+            if duty.failures >= 3:
+                log.info("%s works again", duty.name)
+            duty.failures = 0
+            # A little jitter, so that processes do not come in step.
+            pause = duty.every_seconds * (0.9 + 0.2 * random.random())
+            duty.due_at = time.monotonic() + (0.0 if more else pause)
+
+    def _failed(self, duty: _Duty, error: Exception) -> None:
+        duty.failures += 1
+        if duty.failures in {3, 30, 300}:
+            log.warning("%s failed %s times: %s", duty.name, duty.failures, error)
+        pause = max(duty.every_seconds, reconnect_seconds(duty.failures, random.random()))
+        duty.due_at = time.monotonic() + min(pause, 60.0)
+
+    def _note(self, name: str, count: int) -> None:
+        if count:
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    async def _promote(self) -> bool:
+        count = await self._session.run(protocol.promote(_PROMOTE_ROWS))
+        self._note("promoted", count)
+        if count:
+            self._on_work()
+        return count >= _PROMOTE_ROWS
+
+    async def _revoke(self) -> bool:
+        revoked = await self._session.run(protocol.revoke_lost())
+        if revoked is None:
+            return False
+        self._note("revoked", 1)
+        log.warning(
+            "lease %s of %s is lost, silent for %.1f s: %s jobs sent back",
+            revoked.lease_id,
+            revoked.worker,
+            revoked.silent_seconds,
+            revoked.jobs,
+        )
+        self._on_work()
+        return True
+
+    async def _seal(self) -> bool:
+        self._note("sealed", await self._session.run(protocol.seal()))
+        return False
+
+    async def _extend(self) -> bool:
+        made: Any = await self._session.run(protocol.extend())
+        self._note("extended", made)
+        return False
+
+    async def _sweep(self) -> bool:
+        started = await self._session.run(protocol.now())
+        # A minute of overlap for transactions that committed after the last pass.
+        since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
+        count = await self._session.run(protocol.sweep(since))
+        self._swept_at = started
+        self._note("expired", count)
+        return False
+
+    async def _retain(self) -> bool:
+        emptied = await self._session.run(protocol.retain())
+        if emptied is None:
+            return False
+        log.info("segment %s left the archive", emptied)
+        self._note("emptied", 1)
+        return True
+
+    async def _trim(self) -> bool:
+        self._note("trimmed", await self._session.run(protocol.trim()))
+        return False

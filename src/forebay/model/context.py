@@ -1,0 +1,87 @@
+"""What a handler is given about the job it runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forebay.errors import JobCancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.errors import HandlerError
+    from forebay.model.job import Job
+
+
+class Context:
+    """A handler's view of its attempt; its first parameter, when it declares one.
+
+    Attributes:
+        job: the job; of a batch handler the first one.
+        jobs: all jobs of the call, in the order of the handler's list.
+        conn: with ``transaction=True`` the connection whose transaction also completes the job, otherwise
+            None. Asynchronous for a coroutine function, synchronous for a plain one. Do not commit it.
+        deadline: when the hard timeout strikes, on ``time.monotonic()``'s clock; None without one.
+        resources: what the app's resource factories built for this worker, by name.
+        logger: a logger that names the job.
+    """
+
+    __forebay_context__: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        jobs: Sequence[Job] | None = None,
+        conn: Any = None,
+        deadline: float | None = None,
+        resources: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.job = job
+        self.jobs = jobs if jobs is not None else (job,)
+        self.conn = conn
+        self.deadline = deadline
+        self.resources: Mapping[str, Any] = resources if resources is not None else {}
+        self.logger = logging.LoggerAdapter(
+            logging.getLogger(f"forebay.job.{job.kind}"),
+            {"job_id": job.job_id, "attempt": job.attempt},
+        )
+        self._stop = threading.Event()
+        self._why: HandlerError | None = None
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1."""
+        return self.job.attempt
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop: cancelled, timed out, or its lease is lost."""
+        return self._stop.is_set()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the hard timeout, not below 0; None without one."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def raise_if_cancelled(self) -> None:
+        """Raise what ends the attempt when the handler should stop.
+
+        Raises:
+            JobCancelled: somebody cancelled the job, or the worker lost it.
+            SoftTimeout: its time is up.
+        """
+        if self._stop.is_set():
+            raise self._why or JobCancelled(self.job.job_id)
+
+    def wait_cancelled(self, seconds: float | None = None) -> bool:
+        """Wait until the handler should stop, at most so many seconds; in a thread only."""
+        return self._stop.wait(seconds)
+
+    def ask_to_stop(self, why: HandlerError) -> None:
+        """Tell the handler to stop; called by the worker."""
+        self._why = why
+        self._stop.set()

@@ -1,0 +1,173 @@
+"""The child process that runs suspects, one at a time.
+
+A suspect may be what killed its worker. It runs here, alone, so that if the process dies again nobody else is hurt
+and everybody knows why. The child speaks with its parent over a socket: jobs in, endings out. When the
+parent is gone, the child ends itself.
+
+Run as ``python -m forebay.worker._child FD`` by ``Children``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import runpy
+import socket
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.config import WorkerSettings
+from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
+from forebay.worker._executor import Executor
+from forebay.worker._held import Batch, HeldJob, Lease
+
+if TYPE_CHECKING:
+    from forebay.app import App
+
+
+class Start(msgspec.Struct):
+    """What a child needs to know before its first job. ``module`` is a module's name or a script's path."""
+
+    module: str
+    attribute: str
+    is_script: bool
+    path: list[str]
+    dsn: str
+    name: str
+    group: str
+    settings: dict[str, Any]
+
+
+class Work(msgspec.Struct):
+    """One job to run."""
+
+    lease_id: int
+    claim_no: int
+    row: ClaimedJob
+    lane: ReadyLane
+
+
+class Answer(msgspec.Struct):
+    """How it ended: done, in its own transaction (settled), or otherwise."""
+
+    settled: bool = False
+    lease_lost: bool = False
+    solo: bool = False
+    ended: Ended | None = None
+    ready: bool = False
+
+
+class Stop(msgspec.Struct):
+    """Ask the running handler to stop: the job was cancelled."""
+
+    job_id: int
+
+
+async def receive(reader: asyncio.StreamReader) -> bytes:
+    """Read one message."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return await reader.readexactly(size)
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message with its length before it."""
+    return len(message).to_bytes(4, "big") + message
+
+
+class _Pipe:
+    """The sink of a child: answers its parent."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.answered = True
+
+    def say(self, answer: Answer) -> None:
+        self._writer.write(framed(msgspec.json.encode(answer)))
+        self.answered = True
+
+    def answer_in_any_case(self) -> None:
+        """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
+        if not self.answered:
+            self.say(Answer(lease_lost=True))
+
+    def done(self, job: HeldJob) -> None:
+        del job
+        self.say(Answer())
+
+    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
+        del job
+        self.say(Answer(ended=ended, solo=solo))
+
+    def settled_elsewhere(self, job: HeldJob) -> None:
+        del job
+        self.say(Answer(settled=True))
+
+
+def load_app(start: Start) -> App:
+    """Import the application as its worker did."""
+    sys.path[:] = start.path
+    if start.is_script:
+        # Not "__main__": what the script does when it is run must not be done again.
+        found: Any = runpy.run_path(start.module, run_name="__mp_main__")[start.attribute]
+    else:
+        found = importlib.import_module(start.module)
+        for part in start.attribute.split("."):
+            found = getattr(found, part)
+    app: App = found
+    return app
+
+
+async def _main(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    start = msgspec.json.decode(await receive(reader), type=Start)
+    app = load_app(start)
+    settings = WorkerSettings(**start.settings)
+    pipe = _Pipe(writer)
+    async with contextlib.AsyncExitStack() as stack:
+        executor = Executor(
+            app.kinds,
+            settings,
+            pipe,
+            dsn=start.dsn,
+            name=start.name,
+            group=start.group,
+            resources=await app.open_resources(stack),
+            on_free=pipe.answer_in_any_case,
+            on_lease_lost=lambda _lease: None,
+        )
+        pipe.say(Answer(ready=True))
+        while True:
+            message = await receive(reader)
+            with contextlib.suppress(msgspec.ValidationError):
+                stop = msgspec.json.decode(message, type=Stop)
+                executor.cancel([stop.job_id])
+                continue
+            work = msgspec.json.decode(message, type=Work)
+            pipe.answered = False
+            lease = Lease(work.lease_id, 0.0)
+            batch = Batch(lease, work.claim_no, 1, {1})
+            held = HeldJob(work.row, batch, work.lane)
+            executor.take([held])
+
+
+def _watch_and_run(descriptor: int) -> None:
+    try:
+        asyncio.run(_main(descriptor))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        # The parent is gone or does not need us any more. A handler that still runs ends with us.
+        os._exit(0)
+
+
+def settings_of(settings: WorkerSettings) -> dict[str, Any]:
+    """Return a child's settings: its parent's, with one slot."""
+    return {**asdict(settings), "concurrency": 1}
+
+
+if __name__ == "__main__":
+    _watch_and_run(int(sys.argv[1]))

@@ -1,0 +1,208 @@
+"""Child processes for suspects, as seen from the worker.
+
+Invariant: only a death in a batch of one costs an attempt. A child that dies takes only the suspect with it that it
+was running; one that cannot even start costs nobody anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import HardTimeout
+from forebay.ops.protocol import Ended
+from forebay.worker import _running
+from forebay.worker._child import Answer, Start, Stop, Work, framed, receive, settings_of
+
+if TYPE_CHECKING:
+    from forebay.config import WorkerSettings
+    from forebay.kinds import Kind
+    from forebay.model.job import Job
+    from forebay.worker._held import HeldJob
+
+log = logging.getLogger("forebay.worker")
+
+#: How long a child may take to import the application.
+_START_SECONDS = 60.0
+#: A child without work ends after so long.
+_IDLE_SECONDS = 30.0
+#: How long after the hard timeout, which the child enforces itself, its parent kills it.
+_KILL_AFTER_SECONDS = 2.0
+
+
+class _ChildFailed(Exception):  # noqa: N818 - what happened
+    """The child could not start."""
+
+
+class _Child:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.process = process
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, message: Any) -> None:
+        self.writer.write(framed(msgspec.json.encode(message)))
+
+    async def answer(self) -> Answer:
+        return msgspec.json.decode(await receive(self.reader), type=Answer)
+
+    async def death(self) -> str:
+        """Wait for the end of the process and say how it died."""
+        code = await self.process.wait()
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.writer.close()
+        await self.process.wait()
+
+
+class Children:
+    """A few children, started when needed, reused, and ended when idle."""
+
+    def __init__(self, start: Start | None, settings: WorkerSettings) -> None:
+        self._start = start
+        self._settings = settings
+        self._idle: list[tuple[_Child, asyncio.TimerHandle]] = []
+        self._running: dict[int, _Child] = {}
+        self._enders: set[asyncio.Task[None]] = set()
+        self._failures = 0
+
+    @property
+    def available(self) -> bool:
+        """Whether suspects can run in children at all."""
+        return self._start is not None
+
+    def running_job_ids(self) -> list[int]:
+        """Ids of the jobs in children."""
+        return list(self._running)
+
+    def cancel(self, job_ids: set[int]) -> None:
+        """Ask the handlers of some jobs to stop."""
+        for job_id in job_ids & self._running.keys():
+            self._running[job_id].send(Stop(job_id))
+
+    async def kill_running(self) -> None:
+        """Kill the children that run something."""
+        for child in list(self._running.values()):
+            await child.kill()
+
+    async def run(self, held: HeldJob, kind: Kind, job: Job) -> Answer:
+        """Run one suspect; returns how it ended, the child's death included."""
+        try:
+            child = await self._child()
+        except _ChildFailed as error:
+            self._failures += 1
+            after = min(2.0**self._failures, 60.0)
+            log.error("no child for job %s, next try in %g s: %s", job.job_id, after, error)
+            return Answer(ended=Ended(0, "handed_back", after=after))
+        self._failures = 0
+        self._running[job.job_id] = child
+        hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
+        child.send(Work(held.lease.lease_id, held.batch.claim_no, held.row, held.lane))
+        try:
+            async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
+                answer = await child.answer()
+        except TimeoutError:
+            await child.kill()
+            log.warning("job %s is stopped after %g s, with its process", job.job_id, hard)
+            return Answer(
+                ended=_running.failure(kind, job, HardTimeout(hard or 0.0)), solo=kind.transaction
+            )
+        except (asyncio.IncompleteReadError, ConnectionError):
+            how = await child.death()
+            log.warning("job %s killed the process that ran it alone: %s", job.job_id, how)
+            return Answer(ended=_running.lost_child(kind, job, how), solo=kind.transaction)
+        except BaseException:
+            await child.kill()
+            raise
+        finally:
+            self._running.pop(job.job_id, None)
+        self._keep(child)
+        return answer
+
+    async def close(self) -> None:
+        """End all children."""
+        for child, timer in self._idle:
+            timer.cancel()
+            await child.kill()
+        self._idle.clear()
+        for child in list(self._running.values()):
+            await child.kill()
+        await asyncio.gather(*self._enders, return_exceptions=True)
+
+    def _keep(self, child: _Child) -> None:
+        timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle, child)
+        self._idle.append((child, timer))
+
+    def _end_idle(self, child: _Child) -> None:
+        self._idle = [item for item in self._idle if item[0] is not child]
+        task = asyncio.get_running_loop().create_task(child.kill())
+        self._enders.add(task)
+        task.add_done_callback(self._enders.discard)
+
+    async def _child(self) -> _Child:
+        while self._idle:
+            child, timer = self._idle.pop()
+            timer.cancel()
+            if child.process.returncode is None:
+                return child
+        if self._start is None:
+            raise _ChildFailed("the application's module is not known")
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "forebay.worker._child",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = _Child(process, reader, writer)
+        child.send(self._start)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                answer = await child.answer()
+            if not answer.ready:
+                raise _ChildFailed("it did not say that it is ready")
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await child.kill()
+            raise _ChildFailed(f"it ended while importing {self._start.module}") from None
+        return child
+
+
+def start_of(
+    module: str,
+    attribute: str,
+    *,
+    is_script: bool,
+    dsn: str,
+    name: str,
+    group: str,
+    settings: WorkerSettings,
+) -> Start:
+    """Return what a child needs to start."""
+    return Start(
+        module, attribute, is_script, list(sys.path), dsn, name, group, settings_of(settings)
+    )

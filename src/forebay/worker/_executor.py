@@ -1,0 +1,490 @@
+"""Slots: running claimed jobs, several at a time, and telling how each ended.
+
+Coroutine functions run as tasks, plain functions in threads. A call has at most three interruptions:
+asked to stop at the soft timeout or when cancelled; stopped at the hard timeout, when its slot is given
+free although the handler may not have noticed; and dropped when its lease is lost, when nothing is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forebay.db.pools import PoolTimeout, async_pool, run_on, run_on_sync, sync_pool
+from forebay.db.session import cut
+from forebay.errors import (
+    DatabaseUnavailable,
+    HandlerError,
+    HardTimeout,
+    InvalidJob,
+    JobCancelled,
+    LeaseLost,
+    SoftTimeout,
+    UnknownBatch,
+    UnknownKind,
+)
+from forebay.model.context import Context
+from forebay.ops import protocol
+from forebay.ops.protocol import Ended, Flush
+from forebay.policy.claims import mean_duration
+from forebay.worker import _running
+from forebay.worker._running import Call
+from forebay.worker._threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from forebay.config import WorkerSettings
+    from forebay.kinds import Kind, Kinds
+    from forebay.model.job import Job
+    from forebay.ops.operation import Operation
+    from forebay.worker._held import HeldJob, Lease
+
+log = logging.getLogger("forebay.worker")
+
+#: Threads that never came back from their handler before the worker says so at each further one.
+_ABANDONED_MANY = 10
+
+
+class Sink(Protocol):
+    """Where endings go: the settler, or a child's pipe to its parent."""
+
+    def done(self, job: HeldJob) -> None: ...
+    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
+    def settled_elsewhere(self, job: HeldJob) -> None: ...
+
+
+class Executor:
+    """Runs jobs on ``concurrency`` slots.
+
+    Args:
+        kinds: the handlers.
+        settings: concurrency and default timeouts.
+        sink: is told how each job ended.
+        dsn: for handlers in transactions.
+        name: application_name of their connections.
+        group: name of the group, for the jobs' view of themselves.
+        on_free: called when a slot or a place before it became free.
+        on_lease_lost: called when a handler's transaction learnt it.
+    """
+
+    def __init__(
+        self,
+        kinds: Kinds,
+        settings: WorkerSettings,
+        sink: Sink,
+        *,
+        dsn: str,
+        name: str,
+        group: str,
+        resources: Mapping[str, Any],
+        on_free: Callable[[], None],
+        on_lease_lost: Callable[[Lease], None],
+    ) -> None:
+        self._kinds = kinds
+        self._settings = settings
+        self._sink = sink
+        self._dsn = dsn
+        self._name = name
+        self._group = group
+        self._resources = resources
+        self._on_free = on_free
+        self._on_lease_lost = on_lease_lost
+        self._waiting: deque[tuple[Kind, list[HeldJob], list[Job], list[Any]]] = deque()
+        self._calls: dict[Call, list[HeldJob]] = {}
+        self._threads = Threads(settings.concurrency)
+        self._apool: Any = None
+        self._spool: Any = None
+        self._reserved = 0
+        self.buffered = 0
+        #: Running mean of handler durations, by queue, in seconds.
+        self.mean_seconds: dict[str, float] = {}
+
+    @property
+    def busy(self) -> int:
+        """Slots with a call."""
+        return len(self._calls) + self._reserved
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._calls and not self._waiting and not self._reserved
+
+    def running_job_ids(self) -> list[int]:
+        """Ids of the jobs whose handlers run."""
+        return [held.row.job_id for helds in self._calls.values() for held in helds]
+
+    def reserve(self) -> None:
+        """Take a slot for a call that runs elsewhere, in a child."""
+        self._reserved += 1
+
+    def release(self) -> None:
+        """Give it back."""
+        self._reserved -= 1
+        self._start_waiting()
+        self._on_free()
+
+    def prepare(self, held: HeldJob) -> tuple[Kind, Job, Any] | None:
+        """Find the handler of a job and decode its arguments; settle the job when that fails."""
+        row, lane = held.row, held.lane
+        try:
+            kind = self._kinds.get(row.kind)
+        except UnknownKind as error:
+            log.warning("job %s put aside: %s", row.job_id, error)
+            self._finish(held, _running.unknown_kind(row, error))
+            return None
+        job = _running.job_of(
+            row, kind=kind, queue=lane.queue, priority=lane.priority, group=self._group
+        )
+        try:
+            return kind, job, _running.decode_item(kind, job)
+        except InvalidJob as error:
+            log.warning("job %s is dead: %s", row.job_id, error)
+            self._finish(held, _running.bad_arguments(error))
+            return None
+
+    def take(self, helds: Iterable[HeldJob]) -> None:
+        """Run jobs of one claim as slots become free."""
+        batches: dict[str, tuple[Kind, list[HeldJob], list[Job], list[Any]]] = {}
+        for held in helds:
+            prepared = self.prepare(held)
+            if prepared is None:
+                continue
+            kind, job, item = prepared
+            self.buffered += 1
+            if kind.batch_size is None:
+                self._waiting.append((kind, [held], [job], [item]))
+                continue
+            unit = batches.get(kind.name)
+            if unit is None or len(unit[1]) >= kind.batch_size:
+                unit = batches[kind.name] = (kind, [], [], [])
+                self._waiting.append(unit)
+            unit[1].append(held)
+            unit[2].append(job)
+            unit[3].append(item)
+        self._start_waiting()
+
+    def hand_back_waiting(self) -> int:
+        """Give back what has not started; returns how many jobs."""
+        count = 0
+        while self._waiting:
+            for held in self._waiting.popleft()[1]:
+                self._finish(held, Ended(0, "handed_back"))
+                count += 1
+        self.buffered = 0
+        return count
+
+    def hand_back_running(self) -> int:
+        """Interrupt what still runs and give it back at no attempt; returns how many jobs."""
+        count = 0
+        for call, helds in list(self._calls.items()):
+            if not call.settling:
+                self._cut(call)
+            for held in helds:
+                if not held.ended:
+                    count += 1
+                self._finish(held, Ended(0, "handed_back"), solo=call.kind.transaction)
+            self._interrupt(call, JobCancelled(helds[0].row.job_id, reason="the worker stops"))
+        return count
+
+    def cancel(self, job_ids: Iterable[int]) -> None:
+        """Ask the handlers of some jobs to stop, because the jobs were cancelled."""
+        wanted = set(job_ids)
+        for call, helds in list(self._calls.items()):
+            if (
+                call.why is None
+                and any(held.row.job_id in wanted for held in helds)
+                and not call.kind.is_batch
+            ):
+                log.info("job %s is asked to stop: cancelled", helds[0].row.job_id)
+                self._interrupt(call, JobCancelled(helds[0].row.job_id))
+
+    def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
+        """Forget jobs of a lost lease, or of some batches of it, and stop their handlers; nothing is settled."""
+        gone = None if claim_nos is None else set(claim_nos)
+
+        def lost(held: HeldJob) -> bool:
+            return held.lease is lease and (gone is None or held.batch.claim_no in gone)
+
+        dropped: list[int] = []
+        kept: deque[tuple[Kind, list[HeldJob], list[Job], list[Any]]] = deque()
+        for unit in self._waiting:
+            if lost(unit[1][0]):
+                dropped.extend(held.row.job_id for held in unit[1])
+                self.buffered -= len(unit[1])
+            else:
+                kept.append(unit)
+        self._waiting = kept
+        for call, helds in list(self._calls.items()):
+            if not lost(helds[0]):
+                continue
+            for held in helds:
+                if not held.ended:
+                    dropped.append(held.row.job_id)
+                held.ended = True
+            self._cut(call)
+            self._interrupt(call, JobCancelled(helds[0].row.job_id, reason="the lease is lost"))
+            self._abandon(call)
+        return dropped
+
+    async def close(self) -> None:
+        """Let threads end and close the pools."""
+        self._threads.close()
+        for call in list(self._calls):
+            if call.task is not None:
+                call.task.cancel()
+        if self._apool is not None:
+            await self._apool.close(timeout=1)
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close, timeout=1)
+
+    # --- one call ---
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self.busy < self._settings.concurrency:
+            kind, helds, jobs, items = self._waiting.popleft()
+            self.buffered -= len(helds)
+            soft, hard = self._timeouts(kind)
+            now = time.monotonic()
+            context = Context(
+                job=jobs[0],
+                jobs=jobs,
+                deadline=None if hard is None else now + hard,
+                resources=self._resources,
+            )
+            call = Call(kind, jobs, items, context)
+            self._calls[call] = helds
+            for held in helds:
+                held.started_at = now
+            loop = asyncio.get_running_loop()
+            if soft is not None:
+                call.timers.append(loop.call_later(soft, self._on_soft, call, soft))
+            if hard is not None:
+                call.timers.append(loop.call_later(hard, self._on_hard, call, hard))
+            call.task = loop.create_task(self._run(call, helds))
+
+    def _timeouts(self, kind: Kind) -> tuple[float | None, float | None]:
+        soft = kind.soft_timeout_seconds
+        hard = kind.hard_timeout_seconds
+        if soft is None and hard is None:
+            soft, hard = self._settings.soft_timeout_seconds, self._settings.hard_timeout_seconds
+        return soft, hard
+
+    async def _run(self, call: Call, helds: list[HeldJob]) -> None:
+        kind = call.kind
+        try:
+            if kind.transaction:
+                await self._run_in_transaction(call, helds)
+            else:
+                result = await self._result_of(call)
+                for held, ended in zip(helds, _running.endings(call, result), strict=True):
+                    self._finish(held, ended)
+        except (DatabaseUnavailable, PoolTimeout) as error:
+            if kind.transaction and call.context.conn is None:
+                # Not the handler's fault, and it never started.
+                self._finish_all(call, helds, [Ended(0, "handed_back", after=1.0) for _ in helds])
+                log.warning("no connection for a transaction: %s", error)
+            else:
+                self._fail(call, helds, error)
+        except BaseException as error:  # a handler may raise anything, and the worker goes on
+            self._fail(call, helds, error)
+        finally:
+            self._ended(call, helds)
+
+    async def _result_of(self, call: Call) -> Any:
+        positional, named = call.arguments()
+        if call.kind.is_async:
+            result = call.kind.function(*positional, **named)
+            return await result if inspect.isawaitable(result) else result
+        function = call.kind.function
+        call.thread_call = self._threads.submit(lambda: function(*positional, **named))
+        return await call.thread_call.future
+
+    async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
+        if call.kind.is_async:
+            if self._apool is None:
+                self._apool = await async_pool(
+                    self._dsn, size=self._settings.concurrency, name=self._name
+                )
+            async with self._apool.connection() as conn:
+                call.context.conn = call.connection = conn
+                async with conn.transaction():
+                    result = await self._result_of(call)
+                    endeds = _running.endings(call, result)
+                    operation = self._own_settlement(call, helds, endeds)
+                    statuses = await run_on(conn, operation)
+                    self._check_statuses(helds, statuses)
+        else:
+            if self._spool is None:
+                self._spool = sync_pool(self._dsn, size=self._settings.concurrency, name=self._name)
+            call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
+            endeds = await call.thread_call.future
+        for held, ended in zip(helds, endeds, strict=True):
+            if not held.ended:
+                held.ended = True
+                self._sink.settled_elsewhere(held)
+            self._count(held, ended)
+
+    def _body_in_transaction(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
+        # Runs in a thread.
+        with self._spool.connection() as conn:
+            call.context.conn = call.connection = conn
+            with conn.transaction():
+                positional, named = call.arguments()
+                result = call.kind.function(*positional, **named)
+                endeds = _running.endings(call, result)
+                operation = self._own_settlement(call, helds, endeds)
+                self._check_statuses(helds, run_on_sync(conn, operation))
+                return endeds
+
+    def _own_settlement(
+        self, call: Call, helds: list[HeldJob], endeds: list[Ended | None]
+    ) -> Operation[list[protocol.FlushStatus]]:
+        # From here on the call is not interrupted: its transaction decides.
+        if call.why is None:
+            call.settling = True
+        if any(held.ended for held in helds):
+            raise LeaseLost(helds[0].lease.lease_id)
+        flushes = []
+        for held, ended in zip(helds, endeds, strict=True):
+            offset = held.row.offset
+            flush = Flush(
+                claim_no=held.batch.claim_no,
+                flush_no=-offset,
+                done=[offset],
+                millis=[held.millis()],
+            )
+            if ended is not None:
+                ended.offset = offset
+                flush.done, flush.millis, flush.ended = [], None, [ended]
+            flushes.append(flush)
+        return protocol.settle(helds[0].lease.lease_id, flushes)
+
+    @staticmethod
+    def _check_statuses(helds: list[HeldJob], statuses: list[protocol.FlushStatus]) -> None:
+        if any(status != "settled" for status in statuses):
+            raise UnknownBatch(lease=helds[0].lease.lease_id, claim_no=helds[0].batch.claim_no)
+
+    def _fail(self, call: Call, helds: list[HeldJob], error: BaseException) -> None:
+        if isinstance(error, LeaseLost | UnknownBatch) and call.kind.transaction:
+            if isinstance(error, LeaseLost) and not helds[0].ended:
+                self._on_lease_lost(helds[0].lease)
+            for held in helds:
+                held.ended = True
+            log.warning("job %s: %s; its transaction was rolled back", helds[0].row.job_id, error)
+            return
+        error = _running.raised_because(call, error)
+        if isinstance(error, asyncio.CancelledError) and call.why is None:
+            # Cancelled from inside: the handler cancelled itself, or a task group of its own did.
+            error = RuntimeError("the handler ended with CancelledError")
+        self._finish_all(
+            call, helds, [_running.failure(call.kind, job, error) for job in call.jobs]
+        )
+        if not isinstance(error, HandlerError):
+            log.info(
+                "job %s failed: %s: %s", helds[0].row.job_id, type(error).__name__, _short(error)
+            )
+
+    def _finish_all(self, call: Call, helds: list[HeldJob], endeds: list[Ended]) -> None:
+        for held, ended in zip(helds, endeds, strict=True):
+            self._finish(held, ended, solo=call.kind.transaction)
+
+    def _finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
+        if held.ended:
+            return
+        held.ended = True
+        if ended is None:
+            self._sink.done(held)
+        else:
+            ended.offset = held.row.offset
+            self._sink.end(held, ended, solo=solo)
+        self._count(held, ended)
+
+    def _count(self, held: HeldJob, ended: Ended | None) -> None:
+        if ended is None:
+            queue = held.lane.queue
+            self.mean_seconds[queue] = mean_duration(
+                self.mean_seconds.get(queue), time.monotonic() - held.started_at
+            )
+
+    def _ended(self, call: Call, helds: list[HeldJob]) -> None:
+        del helds
+        for timer in call.timers:
+            timer.cancel()
+        if self._calls.pop(call, None) is not None:
+            self._start_waiting()
+            self._on_free()
+
+    # --- interruptions ---
+
+    def _interrupt(self, call: Call, why: HandlerError) -> None:
+        if call.settling:
+            return
+        call.why = call.why or why
+        call.context.ask_to_stop(why)
+        if call.kind.is_async:
+            if call.task is not None:
+                call.task.cancel()
+        elif call.thread_call is not None:
+            self._threads.interrupt(call.thread_call, _ready_made(why))
+
+    def _on_soft(self, call: Call, seconds: float) -> None:
+        if call in self._calls and call.why is None:
+            log.warning("job %s is asked to stop after %g s", call.jobs[0].job_id, seconds)
+            self._interrupt(call, SoftTimeout(seconds))
+
+    def _on_hard(self, call: Call, seconds: float) -> None:
+        helds = self._calls.get(call)
+        if helds is None:
+            return
+        error = HardTimeout(seconds)
+        log.warning("job %s is stopped after %g s", call.jobs[0].job_id, seconds)
+        self._cut(call)
+        self._finish_all(
+            call, helds, [_running.failure(call.kind, job, error) for job in call.jobs]
+        )
+        call.settling = False
+        self._interrupt(call, error)
+        self._abandon(call)
+
+    def _cut(self, call: Call) -> None:
+        # A transaction that must not commit any more: without its connection it cannot.
+        if call.connection is not None:
+            cut(call.connection)
+
+    def _abandon(self, call: Call) -> None:
+        # The slot is free; the handler may go on until it notices.
+        if call.thread_call is not None and not call.thread_call.future.done():
+            self._threads.abandon(call.thread_call)
+            if self._threads.abandoned >= _ABANDONED_MANY:
+                log.error(
+                    "%s handlers ignored their timeouts and still run", self._threads.abandoned
+                )
+            call.thread_call.future.cancel()
+        for timer in call.timers:
+            timer.cancel()
+        if self._calls.pop(call, None) is not None:
+            self._start_waiting()
+            self._on_free()
+
+
+def _ready_made(error: HandlerError) -> type[HandlerError]:
+    # What is raised in a thread from outside must be a class that needs no arguments.
+    kind = type(error)
+
+    def init(self: HandlerError) -> None:
+        self.__dict__.update(error.__dict__)
+        self.args = error.args
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
+
+
+def _short(error: BaseException) -> str:
+    try:
+        return str(error)[:200]
+    except Exception:
+        return "(it cannot be shown)"

@@ -1,0 +1,112 @@
+"""Heartbeats, in a thread with an event loop and a connection of its own.
+
+They go on while a handler blocks the worker's loop or fills its connections; a worker whose
+loop does not move for a whole lease stops beating, so that its jobs are taken from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from forebay.db.session import Session
+from forebay.errors import DatabaseUnavailable
+from forebay.ops import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.ops.protocol import Beat
+
+log = logging.getLogger("forebay.worker")
+
+
+class Heart:
+    """Beats for all leases of the process.
+
+    Args:
+        dsn: where to.
+        name: application_name of the connection.
+        beat_seconds: pause between beats.
+        stall_seconds: without a sign of the worker's loop for so long, beating stops.
+        held: called in the worker's loop; the ids of its leases and of its running jobs.
+        heard: called in the worker's loop with each answer and when its beat was sent.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        name: str,
+        beat_seconds: float,
+        stall_seconds: float,
+        held: Callable[[], tuple[list[int], list[int]]],
+        heard: Callable[[Beat, float], None],
+    ) -> None:
+        self._session_args = (dsn, name)
+        self._beat_seconds = beat_seconds
+        self._stall_seconds = stall_seconds
+        self._held = held
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._snapshot: tuple[list[int], list[int]] = ([], [])
+        self._seen_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="forebay-heart", daemon=True)
+
+    def start(self) -> None:
+        """Start beating."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating; does not wait for a beat under way."""
+        self._stopping.set()
+
+    def _main(self) -> None:
+        asyncio.run(self._beat_for_ever())
+
+    async def _beat_for_ever(self) -> None:
+        dsn, name = self._session_args
+        session = Session(dsn, name=name, connect_seconds=3.0, call_seconds=3.0, lock_timeout="2s")
+        was_down = stalled = False
+        while not self._stopping.is_set():
+            try:
+                self._loop.call_soon_threadsafe(self._look)
+            except RuntimeError:
+                return  # The worker's loop is closed.
+            silent = time.monotonic() - self._seen_at
+            if silent > self._stall_seconds:
+                if not stalled:
+                    log.error(
+                        "the event loop has not moved for %.0f s; giving up the lease", silent
+                    )
+                stalled = True
+            elif self._snapshot[0]:
+                stalled = False
+                sent_at = time.monotonic()
+                try:
+                    beat = await session.run(protocol.beat(*self._snapshot))
+                    self._loop.call_soon_threadsafe(self._heard, beat, sent_at)
+                    if was_down:
+                        log.info("heartbeat is back")
+                    was_down = False
+                except DatabaseUnavailable as error:
+                    if not was_down:
+                        log.warning("no heartbeat: %s", error)
+                    was_down = True
+                except RuntimeError:
+                    return
+                except Exception as error:
+                    # A lock on the table, for example. The next beat may pass.
+                    log.warning("no heartbeat: %s", error)
+            pause = min(self._beat_seconds, 0.3) if was_down else self._beat_seconds
+            await asyncio.sleep(pause)
+        await session.close()
+
+    def _look(self) -> None:
+        self._seen_at = time.monotonic()
+        self._snapshot = self._held()

@@ -1,0 +1,118 @@
+"""What a worker process holds: leases, their batches, and the jobs in them.
+
+A batch is named (lease, claim_no). The numbers are counted here, in memory, and never used again; a
+process that lost its database connection during a claim takes a new lease, because it cannot know
+what the old one holds. A lease is trusted until ``sent_at + lease_seconds - margin``, counted from when the last
+acknowledged heartbeat was *sent*: a slow answer must not lengthen the belief.
+
+Invariant "single holder": docs/design/engine.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forebay.ops.protocol import Ended, Flush
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.ops.protocol import ClaimedJob, ReadyLane
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease of this process. ``retired``: no more claims. ``lost``: settle nothing."""
+
+    lease_id: int
+    trusted_until: float
+    retired: bool = False
+    lost: bool = False
+    batches: dict[int, Batch] = field(default_factory=dict)
+    _claim_nos: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    newest: int = 0
+
+    def next_claim_no(self) -> int:
+        """Draw the name of the next batch."""
+        self.newest = next(self._claim_nos)
+        return self.newest
+
+    @property
+    def floor(self) -> int:
+        """The oldest batch still open; the newest number when none is."""
+        return min(self.batches, default=self.newest)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one claim took, and how far it is settled."""
+
+    lease: Lease
+    claim_no: int
+    size: int
+    open_offsets: set[int]
+    flush_nos: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    untouched: bool = True
+    done: list[int] = field(default_factory=list)
+    millis: list[int] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+
+    def take_flush(self) -> Flush | None:
+        """Turn what ended since the last flush into one, or None when nothing did."""
+        if not self.done and not self.ended:
+            return None
+        whole = self.untouched and len(self.done) == self.size
+        flush = Flush(
+            claim_no=self.claim_no,
+            flush_no=next(self.flush_nos),
+            done=None if whole else self.done,
+            millis=_in_order(self.done, self.millis) if whole else self.millis,
+            ended=self.ended,
+        )
+        self.untouched = False
+        self.done, self.millis, self.ended = [], [], []
+        return flush
+
+    def close(self, offsets: list[int] | None) -> None:
+        """Note that offsets, or all, are settled; an empty batch leaves its lease."""
+        if offsets is None:
+            self.open_offsets.clear()
+        else:
+            self.open_offsets.difference_update(offsets)
+        if not self.open_offsets:
+            self.lease.batches.pop(self.claim_no, None)
+
+
+def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
+    return [m for _, m in sorted(zip(offsets, millis, strict=True))]
+
+
+@dataclass(slots=True, eq=False)
+class HeldJob:
+    """A claimed job: waiting in this process, running, or ended.
+
+    ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
+    ``interrupted`` says why the handler was asked to stop.
+    """
+
+    row: ClaimedJob
+    batch: Batch
+    lane: ReadyLane
+    ended: bool = False
+    interrupted: str | None = None
+    started_at: float = 0.0
+    alone: bool = False
+    control: Any = None
+
+    @property
+    def lease(self) -> Lease:
+        return self.batch.lease
+
+    def begin(self) -> None:
+        self.started_at = time.monotonic()
+
+    def millis(self) -> int:
+        return min(int((time.monotonic() - self.started_at) * 1000), 2_147_483_647)

@@ -1,0 +1,208 @@
+"""Running one call of a handler: its arguments, its interruption, and what its end means.
+
+A *call* is one job, or several of a batch handler. How it ends is decided here, by pure rules on what the handler
+returned or raised; carrying it out is the settler's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout
+from forebay.model.job import Job
+from forebay.model.outcome import Cancel, Dead, Retry, Snooze
+from forebay.ops.protocol import Ended
+from forebay.policy.backoff import unknown_kind_seconds
+from forebay.policy.error_text import describe_exception
+from forebay.policy.retry import GiveUp
+
+if TYPE_CHECKING:
+    from forebay.kinds import Kind
+    from forebay.model.context import Context
+    from forebay.ops.protocol import ClaimedJob
+
+
+def job_of(row: ClaimedJob, *, kind: Kind | None, queue: str, priority: int, group: str) -> Job:
+    """Return the job as a handler sees it."""
+    return Job(
+        job_id=row.job_id,
+        kind=row.kind,
+        queue=queue,
+        priority=priority,
+        args=row.args,
+        attempt=row.attempts_used + 1,
+        max_attempts=row.max_attempts or (kind.retry.max_attempts if kind is not None else 20),
+        enqueued_at=row.enqueued_at,
+        expires_at=row.expires_at,
+        tag=row.tag,
+        correlation_id=row.correlation_id,
+        headers=row.headers or {},
+        group=group,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a handler."""
+
+    kind: Kind
+    jobs: list[Job]
+    items: list[Any]
+    context: Context
+    task: asyncio.Task[Any] | None = None
+    thread_call: Any = None
+    connection: Any = None
+    why: HandlerError | None = None
+    settling: bool = False
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the handler."""
+        before = (self.context,) if self.kind.takes_context else ()
+        if self.kind.is_batch:
+            return (*before, self.items), {}
+        return before, self.items[0]
+
+
+def decode_item(kind: Kind, job: Job) -> Any:
+    """Return what the handler gets for a job; a batch of ``Job`` values gets the job itself.
+
+    Raises:
+        InvalidJob: the arguments do not fit the handler.
+    """
+    item = kind.decode(job.args)
+    return job if kind.is_batch and item is job.args else item
+
+
+def endings(call: Call, result: Any) -> list[Ended | None]:
+    """Return how each job of a call ended whose handler returned; None means done.
+
+    A batch handler returns None (all done) or a sequence with one entry for each job: None, an outcome, or an exception.
+
+    Raises:
+        TypeError: the sequence does not fit the jobs.
+    """
+    if not call.kind.is_batch:
+        return [ending(call.kind, call.jobs[0], result)]
+    if result is None:
+        return [None] * len(call.jobs)
+    if isinstance(result, Snooze | Retry | Cancel | Dead):
+        return [ending(call.kind, job, result) for job in call.jobs]
+    if (
+        isinstance(result, str | bytes | Mapping)
+        or not isinstance(result, Sequence)
+        or len(result) != len(call.jobs)
+    ):
+        message = (
+            f"batch handler {call.kind.name} must return None or one entry for each of its"
+            f" {len(call.jobs)} jobs, not {type(result).__name__}"
+        )
+        raise TypeError(message)
+    return [
+        failure(call.kind, job, entry)
+        if isinstance(entry, BaseException)
+        else ending(call.kind, job, entry)
+        for job, entry in zip(call.jobs, result, strict=True)
+    ]
+
+
+def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
+    """Return how a job ended whose handler returned; None means done. The offset is filled in later."""
+    if isinstance(result, Snooze):
+        after = result.delay_seconds
+        if after is None and result.until is not None:
+            after = max(0.0, (result.until - datetime.now(UTC)).total_seconds())
+        return Ended(0, "snoozed", after=after)
+    if isinstance(result, Retry):
+        error = {
+            "type": "Retry",
+            "message": result.reason or "the handler asked for a retry",
+            "traceback": "",
+        }
+        if job.is_last_attempt:
+            return Ended(0, "dead", reason="exhausted", error=error)
+        after = result.after_seconds
+        return Ended(
+            0,
+            "retried",
+            after=kind.retry.delay_seconds(job.attempt, random.random())
+            if after is None
+            else after,
+            error=error,
+        )
+    if isinstance(result, Cancel):
+        return Ended(0, "cancelled", error=_said("Cancel", result.reason))
+    if isinstance(result, Dead):
+        return Ended(
+            0,
+            "dead",
+            reason="permanent",
+            error=_said("Dead", result.reason or "the handler gave the job up"),
+        )
+    return None
+
+
+def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
+    """Return how a job ended whose handler raised."""
+    record = describe_exception(error)
+    described = {"type": record.type, "message": record.message, "traceback": record.traceback}
+    if isinstance(error, JobCancelled):
+        return Ended(0, "cancelled", error=described)
+    decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
+    if isinstance(decision, GiveUp):
+        return Ended(0, "dead", reason=decision.reason, error=described)
+    return Ended(0, "retried", after=decision.seconds, error=described)
+
+
+def lost_child(kind: Kind, job: Job, how: str) -> Ended:
+    """Return how a suspect ended whose child process died."""
+    error = {
+        "type": "WorkerLost",
+        "message": f"the process that ran this job alone died: {how}",
+        "traceback": "",
+    }
+    if job.is_last_attempt:
+        return Ended(0, "dead", reason="worker lost", error=error)
+    return Ended(
+        0, "lost", after=kind.retry.delay_seconds(job.attempt, random.random()), error=error
+    )
+
+
+def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
+    """Return how a job ended that nobody here can run: put aside, longer each time."""
+    record = describe_exception(error)
+    return Ended(
+        0,
+        "unknown",
+        after=unknown_kind_seconds(row.pauses + 1, random.random()),
+        error={"type": record.type, "message": record.message, "traceback": ""},
+    )
+
+
+def bad_arguments(error: InvalidJob) -> Ended:
+    """Return how a job ended whose arguments do not fit its handler."""
+    record = describe_exception(error)
+    return Ended(
+        0,
+        "dead",
+        reason="permanent",
+        error={"type": record.type, "message": record.message, "traceback": ""},
+    )
+
+
+def raised_because(call: Call, error: BaseException) -> BaseException:
+    """Return what to record: our reason when we interrupted the handler, else what it raised."""
+    if call.why is not None and (
+        isinstance(error, asyncio.CancelledError | SoftTimeout | JobCancelled)
+    ):
+        return call.why
+    return error
+
+
+def _said(kind: str, reason: str | None) -> dict[str, str] | None:
+    return {"type": kind, "message": reason, "traceback": ""} if reason else None

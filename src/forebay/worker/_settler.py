@@ -1,0 +1,179 @@
+"""Settling: what ended since the last flush goes to the database in one call.
+
+While a flush is under way the next one collects, so the busier the worker, the larger the flushes.
+A flush has a name, (lease, claim_no, flush_no), and is repeated under the same name until it is
+answered: after a lost connection nobody knows whether it arrived, and a second arrival changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from forebay.errors import DatabaseUnavailable, ForebayError, LeaseLost
+from forebay.ops import protocol
+from forebay.ops.protocol import Ended, Flush
+from forebay.policy.backoff import reconnect_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.db.session import Session
+    from forebay.worker._held import Batch, HeldJob, Lease
+
+log = logging.getLogger("forebay.worker")
+
+
+class Settler:
+    """Collects endings and writes them.
+
+    Args:
+        session: a connection of its own.
+        on_lease_lost: called with a lease that the database says is closed.
+    """
+
+    def __init__(self, session: Session, on_lease_lost: Callable[[Lease], None]) -> None:
+        self._session = session
+        self._on_lease_lost = on_lease_lost
+        self._dirty: dict[Batch, None] = {}
+        self._solo: list[tuple[Batch, Flush]] = []
+        self._under_way: list[tuple[Batch, Flush]] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        #: Settlements that the database refused, and those that had arrived before.
+        self.refused = 0
+        self.repeated = 0
+
+    def done(self, job: HeldJob) -> None:
+        """The job is done."""
+        batch = job.batch
+        batch.done.append(job.row.offset)
+        batch.millis.append(job.millis())
+        self._mark(batch)
+
+    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
+        """The job ended otherwise. ``solo``: under the name its own transaction may have used."""
+        if solo:
+            flush = Flush(
+                claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]
+            )
+            self._solo.append((job.batch, flush))
+            self._notice()
+            return
+        job.batch.ended.append(ended)
+        self._mark(job.batch)
+
+    def settled_elsewhere(self, job: HeldJob) -> None:
+        """The job's own transaction settled it."""
+        job.batch.untouched = False
+        job.batch.close([job.row.offset])
+
+    def _mark(self, batch: Batch) -> None:
+        self._dirty[batch] = None
+        self._notice()
+
+    def _notice(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Flush whenever something ended, until cancelled."""
+        failures = 0
+        while True:
+            if not self._under_way:
+                await self._wake.wait()
+                self._wake.clear()
+                self._under_way = self._collect()
+            try:
+                await self._write()
+                failures = 0
+            except DatabaseUnavailable as error:
+                failures += 1
+                if failures in {1, 10, 100}:
+                    log.warning("cannot settle, will repeat: %s", error)
+                await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 2.0))
+            except Exception as error:
+                # For example a full disk. The flush is kept; a part that can be written is.
+                failures += 1
+                log.error("cannot settle, will repeat: %s", error)
+                await self._write_one_by_one()
+                await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 5.0))
+            if not self._under_way and not self._dirty and not self._solo:
+                self._idle.set()
+
+    async def drained(self, seconds: float) -> bool:
+        """Wait until everything that ended is settled; False when that takes too long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be settled."""
+        return self._idle.is_set()
+
+    def _collect(self) -> list[tuple[Batch, Flush]]:
+        dirty, self._dirty = self._dirty, {}
+        solo, self._solo = self._solo, []
+        flushes = solo
+        for batch in dirty:
+            flush = batch.take_flush()
+            if flush is not None:
+                flushes.append((batch, flush))
+        return flushes
+
+    async def _write(self) -> None:
+        while self._under_way:
+            lease = self._under_way[0][0].lease
+            mine = [item for item in self._under_way if item[0].lease is lease]
+            await self._write_some(lease, mine)
+            self._under_way = [item for item in self._under_way if item[0].lease is not lease]
+
+    async def _write_one_by_one(self) -> None:
+        kept = []
+        for batch, flush in self._under_way:
+            try:
+                await self._write_some(batch.lease, [(batch, flush)])
+            except ForebayError as error:
+                log.warning("cannot settle batch %s: %s", flush.claim_no, error)
+                kept.append((batch, flush))
+            except Exception:
+                kept.append((batch, flush))
+        self._under_way = kept
+
+    async def _write_some(self, lease: Lease, items: list[tuple[Batch, Flush]]) -> None:
+        if lease.lost:
+            for batch, flush in items:
+                batch.close(_offsets(flush))
+            return
+        try:
+            statuses = await self._session.run(
+                protocol.settle(lease.lease_id, [flush for _, flush in items])
+            )
+        except LeaseLost as error:
+            log.warning("LeaseLost: %s; %s settlements changed nothing", error, len(items))
+            self._on_lease_lost(lease)
+            return
+        for (batch, flush), status in zip(items, statuses, strict=True):
+            batch.close(_offsets(flush))
+            if status == "repeated":
+                self.repeated += 1
+            elif status != "settled":
+                self.refused += 1
+                log.warning(
+                    "settlement of batch %s refused: %s; its jobs are claimed anew",
+                    flush.claim_no,
+                    status,
+                )
+
+
+def _offsets(flush: Flush) -> list[int] | None:
+    if flush.done is None:
+        return None
+    return flush.done + [ended.offset for ended in flush.ended]

@@ -1,0 +1,120 @@
+"""Threads for plain functions, which can be interrupted and, at worst, abandoned.
+
+Not a ``ThreadPoolExecutor``: its threads keep the interpreter from ending, and nothing tells which
+thread runs what. An interruption is an exception raised in the thread at its next bytecode
+(``PyThreadState_SetAsyncExc``, Python/C API manual, "Thread State and the Global Interpreter Lock"); a
+thread that is inside C code does not see it, and is abandoned at the hard timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import HandlerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Call:
+    __slots__ = ("abandoned", "function", "future", "loop", "thread_id")
+
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.function = function
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.thread_id: int | None = None
+        self.abandoned = False
+
+
+class Threads:
+    """A few daemon threads, started when needed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.abandoned = 0
+
+    def submit(self, function: Callable[[], Any]) -> _Call:
+        """Run a function in a thread; ``call.future`` has its result, in this loop."""
+        call = _Call(function, asyncio.get_running_loop())
+        with self._lock:
+            if self._idle == 0 and self._count < self._most:
+                self._count += 1
+                threading.Thread(target=self._work, name="forebay-handler", daemon=True).start()
+        self._calls.put(call)
+        return call
+
+    def interrupt(self, call: _Call, error: type[HandlerError]) -> None:
+        """Raise an exception in the thread that runs the call, if one does."""
+        with self._lock:
+            if call.thread_id is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(call.thread_id), ctypes.py_object(error)
+                )
+
+    def abandon(self, call: _Call) -> None:
+        """Stop waiting for a call; its thread ends when the function does, and is replaced."""
+        with self._lock:
+            if call.thread_id is not None and not call.abandoned:
+                call.abandoned = True
+                self._count -= 1
+                self.abandoned += 1
+
+    def close(self) -> None:
+        """Let idle threads end."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            call = self._calls.get()
+            with self._lock:
+                self._idle -= 1
+            if call is None:
+                return
+            with self._lock:
+                call.thread_id = threading.get_ident()
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = call.function()
+            except BaseException as raised:  # the thread must survive whatever a handler raises
+                error = raised
+            while True:
+                try:
+                    with self._lock:
+                        # From here on nobody interrupts; what was sent and not yet raised is withdrawn.
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(threading.get_ident()), None
+                        )
+                        call.thread_id = None
+                    break
+                except HandlerError as raised:
+                    error = error or raised
+            try:
+                call.loop.call_soon_threadsafe(_deliver, call.future, result, error)
+            except RuntimeError:
+                return  # The loop is closed.
+            if call.abandoned:
+                return
+
+
+def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration):
+        future.set_exception(RuntimeError("the handler raised StopIteration"))
+    else:
+        future.set_exception(error)

@@ -1,0 +1,644 @@
+"""A worker process: one lease, one claimer, some slots.
+
+The claimer asks which lanes are ready, plans how many jobs to take of which, and claims; the executor runs them, the
+settler writes how they ended, the heart keeps the lease alive from a thread of its own, maintenance keeps the log in order.
+
+What a crash leaves: jobs claimed and not settled. Their lease is revoked after ``suspect_seconds`` without a
+heartbeat, and they come back as suspects, each run alone in a child process.
+
+A lost connection during a claim leaves a doubt: the claim may have been committed. The lease is then *retired*: what
+is known to be in it is finished and settled, nothing more is claimed under it, and when it is closed the database sends
+back whatever it held in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forebay.config import WorkerSettings
+from forebay.db.session import Session
+from forebay.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    ForeignCluster,
+    LeaseLost,
+    SchemaError,
+    TransactionStateError,
+)
+from forebay.maintenance import Maintenance
+from forebay.ops import protocol
+from forebay.policy.backoff import reconnect_seconds
+from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
+from forebay.worker._children import Children, start_of
+from forebay.worker._executor import Executor
+from forebay.worker._heart import Heart
+from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._settler import Settler
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.app import App
+    from forebay.ops.protocol import Beat, ReadyLane
+
+log = logging.getLogger("forebay.worker")
+
+#: After an empty-handed claim of a lane that was reported ready, somebody else was faster.
+_EMPTY_CLAIM_PAUSE_SECONDS = 0.002
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a worker did since it started."""
+
+    claimed: int = 0
+    done: int = 0
+    ended: int = 0
+    leases_lost: int = 0
+    reconnects: int = 0
+
+
+class Worker:
+    """Runs the jobs of some queues.
+
+    Args:
+        app: the application with the handlers.
+        dsn: the database.
+        queues: queues to serve with their weights; None means all queues the app's kinds wait in.
+        settings: see ``WorkerSettings``; None means its defaults.
+        group: the group of each queue to read for.
+        location: where a child process finds the app: (module, attribute, is_script); None means as the app itself
+            knows. Without it suspects run in this process.
+
+    Raises:
+        ConfigError: there is no queue to serve.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        dsn: str,
+        *,
+        queues: Mapping[str, int] | None = None,
+        settings: WorkerSettings | None = None,
+        group: str = "default",
+        location: tuple[str, str, bool] | None = None,
+    ) -> None:
+        self._app = app
+        self._dsn = dsn
+        self._settings = settings or WorkerSettings()
+        weights = queues or self._settings.queue_weights
+        self._weights = dict(weights) if weights else dict.fromkeys(app.kinds.queues(), 1)
+        if not self._weights:
+            raise ConfigError(
+                "queue",
+                "names no queue, and the app declares no job",
+                hint="Declare a handler with @app.job.",
+            )
+        self._group = group
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._location = location or app.location()
+        self.stats = Stats()
+        self._lease: Lease | None = None
+        self._leases: dict[int, Lease] = {}
+        self._groups: dict[int, str] = {}
+        self._turns = Turns()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._now = False
+        self._stop_event = asyncio.Event()
+        self._until_idle = False
+        self._suspect_tasks: set[asyncio.Task[None]] = set()
+        self._asleep = False
+        #: Set when the worker has its lease and looks for work.
+        self.started = asyncio.Event()
+
+    # --- from outside ---
+
+    def stop(self) -> None:
+        """Stop claiming, finish what runs within the grace time, hand the rest back."""
+        self._stopping = True
+        self._stop_event.set()
+        self._wake.set()
+
+    def stop_now(self) -> None:
+        """Stop without the grace time."""
+        self._now = True
+        self.stop()
+
+    async def run(self, *, until_idle: bool = False) -> Stats:
+        """Work until stopped, or until there is nothing left to do.
+
+        Args:
+            until_idle: return when no job is ready or running; deferred jobs that are not due stay.
+
+        Raises:
+            SchemaError: the schema is missing or of another version.
+            ForeignCluster: the schema was restored from another cluster and not adopted.
+        """
+        self._until_idle = until_idle
+        settings = self._settings
+        name = f"forebay {self.name}"[:63]
+        connect = settings.connect_timeout_seconds
+        self._claims = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
+        settles = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
+        upkeep = Session(
+            self._dsn, name=name, lock_timeout="1s", connect_seconds=connect, call_seconds=60
+        )
+        bell = Session(self._dsn, name=name, connect_seconds=connect)
+        self._settler = Settler(settles, self._on_lease_lost)
+        self._maintenance = Maintenance(upkeep, on_work=self._wake.set)
+        start = None
+        if self._location is not None:
+            module, attribute, is_script = self._location
+            start = start_of(
+                module,
+                attribute,
+                is_script=is_script,
+                dsn=self._dsn,
+                name=name,
+                group=self._group,
+                settings=settings,
+            )
+        self._children = Children(start, settings)
+        async with contextlib.AsyncExitStack() as stack:
+            resources = await self._app.open_resources(stack)
+            self._executor = Executor(
+                self._app.kinds,
+                settings,
+                _Counted(self._settler, self.stats),
+                dsn=self._dsn,
+                name=name,
+                group=self._group,
+                resources=resources,
+                on_free=self._wake.set,
+                on_lease_lost=self._on_lease_lost,
+            )
+            heart = Heart(
+                self._dsn,
+                name=name,
+                beat_seconds=settings.heartbeat_seconds,
+                stall_seconds=settings.lease_seconds - settings.lease_margin_seconds,
+                held=self._held_ids,
+                heard=self._on_beat,
+            )
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                await self._open(first=True)
+                heart.start()
+                services = (
+                    self._settler.run,
+                    self._maintenance.run,
+                    lambda: self._listen(bell),
+                    self._watch,
+                )
+                tasks += [asyncio.create_task(_supervised(service)) for service in services]
+                await self._claim_until_stopped()
+                await self._finish()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                heart.stop()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._children.close()
+                await self._executor.close()
+                for session in (self._claims, settles, upkeep, bell):
+                    await session.close()
+        return self.stats
+
+    # --- leases ---
+
+    async def _open(self, *, first: bool = False) -> None:
+        """Open a lease; waits for the database, except for what only a person can mend at the start."""
+        failures = 0
+        while not self._stopping:
+            try:
+                if not self._groups:
+                    groups = {}
+                    for queue in self._weights:
+                        groups[await self._claims.run(protocol.open_group(queue, self._group))] = (
+                            queue
+                        )
+                    self._groups = groups
+                sent_at = time.monotonic()
+                lease_id = await self._claims.run(
+                    protocol.open_lease(
+                        self.name,
+                        lease_seconds=self._settings.lease_seconds,
+                        suspect_seconds=self._settings.suspect_seconds,
+                    )
+                )
+            except (SchemaError, ForeignCluster) as error:
+                if first:
+                    raise
+                log.error("no lease: %s", error)
+            except DatabaseUnavailable as error:
+                if failures in {0, 10, 100}:
+                    log.warning("no lease: %s", error)
+            except Exception as error:
+                log.error("no lease: %s", error)
+            else:
+                lease = Lease(
+                    lease_id,
+                    sent_at + self._settings.lease_seconds - self._settings.lease_margin_seconds,
+                )
+                self._leases[lease_id] = lease
+                self._lease = lease
+                self._connects = self._claims.connects
+                self.started.set()
+                log.info("worker %s has lease %s", self.name, lease_id)
+                return
+            failures += 1
+            await self._pause(
+                min(
+                    reconnect_seconds(failures, random.random()),
+                    self._settings.reconnect_seconds_max,
+                )
+            )
+
+    def _retire(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.retired = True
+
+    def _held_ids(self) -> tuple[list[int], list[int]]:
+        jobs = self._executor.running_job_ids() + self._children.running_job_ids()
+        return [lease.lease_id for lease in self._leases.values() if not lease.lost], jobs
+
+    def _on_beat(self, beat: Beat, sent_at: float) -> None:
+        trusted = self._settings.lease_seconds - self._settings.lease_margin_seconds
+        for lease in list(self._leases.values()):
+            if lease.lease_id in beat.open_leases:
+                lease.trusted_until = max(lease.trusted_until, sent_at + trusted)
+            elif not lease.lost and sent_at + trusted > lease.trusted_until:
+                self._on_lease_lost(lease)
+        if beat.cancelled_jobs:
+            self._executor.cancel(beat.cancelled_jobs)
+            self._children.cancel(set(beat.cancelled_jobs))
+
+    def _on_lease_lost(self, lease: Lease) -> None:
+        if lease.lost:
+            return
+        lease.lost = True
+        self.stats.leases_lost += 1
+        dropped = self._executor.drop(lease)
+        log.warning(
+            "LeaseLost: lease %s of %s is no longer ours; %s jobs dropped%s",
+            lease.lease_id,
+            self.name,
+            len(dropped),
+            f", running ones stopped: {dropped[:20]}" if dropped else "",
+        )
+        self._leases.pop(lease.lease_id, None)
+        if self._lease is lease:
+            self._lease = None
+        self._wake.set()
+
+    async def _watch(self) -> None:
+        """Stop trusting leases that nobody confirmed, and close retired ones that are empty."""
+        while True:
+            await asyncio.sleep(0.25)
+            now = time.monotonic()
+            for lease in list(self._leases.values()):
+                if now > lease.trusted_until:
+                    log.warning("no heartbeat was answered in time")
+                    self._on_lease_lost(lease)
+                elif lease.retired and not lease.batches and self._settler.is_idle:
+                    with contextlib.suppress(DatabaseUnavailable):
+                        held = await self._claims.run(protocol.close_lease(lease.lease_id))
+                        self._leases.pop(lease.lease_id, None)
+                        if held:
+                            log.info(
+                                "retired lease %s held %s jobs in vain; they went back",
+                                lease.lease_id,
+                                held,
+                            )
+
+    # --- claiming ---
+
+    async def _claim_until_stopped(self) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                if self._lease is None:
+                    await self._open()
+                    continue
+                busy = await self._claim_once(self._lease)
+                failures = 0
+                if self._until_idle and not busy and await self._is_idle():
+                    return
+            except (LeaseLost, DatabaseUnavailable) as error:
+                failures += 1
+                self.stats.reconnects += 1
+                if isinstance(error, LeaseLost) and self._lease is not None:
+                    self._on_lease_lost(self._lease)
+                else:
+                    if failures in {1, 10, 100}:
+                        log.warning("claims interrupted: %s", error)
+                    self._retire()
+                await self._pause(
+                    min(
+                        reconnect_seconds(failures, random.random()),
+                        self._settings.reconnect_seconds_max,
+                    )
+                )
+                await self._look_for_missing_batches()
+            except (ForeignCluster, SchemaError) as error:
+                failures += 1
+                log.error("claims stopped: %s", error)
+                await self._pause(5.0)
+            except TransactionStateError:
+                continue
+            except Exception as error:
+                # A lock_timeout, for example: nothing was claimed.
+                failures += 1
+                if failures in {1, 10, 100}:
+                    log.error("cannot claim: %s", error)
+                await self._pause(min(reconnect_seconds(failures, random.random()), 5.0))
+
+    async def _claim_once(self, lease: Lease) -> bool:
+        """Look for work and claim for the free slots; returns whether there was anything to do."""
+        settings = self._settings
+        self._wake.clear()
+        wanted = self._room()
+        if wanted <= 0:
+            await self._sleep(None)
+            return True
+        idle = self._executor.is_idle
+        lanes = await self._claims.run(
+            protocol.ready(list(self._groups), sleep_millis=int(settings.poll_seconds * 1000) + 30)
+        )
+        if not lanes:
+            if self._until_idle and idle:
+                return False
+            await self._sleep(settings.poll_seconds)
+            return False
+        by_name: dict[LaneName, list[ReadyLane]] = {}
+        for lane in lanes:
+            by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+        plan = plan_claims(
+            dict.fromkeys(by_name),
+            slots=wanted,
+            turns=self._turns,
+            weights=self._weights,
+            starving_share=settings.starving_share,
+        )
+        self._turns = plan.turns
+        claimed = 0
+        for name, count in plan.shares:
+            left = count
+            # Retries first, then suspects, then what is new.
+            for lane in sorted(
+                by_name[name], key=lambda lane: (not lane.is_private, lane.is_suspect)
+            ):
+                if left <= 0 or self._stopping or lease.lost:
+                    break
+                taken = await self._claim_lane(lease, lane, left)
+                claimed += taken
+                left -= taken
+        if claimed == 0:
+            await self._sleep(_EMPTY_CLAIM_PAUSE_SECONDS)
+        return True
+
+    def _room(self) -> int:
+        settings, executor = self._settings, self._executor
+        means = executor.mean_seconds.values()
+        size = claim_size(
+            max(0, settings.concurrency - executor.busy),
+            concurrency=settings.concurrency,
+            buffered=executor.buffered,
+            # The slowest queue decides: work taken ahead of a slow handler would wait here.
+            mean_seconds=max(means) if means else None,
+            ahead_seconds=settings.ahead_seconds,
+            rows_max=settings.claim_rows_max,
+        )
+        if executor.busy < settings.concurrency and not executor.buffered:
+            # A batch handler's slot takes as many jobs as its batch.
+            sizes = [
+                kind.batch_size
+                for kind in self._app.kinds
+                if kind.batch_size and kind.queue in self._weights
+            ]
+            size = max([size, *sizes])
+        return min(size, settings.claim_rows_max)
+
+    async def _claim_lane(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+        if lane.is_suspect:
+            return await self._claim_suspects(lease, lane, count)
+        claim_no = lease.next_claim_no()
+        rows = await self._claims.run(
+            protocol.claim(
+                lease_id=lease.lease_id,
+                claim_no=claim_no,
+                floor=lease.floor,
+                group_id=lane.group_id,
+                lane=lane.lane,
+                limit=count,
+            )
+        )
+        if not rows:
+            return 0
+        batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
+        lease.batches[claim_no] = batch
+        self.stats.claimed += len(rows)
+        self._executor.take([HeldJob(row, batch, lane) for row in rows])
+        return len(rows)
+
+    async def _claim_suspects(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+        taken = 0
+        while taken < count and self._executor.busy < self._settings.concurrency:
+            claim_no = lease.next_claim_no()
+            rows = await self._claims.run(
+                protocol.claim(
+                    lease_id=lease.lease_id,
+                    claim_no=claim_no,
+                    floor=lease.floor,
+                    group_id=lane.group_id,
+                    lane=lane.lane,
+                    limit=1,
+                )
+            )
+            if not rows:
+                break
+            taken += 1
+            self.stats.claimed += 1
+            batch = Batch(lease, claim_no, 1, {1})
+            lease.batches[claim_no] = batch
+            held = HeldJob(rows[0], batch, lane, alone=True)
+            prepared = self._executor.prepare(held)
+            if prepared is None:
+                continue
+            if not self._children.available:
+                self._executor.take([held])
+                continue
+            self._executor.reserve()
+            kind, job, _item = prepared
+            task = asyncio.create_task(self._run_suspect(held, kind, job))
+            self._suspect_tasks.add(task)
+            task.add_done_callback(self._suspect_tasks.discard)
+        return taken
+
+    async def _run_suspect(self, held: HeldJob, kind: Any, job: Any) -> None:
+        lease = held.lease
+        try:
+            held.begin()
+            await self._claims.run(protocol.start_suspect(lease.lease_id, held.batch.claim_no))
+            answer = await self._children.run(held, kind, job)
+            if held.ended or lease.lost:
+                return
+            held.ended = True
+            if answer.settled:
+                self._settler.settled_elsewhere(held)
+                self.stats.done += 1
+            elif answer.lease_lost:
+                self._on_lease_lost(lease)
+            elif answer.ended is not None:
+                answer.ended.offset = held.row.offset
+                self._settler.end(held, answer.ended, solo=answer.solo)
+                self.stats.ended += 1
+            else:
+                self._settler.done(held)
+                self.stats.done += 1
+        except LeaseLost:
+            self._on_lease_lost(lease)
+        except DatabaseUnavailable as error:
+            # It was not started: its start is not recorded.
+            log.warning("suspect %s put back: %s", job.job_id, error)
+            if not held.ended:
+                held.ended = True
+                self._settler.end(held, protocol.Ended(held.row.offset, "handed_back", after=1.0))
+        finally:
+            self._executor.release()
+
+    async def _look_for_missing_batches(self) -> None:
+        """After the database was away: which claims did its crash take back?"""
+        for lease in list(self._leases.values()):
+            if not lease.batches or lease.lost:
+                continue
+            try:
+                missing = await self._claims.run(
+                    protocol.missing_batches(lease.lease_id, list(lease.batches))
+                )
+            except Exception as error:
+                log.info("cannot look for missing batches yet: %s", error)
+                return
+            if missing:
+                dropped = self._executor.drop(lease, missing)
+                for claim_no in missing:
+                    lease.batches.pop(claim_no, None)
+                log.warning(
+                    "the database does not know %s batches of lease %s any more: %s jobs dropped, they are claimed anew",
+                    len(missing),
+                    lease.lease_id,
+                    len(dropped),
+                )
+
+    async def _is_idle(self) -> bool:
+        if not self._executor.is_idle or self._suspect_tasks:
+            await self._sleep(self._settings.poll_seconds)
+            return False
+        if not await self._settler.drained(5.0):
+            return False
+        promoted = await self._maintenance.run_once()
+        lanes = await self._claims.run(protocol.ready(list(self._groups)))
+        return not promoted and not lanes and self._executor.is_idle and self._settler.is_idle
+
+    async def _sleep(self, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop_event.wait()
+
+    async def _listen(self, bell: Session) -> None:
+        failures = 0
+        while True:
+            try:
+                async for queue in bell.notifications(protocol.CHANNEL):
+                    failures = 0
+                    if queue in self._weights:
+                        self._wake.set()
+            except DatabaseUnavailable as error:
+                failures += 1
+                log.debug("the bell is silent: %s", error)
+            await asyncio.sleep(min(reconnect_seconds(max(failures, 1), random.random()), 10.0))
+
+    # --- stopping ---
+
+    async def _finish(self) -> None:
+        """Finish what runs within the grace time, hand the rest back, close the leases."""
+        settings = self._settings
+        self._stopping = True
+        back = self._executor.hand_back_waiting()
+        until = time.monotonic() + (0.0 if self._now else settings.grace_seconds)
+        while (
+            not (self._executor.is_idle and not self._suspect_tasks)
+            and time.monotonic() < until
+            and not self._now
+        ):
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(0.2, max(0.0, until - time.monotonic()))):
+                    await self._wake.wait()
+        back += self._executor.hand_back_running()
+        for task in list(self._suspect_tasks):
+            task.cancel()
+        await self._children.kill_running()
+        if back:
+            log.info("%s jobs handed back", back)
+        settled = await self._settler.drained(1.0 if self._now else 3.0)
+        if not settled:
+            log.warning(
+                "not everything could be settled; the rest comes back when the lease is revoked"
+            )
+            return
+        for lease in list(self._leases.values()):
+            try:
+                async with asyncio.timeout(1.0 if self._now else 2.0):
+                    await self._claims.run(protocol.close_lease(lease.lease_id), seconds=1.5)
+            except Exception as error:
+                log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
+
+
+class _Counted:
+    """The settler, with a count of what passes."""
+
+    def __init__(self, settler: Settler, stats: Stats) -> None:
+        self._settler = settler
+        self._stats = stats
+
+    def done(self, job: HeldJob) -> None:
+        self._stats.done += 1
+        self._settler.done(job)
+
+    def end(self, job: HeldJob, ended: protocol.Ended, *, solo: bool = False) -> None:
+        self._stats.ended += 1
+        self._settler.end(job, ended, solo=solo)
+
+    def settled_elsewhere(self, job: HeldJob) -> None:
+        self._stats.done += 1
+        self._settler.settled_elsewhere(job)
+
+
+async def _supervised(service: Any) -> None:
+    """Run a service for ever: what it did not expect is logged, and it starts again."""
+    while True:
+        try:
+            await service()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a service of the worker failed and is started again")
+            await asyncio.sleep(1.0)
