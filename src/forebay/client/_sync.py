@@ -1,0 +1,330 @@
+# Generated from src/forebay/client/_async.py by tools/async_to_sync.py. Do not edit.
+"""The synchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, Unpack
+
+from forebay.client._address import address_of
+from forebay.db.callers import SyncConnection, run
+from forebay.db.own import run_own
+from forebay.model import JobOptionChanges, JobOptions, JobState
+from forebay.model.status import DeadLetter, Depth, JobStatus
+from forebay.ops import dead, enqueue, jobs, queues
+from forebay.ops.arguments import encode_args
+from forebay.ops.operation import Operation
+
+T = TypeVar("T")
+
+
+class Client:
+    """Enqueue jobs by name, look at them, and manage queues and dead letters.
+
+    Every method takes the caller's connection and works in its transaction, whatever its state;
+    it is never committed, rolled back or configured here. Without one, each call opens a
+    connection of its own and commits.
+
+    Args:
+        dsn: the database for calls without a connection: a libpq string or URL, or a function that
+            returns one when it is first needed. None means FOREBAY_DATABASE_URL, DATABASE_URL or
+            PG*, looked up then.
+
+    Every call may raise:
+        ConfigError: there is no connection and no address.
+        WrongConnection: what was passed is not a synchronous connection.
+        SchemaError: the database has no schema, or an old one.
+        DatabaseUnavailable: on a connection of its own: it failed or was lost.
+    """
+
+    def __init__(self, dsn: str | Callable[[], str] | None = None) -> None:
+        self._dsn = dsn
+
+    # --- producing ---
+
+    def enqueue(
+        self,
+        conn: SyncConnection,
+        kind: str,
+        args: Mapping[str, Any] | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> int:
+        """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
+
+        The arguments are checked for having a JSON form, not against a signature, which only the
+        process that has the handler knows.
+
+        Args:
+            conn: the connection, or a cursor of it.
+            kind: which handler.
+            args: the handler's arguments by name.
+            options: see ``JobOptions``.
+
+        Raises:
+            InvalidJob: an argument or option is refused.
+            PayloadTooLarge: the arguments are too large.
+            PayloadTooDeep: the arguments are nested too deeply.
+        """
+        return run(conn, enqueue.enqueue(_call(kind, args, options)))
+
+    def enqueue_now(
+        self,
+        kind: str,
+        args: Mapping[str, Any] | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> int:
+        """Enqueue a job in a transaction of its own, committed when this returns.
+
+        With anything written elsewhere it is not atomic: that is what ``enqueue`` is for. After
+        ``DatabaseUnavailable`` the job may or may not exist.
+        """
+        return self._run(None, enqueue.enqueue(_call(kind, args, options)))
+
+    def cancel(
+        self, job_id: int, *, group: str | None = None, conn: SyncConnection | None = None
+    ) -> str:
+        """Ask for a job to be cancelled; return ``"requested"``.
+
+        It is decided at the job's next claim or settlement, and the first writer wins: a job that
+        finishes before stays done. A running handler is asked to stop.
+
+        Args:
+            job_id: the job.
+            group: only for this reader of its queue; None for all.
+            conn: the connection whose transaction the request belongs to.
+
+        Raises:
+            JobNotFound: no job has had this id.
+            GroupNotFound: the queue has no such group.
+        """
+        return self._run(conn, jobs.cancel(job_id, group))
+
+    # --- looking ---
+
+    def job(self, job_id: int, *, conn: SyncConnection | None = None) -> list[JobStatus]:
+        """Return where a job stands, one entry for each group that reads its queue.
+
+        Raises:
+            JobNotFound: there is no such job; it may be past retention, or not committed.
+        """
+        return self._run(conn, jobs.job(job_id))
+
+    def jobs(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        state: JobState | str | None = None,
+        limit: int = 50,
+        before: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> list[JobStatus]:
+        """Return the newest jobs, newest first; a retry counts as new.
+
+        The search is bounded: with a rare state, older jobs that have it may not be found.
+
+        Args:
+            queue: only of this queue.
+            kind: only of this kind.
+            state: only in this state.
+            limit: most entries, 1 to 1000; a job with several groups is not cut apart.
+            before: the ``place`` of the last entry of the page before.
+            conn: the connection to look through.
+        """
+        return self._run(
+            conn, jobs.jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
+        )
+
+    def depth(self, queue: str | None = None, *, conn: SyncConnection | None = None) -> list[Depth]:
+        """Return how many jobs wait and run, by queue, priority and group.
+
+        It visits every waiting job: seconds at millions.
+        """
+        return self._run(conn, jobs.depth(queue))
+
+    # --- dead letters ---
+
+    def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        job_id: int | None = None,
+        redriven: bool | None = None,
+        limit: int = 50,
+        before: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> list[DeadLetter]:
+        """Return dead letters, newest first.
+
+        Args:
+            queue: only of this queue.
+            kind: only of this kind.
+            reason: exhausted, permanent, expired or worker lost.
+            tag: only with this tag.
+            group: only of this reader.
+            job_id: only of this job.
+            redriven: only those redriven already, or only those that were not.
+            limit: most entries, 1 to 1000.
+            before: the ``dead_id`` of the last entry of the page before.
+            conn: the connection to look through.
+        """
+        return self._run(
+            conn,
+            dead.dead_letters(
+                queue=queue,
+                kind=kind,
+                reason=reason,
+                tag=tag,
+                group=group,
+                job_id=job_id,
+                redriven=redriven,
+                limit=limit,
+                before=before,
+            ),
+        )
+
+    def dead_letter(self, dead_id: int, *, conn: SyncConnection | None = None) -> DeadLetter:
+        """Return one dead letter, with every error of its job.
+
+        Raises:
+            DeadLetterNotFound: there is none of this id; it may have been purged.
+        """
+        return self._run(conn, dead.dead_letter(dead_id))
+
+    def redrive(self, dead_id: int, *, conn: SyncConnection | None = None) -> int:
+        """Make a new job of a dead letter, for its group; return the new job's id.
+
+        Arguments, priority, tag, correlation id and headers are kept; attempts and expiry begin
+        anew. Job and dead letter name each other.
+
+        Raises:
+            DeadLetterNotFound: there is none of this id.
+            AlreadyRedriven: it was redriven before.
+        """
+        return self._run(conn, dead.redrive(dead_id))
+
+    def redrive_matching(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        died_after: datetime | None = None,
+        died_before: datetime | None = None,
+        limit: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Redrive all dead letters that fit, in the order their jobs had; return how many.
+
+        Args:
+            queue: only of this queue.
+            kind: only of this kind.
+            reason: exhausted, permanent, expired or worker lost.
+            tag: only with this tag.
+            group: only of this reader.
+            died_after: dead since this instant.
+            died_before: dead before this instant.
+            limit: at most so many; None for all.
+            conn: the connection whose transaction it belongs to.
+        """
+        return self._run(
+            conn,
+            dead.redrive_matching(
+                queue=queue,
+                kind=kind,
+                reason=reason,
+                tag=tag,
+                group=group,
+                died_after=died_after,
+                died_before=died_before,
+                limit=limit,
+            ),
+        )
+
+    def purge_dead(
+        self,
+        age: float | timedelta,
+        *,
+        queue: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Delete dead letters that died longer ago than ``age``; return how many.
+
+        Args:
+            age: in seconds or as a timedelta.
+            queue: only of this queue.
+            conn: the connection whose transaction it belongs to.
+        """
+        return self._run(conn, dead.purge_dead(age, queue))
+
+    # --- queues ---
+
+    def open_group(
+        self,
+        queue: str,
+        name: str = "default",
+        *,
+        start: queues.Start | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Open a group, an independent reader of a queue; return its id. Repeating it is harmless.
+
+        Args:
+            queue: which queue it reads.
+            name: of the group.
+            start: ``"beginning"`` for every job still in the log, ``"now"`` for those to come;
+                None means the beginning for a queue's first group and now for any other.
+            conn: the connection whose transaction it belongs to.
+        """
+        return self._run(conn, queues.open_group(queue, name, start))
+
+    def pause_queue(
+        self, queue: str, *, group: str | None = None, conn: SyncConnection | None = None
+    ) -> int:
+        """Let nothing more of a queue be claimed; return how many groups changed.
+
+        What runs goes on, and enqueuing too.
+
+        Raises:
+            GroupNotFound: the queue has no such group.
+        """
+        return self._run(conn, queues.pause_queue(queue, group))
+
+    def resume_queue(
+        self, queue: str, *, group: str | None = None, conn: SyncConnection | None = None
+    ) -> int:
+        """Let a paused queue be claimed again; return how many groups changed.
+
+        Raises:
+            GroupNotFound: there is no such queue or group.
+        """
+        return self._run(conn, queues.resume_queue(queue, group))
+
+    def configure(self, name: str, value: int, *, conn: SyncConnection | None = None) -> int:
+        """Change a setting of the whole database; return its value before.
+
+        Raises:
+            InvalidJob: there is no such setting, or the value is out of range.
+        """
+        return self._run(conn, queues.configure(name, value))
+
+    def _run(self, conn: SyncConnection | None, operation: Operation[T]) -> T:
+        if conn is not None:
+            return run(conn, operation)
+        self._dsn = address_of(self._dsn)
+        return run_own(self._dsn, operation)
+
+
+def _call(kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> enqueue.Call:
+    return enqueue.Call(
+        kind=kind,
+        args=encode_args({} if args is None else args),
+        options=JobOptions().merged(**options),
+    )

@@ -1,0 +1,125 @@
+"""Write the synchronous twin of each asynchronous module.
+
+The source is rewritten token by token: ``async`` and ``await`` go, and a short table renames what
+has another name. Layout and comments stay. Strings other than docstrings are left alone.
+
+    python tools/async_to_sync.py            write the generated files
+    python tools/async_to_sync.py --check    exit with 1 when one of them is out of date
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Generated file, by its source.
+FILES = {"src/forebay/client/_async.py": "src/forebay/client/_sync.py"}
+
+BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
+
+NAMES = {
+    "AsyncClient": "Client",
+    "AsyncConnection": "SyncConnection",
+    "run_async": "run",
+    "run_own_async": "run_own",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+}
+
+#: Words of docstrings.
+WORDS = {
+    "AsyncClient": "Client",
+    "The asynchronous client": "The synchronous client",
+    "not an asynchronous connection": "not a synchronous connection",
+    " ``_sync.py`` is generated from this file by tools/async_to_sync.py.": "",
+}
+
+_DROPPED = {"async", "await"}
+
+
+def to_sync(source: str) -> str:
+    """Return the synchronous form of a module's text."""
+    edits: list[tuple[int, int, str]] = []
+    starts = _line_starts(source)
+    previous = tokenize.INDENT
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        begin = starts[token.start[0] - 1] + token.start[1]
+        end = starts[token.end[0] - 1] + token.end[1]
+        if token.type == tokenize.NAME and token.string in _DROPPED:
+            # The blank behind the word goes too.
+            edits.append((begin, end + 1, ""))
+        elif token.type == tokenize.NAME and token.string in NAMES:
+            edits.append((begin, end, NAMES[token.string]))
+        elif token.type == tokenize.STRING and previous in (
+            tokenize.INDENT,
+            tokenize.NEWLINE,
+            tokenize.NL,
+            tokenize.ENCODING,
+        ):
+            edits.append((begin, end, _reworded(token.string)))
+        if token.type != tokenize.COMMENT:
+            previous = token.type
+    for begin, end, text in reversed(edits):
+        source = source[:begin] + text + source[end:]
+    return source
+
+
+def generated(source: str, text: str) -> str:
+    """Return the whole generated file for a source path and its text, formatted."""
+    banner = BANNER.format(source=source)
+    # Shorter names let the formatter join lines; its settings are the project's.
+    return _ruff("format", _ruff("check", banner + to_sync(text)))
+
+
+def _ruff(verb: str, text: str) -> str:
+    options = {"check": ["--select", "I", "--fix", "--quiet"], "format": ["--quiet"]}[verb]
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", verb, *options, "--stdin-filename", "src/generated.py", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return done.stdout
+
+
+def _reworded(text: str) -> str:
+    for word, other in WORDS.items():
+        text = re.sub(re.escape(word), other, text)
+    return text
+
+
+def _line_starts(text: str) -> list[int]:
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check every generated file; return the exit code."""
+    stale = []
+    for source, target in FILES.items():
+        wanted = generated(source, (ROOT / source).read_text(encoding="utf-8"))
+        path = ROOT / target
+        if path.exists() and path.read_text(encoding="utf-8") == wanted:
+            continue
+        stale.append(target)
+        if "--check" not in arguments:
+            path.write_text(wanted, encoding="utf-8")
+            print(f"wrote {target}")
+    if stale and "--check" in arguments:
+        print(f"out of date: {', '.join(stale)}; run python tools/async_to_sync.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

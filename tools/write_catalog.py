@@ -1,0 +1,24 @@
+"""Write src/forebay/sql/catalog.json: what the migrations make. Run it after adding a migration."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from forebay.db.examine import read_catalog
+from forebay.db.migrate import migrate
+from forebay.embedded import temporary_server
+
+TARGET = Path(__file__).parents[1] / "src" / "forebay" / "sql" / "catalog.json"
+
+
+def main() -> None:
+    """Migrate an empty server and write down what is there."""
+    with temporary_server(extra_settings={"fsync": "off"}) as server:
+        migrate(server.dsn())
+        found = asyncio.run(read_catalog(server.dsn()))
+    TARGET.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{TARGET}: {len(found)} objects")
+
+
+if __name__ == "__main__":
+    main()
