@@ -188,7 +188,7 @@ $$;
 -- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
 -- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
 --
--- Errors: JQ012 unless called alone.
+-- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance key.
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
@@ -199,6 +199,7 @@ declare
     v_sealed integer;
 begin
     perform forebay._require_alone('forebay.seal_v1()');
+    perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
         return 0;
     end if;

@@ -172,11 +172,12 @@ $$;
 -- Of suspects one is taken at a time.
 --
 -- Parameters:
---   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker and never reused
---   p_floor                 the oldest claim_no of the lease that is still open
+--   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
+--   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
--- Errors: JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
+-- Errors: JQ001 a bad number, floor or limit, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
+--   JQ030 foreign cluster.
 -- Locks, in order: the lane's advisory key, the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
@@ -196,6 +197,11 @@ declare
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
+    end if;
+    if (p_claim_no >= 1 and p_floor between 0 and p_claim_no) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('claim %s with floor %s: the number is at least 1, the floor at most the number',
+                             coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
     end if;
     perform forebay._require_alone('forebay.claim_v1()');
     perform set_config('synchronous_commit', 'off', true);
@@ -237,9 +243,10 @@ declare
     v_as       "char"[];
     v_high     bigint;
     v_used_up  boolean;
-    v_tombstones constant boolean := pg_sequence_last_value('forebay.tombstone_seq') is not null;
+    v_tombstones boolean;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     -- A later statement than the lock: its snapshot sees whatever the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -322,7 +329,7 @@ begin
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-        order by i.tombstone_no limit 1) t on true;
+        order by i.reason desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
 
     v_taken := v_rows;
     if p_sweep then

@@ -139,18 +139,18 @@ begin
                 v_offsets := '{}';
             end if;
             v_done := cardinality(v_offsets);
-            if v_ended <> '[]'::jsonb then
-                v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
-                v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
-                                                 v_batch.lane, v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
-                    from jsonb_array_elements(v_ended) e);
-            end if;
+            v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
             if v_offsets = '{}' or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
                or cardinality(v_offsets) <> (select count(distinct o) from unnest(v_offsets) o) then
                 status := 'refused';
                 return next;
                 continue;
+            end if;
+            if v_ended <> '[]'::jsonb then
+                v_outcomes := array_fill('d'::"char", array[v_done]) || array(
+                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                                                 v_batch.lane, v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
+                    from jsonb_array_elements(v_ended) e);
             end if;
         end if;
         if exists (select from forebay.settlement s

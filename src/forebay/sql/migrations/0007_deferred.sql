@@ -8,7 +8,8 @@
 -- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
 --
 -- Invariant "nothing lost".
--- Errors: JQ012 not called alone, JQ030 foreign cluster.
+-- Parameters: p_limit, 1 to 100000.
+-- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the promoter's advisory key, or returns 0 when another promoter has it.
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
@@ -29,7 +30,12 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
 begin
+    -- A promotion of none would move the mark past jobs that it did not promote.
+    if p_limit is null or p_limit not between 1 and 100000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
+    end if;
     perform forebay._require_alone('forebay.promote_v1()');
+    perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
         return 0;
     end if;

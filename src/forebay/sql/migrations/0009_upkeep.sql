@@ -8,7 +8,7 @@
 -- sweep never both decide. Bounded: p_most jobs a lane, p_lanes lanes a pass, in random order.
 --
 -- Parameters: p_since, look at expiries after this time only (the last pass, with an overlap); null: all.
--- Errors: JQ012 not called alone.
+-- Errors: JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
 returns bigint
 language plpgsql volatile security definer
@@ -27,6 +27,7 @@ declare
     v_at      constant timestamptz := forebay._now();
 begin
     perform forebay._require_alone('forebay.sweep_v1()');
+    perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
@@ -170,7 +171,7 @@ $$;
 -- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
 -- nobody waits for it. The empty table stays in its place; nothing is detached.
 --
--- Errors: 55P03 when somebody holds a lock on the segment; try again.
+-- Errors: 55P03 when somebody holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
@@ -183,6 +184,7 @@ declare
     v_days    bigint := forebay._setting_value('retention_days');
     v_bytes   bigint := forebay._setting_value('retention_bytes');
 begin
+    perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
         return null;
     end if;
@@ -206,6 +208,8 @@ $$;
 
 -- Delete what lies behind: promoted deferred rows, old heartbeats, and batches, settlements, leases and failures whose
 -- segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+--
+-- Errors: JQ030 foreign cluster.
 create function forebay.trim_v1(p_most integer default 20000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -221,6 +225,7 @@ declare
     v_total  bigint := 0;
     v_days   bigint := forebay._setting_value('retention_days');
 begin
+    perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
         return 0;
     end if;
