@@ -207,9 +207,10 @@ $$;
 --
 -- Lost: no heartbeat for lease_seconds; or none for suspect_seconds while the connection that sent the last one is
 -- gone. The caller's own session must be that old as well: after a restart, a crash of one backend
--- or a failover every session is new, and the living get their time to report.
+-- or a failover every session is new, and the living get their time to report. A lease that a settlement's
+-- open transaction holds is passed over: a forgotten prepared transaction delays nobody else's jobs.
 --
--- Errors: 55P03 when a settlement of it is held open by its transaction; try again.
+-- Errors: 55P03 when every lost lease is held that way, try again; JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -222,8 +223,10 @@ declare
     v_at      constant timestamptz := clock_timestamp();
     v_session double precision;
     v_lost    record;
+    v_held    bigint;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
+    perform forebay._require_home();
     select extract(epoch from v_at - a.backend_start) into v_session
     from pg_stat_get_activity(pg_backend_pid()) a;
     for v_lost in
@@ -239,7 +242,12 @@ begin
                or not exists (select from pg_stat_get_activity(h.backend_pid) a where a.pid is not null))
         order by h.beat_at
     loop
-        jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
+        begin
+            jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
+        exception when lock_not_available then
+            v_held := v_lost.lease_id;
+            continue;
+        end;
         if jobs is not null then
             lease_id := v_lost.lease_id;
             worker := v_lost.worker;
@@ -248,6 +256,12 @@ begin
             return;
         end if;
     end loop;
+    if v_held is not null then
+        raise exception using
+            errcode = 'lock_not_available',
+            message = format('lease %s is lost, but a transaction that settles jobs of it is still open', v_held),
+            hint = 'It ends by itself after 5 idle seconds; a prepared transaction must be committed or rolled back by hand.';
+    end if;
 end
 $$;
 
