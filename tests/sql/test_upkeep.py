@@ -1,0 +1,187 @@
+"""Promotion, sweep, retention, trimming and revocation at their edges."""
+
+import psycopg
+import pytest
+
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    one,
+    shift_clock,
+    small_segments,
+    sqlstate,
+    state,
+)
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        yield conn
+
+
+@pytest.mark.parametrize("limit", [0, -1, None, 2**31 - 1])
+def test_promotion_with_a_limit_that_makes_no_sense_is_refused(conn, limit):
+    """A promotion of nothing must not move the mark past jobs that it did not promote."""
+    job = enqueue(conn, delay="0.01 seconds")
+    wait_for(lambda: one(conn, "select forebay._now() > max(run_at) from forebay.deferred"))
+    assert sqlstate(conn, "select forebay.promote_v1(%s)", limit) == "JQ001"
+    assert one(conn, "select forebay.promote_v1()") == 1
+    assert state(conn, job) == "ready"
+
+
+@pytest.mark.parametrize(
+    ("claim_no", "floor"), [(None, 1), (1, None), (0, 0), (-1, -1), (1, 2), (2, -5)]
+)
+def test_a_claim_without_a_proper_name_or_floor_is_refused(database, conn, claim_no, floor):
+    """
+    A batch needs a number, and a floor not above it: what lies below the floor is neither
+    revoked with its lease nor kept from being emptied.
+    """
+    enqueue(conn)
+    with Reader(database) as reader:
+        lane = one(conn, "select forebay._lane_id('default', 100, 0)")
+        claim = "select forebay.claim_v1(%s, %s, %s, %s, %s, 1)"
+        args = (reader.lease_id, claim_no, floor, reader.group_id, lane)
+        assert sqlstate(reader.conn, claim, *args) == "JQ001"
+
+
+def revoked_by_upkeep(conn) -> tuple | str | None:
+    """Return the lease that was revoked and how many jobs went back, or the SQLSTATE."""
+    try:
+        return conn.execute("select lease_id, jobs from forebay.revoke_lost_v1()").fetchone()
+    except psycopg.Error as error:
+        return error.sqlstate
+
+
+def test_a_lease_that_cannot_be_revoked_does_not_keep_others_from_it(database, conn):
+    """
+    A forgotten prepared transaction with a settlement in it holds its own lease only: another lost
+    lease is revoked meanwhile, and the held one as soon as it can be.
+    """
+    with (
+        Reader(database, lease_seconds=0.2, suspect_seconds=0.1) as held,
+        Reader(database, lease_seconds=0.2, suspect_seconds=0.1) as lost,
+        psycopg.connect(database) as forgetful,
+    ):
+        first, second = enqueue(conn), enqueue(conn)
+        batch = held.claim(1)
+        lost.claim(1)
+        assert held.settle(batch.claim_no, [1], flush_no=-1, conn=forgetful) == "settled"
+        forgetful.execute("prepare transaction 'forgotten'")
+        try:
+            wait_for(lambda: revoked_by_upkeep(conn) == (lost.lease_id, 1))
+            assert state(conn, second) == "ready"
+            assert revoked_by_upkeep(conn) == "55P03"
+        finally:
+            conn.execute("commit prepared 'forgotten'")
+        assert revoked_by_upkeep(conn) == (held.lease_id, 0)
+        assert state(conn, first) == "done"
+
+
+def test_a_living_worker_is_not_revoked_and_a_silent_one_is(database, conn):
+    """A heartbeat keeps a lease; without one it is lost when its time is over, not before."""
+    with (
+        Reader(database, lease_seconds=0.3, suspect_seconds=0.3) as silent,
+        Reader(database, lease_seconds=30, suspect_seconds=0.1) as living,
+    ):
+        enqueue(conn)
+        silent.claim()
+        assert wait_for(lambda: revoked_by_upkeep(conn)) == (silent.lease_id, 1)
+        assert revoked_by_upkeep(conn) is None
+        living.conn.close()
+        assert wait_for(lambda: revoked_by_upkeep(conn)) == (living.lease_id, 0)
+
+
+def test_jobs_expire_where_nobody_claims(conn):
+    """The sweep ends expired jobs of a queue without workers, wherever they stand in the lane."""
+    stays = enqueue(conn, queue="forlorn", kind="stays")
+    goes = enqueue(conn, queue="forlorn", expires_at="2126-01-01")
+    conn.execute(
+        "update forebay.log set expires_at = clock_timestamp() - interval '1 s' where seq = %s",
+        [goes],
+    )
+    assert one(conn, "select forebay.sweep_v1()") == 1
+    assert one(conn, "select forebay.sweep_v1()") == 0
+    assert (state(conn, stays), state(conn, goes)) == ("ready", "expired")
+    shift_clock(conn, 31 * 86400)
+    assert one(conn, "select forebay.sweep_v1()") > 0
+    assert state(conn, stays) == "expired"
+    assert one(conn, "select count(*) from forebay.dead_letter where reason = 'expired'") == 2
+
+
+def test_promotion_survives_a_clock_that_is_set_back(database, conn):
+    """No deferred job is forgotten or promoted twice when the clock jumps ahead and back."""
+    ids = [enqueue(conn, delay=f"{minutes} minutes") for minutes in (1, 30, 90)]
+    shift_clock(conn, 3600)
+    assert one(conn, "select forebay.promote_v1()") == 2
+    shift_clock(conn, 0)
+    ids.append(enqueue(conn, delay="2 minutes"))
+    assert one(conn, "select forebay.promote_v1()") == 0
+    shift_clock(conn, 300)
+    assert one(conn, "select forebay.promote_v1()") == 1
+    shift_clock(conn, 7200)
+    assert one(conn, "select forebay.promote_v1()") == 1
+    with Reader(database) as reader:
+        assert sorted(i for b in reader.claim_all() for i in b.job_ids) == sorted(ids)
+
+
+def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, conn):
+    """
+    Settled segments older than the limit are emptied, oldest first; trimming then takes their
+    batches and settlements, never the newest row of a cursor.
+    """
+    small_segments(conn, rows=100, reserve=1000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
+    one(conn, "select forebay.configure('retention_days', 0)")
+    with Reader(database) as reader:
+        ids = []
+        for _ in range(25):
+            ids += [enqueue(conn) for _ in range(20)]
+            for batch in reader.claim_all():
+                reader.finish(batch)
+        running = enqueue(conn)
+        held = reader.claim()
+        one(conn, "select forebay.seal_v1()")
+        reader.claim_all()
+        emptied = 0
+        while one(conn, "select forebay.retain_v1()") is not None:
+            emptied += 1
+        assert emptied == 5
+        one(conn, "select forebay.trim_v1()")
+        assert one(conn, "select count(*) from forebay.batch where seqs is not null") < 10
+        assert state(conn, ids[0]) is None
+        assert state(conn, running) == "leased"
+        reader.finish(held)
+        later = enqueue(conn)
+        assert [b.job_ids for b in reader.claim_all()] == [[later]]
+
+
+def test_a_foreign_log_is_left_alone_by_every_upkeep(conn):
+    """
+    In a schema that was restored from elsewhere no upkeep touches anything before it is adopted:
+    the transaction ids that it would compare belong to another cluster.
+    """
+    enqueue(conn)
+    conn.execute("update forebay.cluster set system_identifier = system_identifier + 1")
+    for call in ("seal", "promote", "sweep", "retain", "trim", "revoke_lost"):
+        assert sqlstate(conn, f"select * from forebay.{call}_v1()") == "JQ030", call
+    assert sqlstate(conn, "select forebay.open_lease_v1('w')") == "JQ030"
+    assert sqlstate(conn, "select forebay.extend_v1()") is None
+    enqueue(conn)
+
+
+def test_a_settlement_with_offsets_out_of_range_is_refused_whatever_else_happened(database, conn):
+    """Also when a cancellation was requested somewhere, which settlements then look up."""
+    job = enqueue(conn)
+    enqueue(conn)
+    conn.execute("select forebay.cancel(%s)", [job + 1])
+    with Reader(database) as reader:
+        batch = reader.claim(1)
+        for offset in (0, -1, 2, 32767, None):
+            ended = [{"offset": offset, "outcome": "retried"}]
+            assert reader.settle(batch.claim_no, ended=ended) == "refused"
+        assert state(conn, job) == "leased"
+        assert reader.settle(batch.claim_no, [1], flush_no=2) == "settled"
