@@ -1,0 +1,53 @@
+"""The doctor: what is wrong with this database, in one look.
+
+Each check is one statement and the judgement of its rows, independent of all others: what one
+cannot see does not hide the rest. Nothing is written, and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.ops.doctor import _log, _schema, _server, _snapshots
+from forebay.ops.doctor._finding import (
+    Check,
+    Finding,
+    Level,
+    counted,
+    human_bytes,
+    human_seconds,
+)
+from forebay.ops.doctor._schema import catalog, installed, judge_drift, judge_installed
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Finding",
+    "Level",
+    "catalog",
+    "counted",
+    "human_bytes",
+    "human_seconds",
+    "installed",
+    "judge_drift",
+    "judge_installed",
+]
+
+#: In the order in which they are read out.
+CHECKS: Final = (
+    Check("server", _server.server(), needs_schema=False),
+    Check("schema", _schema.applied()),
+    Check("drift", _schema.drift()),
+    Check("cluster", _log.home()),
+    Check("roles", _server.roles()),
+    Check("durability", _server.durability(), needs_schema=False),
+    Check("timeouts", _server.timeouts(), needs_schema=False),
+    Check("workers", _log.leases()),
+    Check("queues", _log.queues()),
+    Check("deferred", _log.overdue()),
+    Check("failures", _log.failures()),
+    Check("room", _log.reserve()),
+    Check("retention", _log.retention()),
+    Check("notifications", _server.notifications(), needs_schema=False),
+    Check("snapshots", _snapshots.snapshots(), needs_schema=False),
+)
