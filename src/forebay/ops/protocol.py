@@ -6,6 +6,7 @@ What each call promises, locks and raises stands in the header of its SQL functi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 - decoded into, at run time
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -14,7 +15,6 @@ from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime
 
 CHANNEL = "forebay_bell"
 

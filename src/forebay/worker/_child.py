@@ -14,69 +14,22 @@ import contextlib
 import importlib
 import os
 import runpy
+import select
 import socket
 import sys
-from dataclasses import asdict
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forebay.config import WorkerSettings
-from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
 
 if TYPE_CHECKING:
     from forebay.app import App
-
-
-class Start(msgspec.Struct):
-    """What a child needs to know before its first job. ``module`` is a module's name or a script's path."""
-
-    module: str
-    attribute: str
-    is_script: bool
-    path: list[str]
-    dsn: str
-    name: str
-    group: str
-    settings: dict[str, Any]
-
-
-class Work(msgspec.Struct):
-    """One job to run."""
-
-    lease_id: int
-    claim_no: int
-    row: ClaimedJob
-    lane: ReadyLane
-
-
-class Answer(msgspec.Struct):
-    """How it ended: done, in its own transaction (settled), or otherwise."""
-
-    settled: bool = False
-    lease_lost: bool = False
-    solo: bool = False
-    ended: Ended | None = None
-    ready: bool = False
-
-
-class Stop(msgspec.Struct):
-    """Ask the running handler to stop: the job was cancelled."""
-
-    job_id: int
-
-
-async def receive(reader: asyncio.StreamReader) -> bytes:
-    """Read one message."""
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    return await reader.readexactly(size)
-
-
-def framed(message: bytes) -> bytes:
-    """Return a message with its length before it."""
-    return len(message).to_bytes(4, "big") + message
+    from forebay.ops.protocol import Ended
 
 
 class _Pipe:
@@ -148,15 +101,20 @@ async def _main(descriptor: int) -> None:
                 stop = msgspec.json.decode(message, type=Stop)
                 executor.cancel([stop.job_id])
                 continue
-            work = msgspec.json.decode(message, type=Work)
+            try:
+                work = msgspec.json.decode(message, type=Work)
+                batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, {1})
+                held = HeldJob(work.row, batch, work.lane)
+            except Exception as error:
+                # Our own mistake: it must not be put down to the job.
+                pipe.say(Answer(broken=f"{type(error).__name__}: {error}"))
+                continue
             pipe.answered = False
-            lease = Lease(work.lease_id, 0.0)
-            batch = Batch(lease, work.claim_no, 1, {1})
-            held = HeldJob(work.row, batch, work.lane)
             executor.take([held])
 
 
 def _watch_and_run(descriptor: int) -> None:
+    threading.Thread(target=_end_with_parent, args=(os.dup(descriptor),), daemon=True).start()
     try:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -164,9 +122,12 @@ def _watch_and_run(descriptor: int) -> None:
         os._exit(0)
 
 
-def settings_of(settings: WorkerSettings) -> dict[str, Any]:
-    """Return a child's settings: its parent's, with one slot."""
-    return {**asdict(settings), "concurrency": 1}
+def _end_with_parent(descriptor: int) -> None:
+    # In a thread: a handler that blocks the loop must not outlive the worker either.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(0)
 
 
 if __name__ == "__main__":

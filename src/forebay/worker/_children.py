@@ -19,7 +19,7 @@ import msgspec
 from forebay.errors import HardTimeout
 from forebay.ops.protocol import Ended
 from forebay.worker import _running
-from forebay.worker._child import Answer, Start, Stop, Work, framed, receive, settings_of
+from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
     from forebay.config import WorkerSettings
@@ -83,6 +83,8 @@ class Children:
         self._running: dict[int, _Child] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
+        # One child starts at a time: short suspects take turns in it, long ones get further ones.
+        self._starting = asyncio.Lock()
 
     @property
     def available(self) -> bool:
@@ -134,6 +136,10 @@ class Children:
             raise
         finally:
             self._running.pop(job.job_id, None)
+        if answer.broken is not None:
+            await child.kill()
+            log.error("a child failed before it could run job %s: %s", job.job_id, answer.broken)
+            return Answer(ended=Ended(0, "handed_back", after=5.0))
         self._keep(child)
         return answer
 
@@ -158,11 +164,15 @@ class Children:
         task.add_done_callback(self._enders.discard)
 
     async def _child(self) -> _Child:
-        while self._idle:
-            child, timer = self._idle.pop()
-            timer.cancel()
-            if child.process.returncode is None:
-                return child
+        async with self._starting:
+            while self._idle:
+                child, timer = self._idle.pop()
+                timer.cancel()
+                if child.process.returncode is None:
+                    return child
+            return await self._started()
+
+    async def _started(self) -> _Child:
         if self._start is None:
             raise _ChildFailed("the application's module is not known")
         ours, theirs = socket.socketpair()
