@@ -99,20 +99,19 @@ def durability() -> Operation[list[Finding]]:
 
 
 def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
-    found = []
     names = ("fsync", "full_page_writes", "synchronous_commit")
     facts = {name: settings[name] for name in names}
-    for name in ("fsync", "full_page_writes"):
-        if settings[name] == "off":
-            found.append(
-                Finding(
-                    "durability",
-                    Level.WARNING,
-                    f"{name} is off: a crash of the machine can destroy the whole database",
-                    f"Set {name} = on, unless the data may be lost.",
-                    facts,
-                )
-            )
+    found = [
+        Finding(
+            "durability",
+            Level.WARNING,
+            f"{name} is off: a crash of the machine can destroy the whole database",
+            f"Set {name} = on, unless the data may be lost.",
+            facts,
+        )
+        for name in ("fsync", "full_page_writes")
+        if settings[name] == "off"
+    ]
     if settings["synchronous_commit"] == "off":
         found.append(
             Finding(
@@ -150,8 +149,10 @@ def timeouts() -> Operation[list[Finding]]:
 
 
 def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
-    facts = {name: value for name, value in settings.items() if name not in _NOT_TIMEOUTS}
-    facts |= {"overrides": overrides}
+    facts: dict[str, Any] = {
+        name: value for name, value in settings.items() if name not in _NOT_TIMEOUTS
+    }
+    facts["overrides"] = overrides
     found = []
     if settings["default_transaction_isolation"] != "read committed":
         found.append(
@@ -185,7 +186,7 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
     }
     for name, (least, consequence) in short.items():
         seconds = float(settings.get(name) or 0) / 1000
-        if 0 < seconds:
+        if seconds > 0:
             level = Level.WARNING if seconds < least else Level.NOTICE
             found.append(
                 Finding(

@@ -171,7 +171,9 @@ begin
     select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
     v_id := coalesce(v_id, -1);
     v_hi := coalesce(v_hi, 1);
-    while v_made < p_most and v_hi - v_last < v_reserve loop
+    -- The last segment of all ends at the end of bigint.
+    while v_made < p_most and v_hi - v_last < v_reserve and v_hi < 9223372036854775807 loop
+        v_rows := least(v_rows, 9223372036854775807 - v_hi);
         v_id := v_id + 1;
         perform forebay._make_segment(v_id, v_hi, v_hi + v_rows);
         v_hi := v_hi + v_rows;

@@ -76,6 +76,8 @@ begin
         return format('run_at %s is not a finite time', p_run_at);
     elsif p_run_at is not null and p_run_at > forebay._now() + interval '100 years' then
         return format('run_at %s is more than 100 years away', p_run_at);
+    elsif p_expires_at is not null and (not isfinite(p_expires_at) or p_expires_at > forebay._now() + interval '200 years') then
+        return format('expires_at %s is not a time within 200 years', p_expires_at);
     elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
         return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
     elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
@@ -105,7 +107,7 @@ end
 $$;
 
 
--- Refuse arguments that are too large or too deep. Below 500 bytes nothing can be either.
+-- Refuse arguments that are too large or too deep. Up to 500 bytes nothing can be either: a level takes 8 bytes.
 --
 -- Errors: JQ002 too large, JQ003 too deep.
 create function forebay._check_args(p_args jsonb, p_index bigint) returns void
@@ -165,7 +167,7 @@ as $$
 declare
     v_problem text;
     v_now     timestamptz := forebay._now();
-    v_start   timestamptz := coalesce(enqueue.run_at, v_now + enqueue.delay);
+    v_start   timestamptz;
     v_lane    bigint;
     v_job_id  bigint;
 begin
@@ -176,10 +178,12 @@ begin
         raise exception using errcode = 'JQ001', message = v_problem,
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
-    if pg_column_size(enqueue.args) > 500 then
+    -- The concatenation makes of a value that comes compressed out of a table what it is in full.
+    if pg_column_size(enqueue.args || '{}') > 500 then
         perform forebay._check_args(enqueue.args, null);
     end if;
 
+    v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     if not exists (select from forebay.lane l where l.lane = v_lane) then
         v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
