@@ -1,1 +1,41 @@
-"""Forebay: a transactional job log for PostgreSQL."""
+"""Forebay, a transactional job log for PostgreSQL.
+
+Write your rows and enqueue your jobs in one transaction: both exist or neither does.
+
+>>> import forebay
+>>> app = forebay.App()
+>>> @app.job(queue="mail")
+... def send_welcome(user_id: int) -> None: ...
+
+Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
+"""
+
+from forebay.app import App, Handler
+from forebay.client import AsyncClient, Client
+from forebay.db.migrate import migrate, migration_sql
+from forebay.errors import ForebayError
+from forebay.model import Cancel, Dead, Job, JobOptions, JobState, Outcome, Retry, Snooze
+from forebay.model.context import Context
+from forebay.ops.enqueue import Call
+from forebay.policy.retry import RetryPolicy
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "Call",
+    "Cancel",
+    "Client",
+    "Context",
+    "Dead",
+    "ForebayError",
+    "Handler",
+    "Job",
+    "JobOptions",
+    "JobState",
+    "Outcome",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "migrate",
+    "migration_sql",
+]

@@ -112,8 +112,9 @@ class Chunks:
         self._opening: tuple[tuple[str, JobOptions, float | None], str] | None = None
         #: The database's time, needed once a call expires after a duration.
         self.now: datetime | None = None
-        #: How many jobs the statements handed out before the current chunk have.
+        #: How many jobs the statements handed out have, in all and the last one.
         self.handed_out = 0
+        self.last_size = 0
 
     def needs_clock(self, call: Call) -> bool:
         """Whether ``now`` must be set before this call is added."""
@@ -140,6 +141,7 @@ class Chunks:
         )
         self._texts, self._bytes = [], 0
         self.handed_out += count
+        self.last_size = count
         return operation
 
     def _opened(self, call: Call) -> str:
@@ -192,7 +194,7 @@ def shifted(error: EnqueueError, by: int) -> EnqueueError:
 def with_written(error: EnqueueError, count: int) -> EnqueueError:
     """Say in an error's detail how many jobs of the bulk were written before it."""
     if count:
-        error.detail = f"{count} jobs of this call were written before; they share your transaction"
+        error.detail = f"{count} jobs of this call were written before it, in your transaction"
     return error
 
 

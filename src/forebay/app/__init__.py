@@ -1,0 +1,6 @@
+"""The application: its handlers, its resources, and what runs them."""
+
+from forebay.app._app import App
+from forebay.app._handler import Handler, HandlerOptions
+
+__all__ = ["App", "Handler", "HandlerOptions"]

@@ -1,0 +1,423 @@
+"""The composition root: the one object that knows handlers, settings, database and worker.
+
+Making an ``App`` and declaring handlers reads no setting and touches no database, so a module with
+an app in it can be imported anywhere. Both are looked up when they are first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Protocol, TypeVar, cast, overload
+
+from forebay.app._handler import Handler, P, Q
+from forebay.app._resources import Resources
+from forebay.client import AsyncClient, Client, address_of
+from forebay.config import Settings, load_settings
+from forebay.db.bulk import enqueue_all, enqueue_all_async
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.kinds import QUEUE_DEFAULT, Kind, Kinds
+from forebay.model import Job, JobOptions, checks
+from forebay.model.context import Context
+from forebay.ops.arguments import ArgumentLimits
+from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
+from forebay.policy.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from forebay.db.callers import AsyncConnection, SyncConnection
+    from forebay.worker import Stats, Worker
+
+T = TypeVar("T")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[[], Any])
+
+BATCH_SIZE_DEFAULT: Final = 100
+
+
+class JobDecorator(Protocol):
+    """What ``app.job(...)`` returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, Q], R], /
+    ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Handler[P, P, R]: ...
+
+
+class BatchDecorator(Protocol):
+    """What ``app.batch_job(...)`` returns.
+
+    With items declared as ``Job`` the arguments of a job are free, and given by name.
+    """
+
+    @overload
+    def __call__(self, function: Callable[[list[Job]], R], /) -> Handler[[list[Job]], ..., R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[Context, list[Job]], R], /
+    ) -> Handler[[Context, list[Job]], ..., R]: ...
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], R], /) -> Handler[[list[T]], [T], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[Context, list[T]], R], /
+    ) -> Handler[[Context, list[T]], [T], R]: ...
+
+
+class App:
+    """Handlers, and what they need to be enqueued and run.
+
+    Args:
+        dsn: the database; None means FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
+        settings: None means forebay.toml or pyproject.toml, and FOREBAY_* variables.
+
+    >>> app = App()
+    >>> @app.job(queue="mail", timeout=30)
+    ... def send_welcome(user_id: int, locale: str = "en") -> None: ...
+    >>> send_welcome.call(42, locale="it").args
+    '{"user_id":42,"locale":"it"}'
+    """
+
+    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
+        self._dsn = dsn
+        self._address: str | None = None
+        self._settings = settings
+        self._kinds = Kinds()
+        #: Kinds whose retries the settings decide, once these are known; but for the attempts.
+        self._without_retry: dict[str, int | None] = {}
+        self._resources = Resources()
+        self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
+
+    # --- declaring ---
+
+    @overload
+    def job(
+        self, function: Callable[Concatenate[Context, Q], R], /
+    ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+
+    @overload
+    def job(self, function: Callable[P, R], /) -> Handler[P, P, R]: ...
+
+    @overload
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = QUEUE_DEFAULT,
+        priority: int = checks.PRIORITY_DEFAULT,
+        tag: str | None = None,
+        retry: RetryPolicy | None = None,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        soft_timeout: float | timedelta | None = None,
+        transaction: bool = False,
+        expires_in: float | timedelta | None = None,
+    ) -> JobDecorator: ...
+
+    def job(self, *functions: Any, **options: Any) -> Any:
+        """Declare a function as the handler of a kind; it stays callable as it is.
+
+        A coroutine function runs on the worker's event loop, any other in a thread. When its
+        first parameter is a ``Context``, it is given one. See ``Outcome`` for what it may return.
+
+        Args:
+            functions: the handler, with the bare form ``@app.job``.
+            options: of the kind, as below.
+
+        Options:
+            name: of the kind; None takes the function's.
+            queue: where its jobs wait.
+            priority: -32768 to 32767, lower first.
+            tag: where its jobs come from, free text.
+            retry: what follows a failed attempt; None means what the settings say.
+            max_attempts: attempts in all; goes before the policy's own number.
+            timeout: an attempt is stopped after so long; in seconds or as a timedelta.
+            soft_timeout: and asked to stop after so long.
+            transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job.
+            expires_in: a job that did not start so long after it was due is not started any more.
+
+        Raises:
+            ConfigError: the declaration cannot be served; it names the kind and the reason.
+        """
+        if functions:
+            return self._declared(*functions, **options)
+        return lambda function: self._declared(function, **options)
+
+    def batch_job(
+        self,
+        *,
+        size: int = BATCH_SIZE_DEFAULT,
+        name: str | None = None,
+        queue: str = QUEUE_DEFAULT,
+        priority: int = checks.PRIORITY_DEFAULT,
+        tag: str | None = None,
+        retry: RetryPolicy | None = None,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        soft_timeout: float | timedelta | None = None,
+        transaction: bool = False,
+        expires_in: float | timedelta | None = None,
+    ) -> BatchDecorator:
+        """Declare a function that takes many jobs of its kind per call.
+
+        Its parameter is a list: of a struct, dataclass, typed dict or pydantic model, one value per
+        job, and then ``enqueue`` takes one such value; or of ``Job``, and then ``enqueue`` takes
+        any arguments by name. A context may come first; its ``jobs`` are in the list's order.
+
+        Returning None ends every job as done. Returning a list ends each as its own entry says: an
+        outcome, an exception for a failed one, or None for done. Raising fails all of them.
+
+        Args:
+            size: most jobs of one call, 1 to 1000. A call never waits for more to arrive.
+            name: see ``job``, as for all that follow.
+            queue: ...
+            priority: ...
+            tag: ...
+            retry: ...
+            max_attempts: ...
+            timeout: ...
+            soft_timeout: ...
+            transaction: ...
+            expires_in: ...
+
+        Raises:
+            ConfigError: the declaration cannot be served; it names the kind and the reason.
+        """
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            return self._declared(
+                function,
+                batch_size=size,
+                name=name,
+                queue=queue,
+                priority=priority,
+                tag=tag,
+                retry=retry,
+                max_attempts=max_attempts,
+                timeout=timeout,
+                soft_timeout=soft_timeout,
+                transaction=transaction,
+                expires_in=expires_in,
+            )
+
+        return cast("BatchDecorator", decorate)
+
+    @overload
+    def resource(self, factory: F, /) -> F: ...
+
+    @overload
+    def resource(self, name: str, /) -> Callable[[F], F]: ...
+
+    def resource(self, named: Any, /) -> Any:
+        """Declare a function that builds what handlers find in ``ctx.resources`` under its name.
+
+        Each worker builds it once, and closes it when it ends.
+
+        >>> app = App()
+        >>> @app.resource
+        ... async def http():
+        ...     async with contextlib.nullcontext("a client") as client:
+        ...         yield client
+        """
+        if not isinstance(named, str):
+            self._resources.add(getattr(named, "__name__", repr(named)), named)
+            return named
+
+        def decorate(factory: F) -> F:
+            self._resources.add(named, factory)
+            return factory
+
+        return decorate
+
+    # --- producing ---
+
+    def enqueue_many(
+        self, conn: SyncConnection, calls: Iterable[Call], *, chunk: int = CHUNK_DEFAULT
+    ) -> int:
+        """Enqueue jobs of any kinds, each a ``handler.call(...)``; see ``Handler.enqueue_many``."""
+        return enqueue_all(conn, calls, _as_call, chunk)
+
+    async def aenqueue_many(
+        self,
+        conn: AsyncConnection,
+        calls: Iterable[Call] | AsyncIterable[Call],
+        *,
+        chunk: int = CHUNK_DEFAULT,
+    ) -> int:
+        """Do as ``enqueue_many``, on an asynchronous connection."""
+        return await enqueue_all_async(conn, calls, _as_call, chunk)
+
+    def client(self) -> Client:
+        """Return a client for the app's database."""
+        return Client(lambda: self.dsn)
+
+    def async_client(self) -> AsyncClient:
+        """Return an asynchronous client for the app's database."""
+        return AsyncClient(lambda: self.dsn)
+
+    # --- running ---
+
+    def worker(self, *, queues: Mapping[str, int] | None = None, group: str = "default") -> Worker:
+        """Return a worker for some queues.
+
+        Args:
+            queues: queues with their weights; None means the setting ``queue``, and without it
+                all queues the kinds wait in.
+            group: the group of each queue to read for.
+        """
+        from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
+
+        return Worker(self, self.dsn, queues=queues, settings=self.settings.worker, group=group)
+
+    def run_worker(
+        self,
+        *,
+        queues: Mapping[str, int] | None = None,
+        group: str = "default",
+        until_idle: bool = False,
+    ) -> Stats:
+        """Run a worker in this thread until it is stopped, or until nothing is left to do.
+
+        ``forebay worker`` does the same and minds signals.
+        """
+        return asyncio.run(self.worker(queues=queues, group=group).run(until_idle=until_idle))
+
+    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
+        """Build every resource, to be closed with the stack, and return them by name."""
+        return await self._resources.open(stack)
+
+    # --- looked up when first needed ---
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds declared here, their retries as the settings say where they say nothing."""
+        for name, max_attempts in self._without_retry.items():
+            chosen = self.settings.retry
+            policy = RetryPolicy(
+                strategy=cast("Any", chosen.retry_strategy),
+                base_seconds=chosen.retry_base_seconds,
+                cap_seconds=chosen.retry_cap_seconds,
+                max_attempts=max_attempts or chosen.max_attempts,
+            )
+            self._kinds.add(replace(self._kinds.get(name), retry=policy))
+        self._without_retry.clear()
+        return self._kinds
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process.
+
+        Raises:
+            ConfigError: one of them is wrong, with its name and source.
+        """
+        if self._settings is None:
+            self._settings = load_settings()
+        return self._settings
+
+    @property
+    def dsn(self) -> str:
+        """The address of the database; ``embedded`` starts or finds the user's own server.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._address is None:
+            self._address = address_of(self._dsn)
+        return self._address
+
+    def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
+        """Replace the address or the settings, as a command line or a test does."""
+        if dsn is not None:
+            self._dsn, self._address = dsn, None
+        if settings is not None:
+            self._settings = settings
+
+    def location(self) -> tuple[str, str, bool] | None:
+        """Return where another process finds this app: module or script, attribute, is a script.
+
+        None when it is no global of the module that made it.
+        """
+        module = sys.modules.get(self._module or "")
+        names = [name for name, value in vars(module).items() if value is self] if module else []
+        if module is None or not names:
+            return None
+        if self._module != "__main__":
+            return module.__name__, names[0], False
+        spec = getattr(module, "__spec__", None)
+        if spec is not None:
+            # Run as `python -m package.module`.
+            return spec.name, names[0], False
+        path = getattr(module, "__file__", None)
+        return None if path is None else (path, names[0], True)
+
+    def encoder(self, kind: Kind) -> Callable[..., str]:
+        """Return the function that turns a kind's arguments into JSON, within the limits."""
+        limits = self.settings.limits
+        bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
+        return kind.encode if kind.limits == bounds else replace(kind, limits=bounds).encode
+
+    def _declared(
+        self,
+        function: Callable[..., Any],
+        *,
+        retry: RetryPolicy | None = None,
+        max_attempts: int | None = None,
+        tag: str | None = None,
+        timeout: float | timedelta | None = None,
+        soft_timeout: float | timedelta | None = None,
+        expires_in: float | timedelta | None = None,
+        **declared: Any,
+    ) -> Handler[..., ..., Any]:
+        if isinstance(function, Handler):
+            raise ConfigError(f"kind {function.kind.name}", "is declared already")
+        if not callable(function):
+            raise ConfigError(
+                "handler",
+                f"is not a function: {shown(function)}",
+                hint='Options go by name: @app.job(queue="mail").',
+            )
+        try:
+            options = JobOptions(tag=tag)
+            expires = checked_expires_in(expires_in)
+        except InvalidJob as error:
+            name = declared.get("name") or getattr(function, "__name__", "?")
+            raise ConfigError(f"kind {name}: {error.field}", str(error.problem)) from None
+        policy = retry
+        if max_attempts is not None:
+            policy = replace(retry or RetryPolicy(), max_attempts=max_attempts)
+        kind = Kind.declare(
+            function,
+            options=options,
+            retry=policy,
+            hard_timeout_seconds=_seconds(timeout),
+            soft_timeout_seconds=_seconds(soft_timeout),
+            **declared,
+        )
+        self._kinds.add(kind)
+        if retry is None:
+            self._without_retry[kind.name] = max_attempts
+        return Handler(self, kind, expires_in=expires)
+
+
+def _seconds(value: Any) -> Any:
+    # What is no duration at all is refused by the kind, with its name.
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _as_call(item: Any) -> Call:
+    if not isinstance(item, Call):
+        raise InvalidJob(
+            "call",
+            f"must be a handler's call(...), not {type(item).__name__}",
+            hint="Use handler.enqueue_many for plain arguments.",
+        )
+    return item

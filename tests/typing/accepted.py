@@ -1,0 +1,101 @@
+"""Right uses. Both type checkers accept every line; nothing here is run."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+import psycopg
+
+import forebay
+from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze
+
+app = forebay.App()
+
+
+@dataclass
+class Row:
+    document_id: int
+    text: str = ""
+
+
+@app.job
+def bare(user_id: int) -> None: ...
+
+
+@app.job(queue="mail", priority=10, timeout=30, retry=RetryPolicy(max_attempts=3))
+async def send_welcome(user_id: int, locale: str = "en") -> None: ...
+
+
+@app.job(timeout=timedelta(minutes=2), expires_in=timedelta(hours=1), max_attempts=5, tag="shop")
+def with_context(ctx: Context, user_id: int, *, urgent: bool = False) -> Outcome | None:
+    assert_type(ctx.attempt, int)
+    return Snooze(30) if urgent else None
+
+
+@app.job(transaction=True)
+async def in_transaction(ctx: Context, order_id: int) -> str:
+    return str(order_id)
+
+
+@app.batch_job(size=500)
+async def index(rows: list[Row]) -> None: ...
+
+
+@app.batch_job()
+def index_with_context(ctx: Context, rows: Sequence[Row]) -> list[Outcome | None]:
+    return [None for _ in rows]
+
+
+@app.batch_job(size=10)
+def free(jobs: list[Job]) -> None: ...
+
+
+@app.resource
+async def http() -> AsyncIterator[str]:
+    yield "client"
+
+
+@app.resource("model")
+def build_model() -> object:
+    return object()
+
+
+def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, Any]]) -> None:
+    assert_type(send_welcome.enqueue(conn, 42), int)
+    send_welcome.enqueue(conn, user_id=42, locale="it")
+    send_welcome.enqueue(cursor, 42, "it")
+    send_welcome.using(delay=3600, tag="signup").enqueue(conn, user_id=42)
+    send_welcome.using(run_at=None, expires_in=timedelta(days=1), queue="slow").enqueue(conn, 42)
+    bare.enqueue(conn, user_id=1)
+    with_context.enqueue(conn, 1, urgent=True)
+    in_transaction.enqueue(conn, order_id=1)
+    index.enqueue(conn, Row(1))
+    index_with_context.enqueue(conn, Row(1, "x"))
+    free.enqueue(conn, anything=1, at="all")
+    send_welcome.enqueue_now(42)
+    assert_type(send_welcome.enqueue_many(conn, (send_welcome.call(n) for n in range(9))), int)
+    app.enqueue_many(conn, [send_welcome.call(1), with_context.call(2), index.call(Row(3))])
+
+
+async def producing_async(conn: psycopg.AsyncConnection[Any]) -> None:
+    assert_type(await send_welcome.aenqueue(conn, 42), int)
+    await with_context.using(priority=1).aenqueue(conn, 1, urgent=True)
+    await in_transaction.aenqueue_now(7)
+
+
+async def calling(ctx: Context, handler: Handler[[int], [int], None]) -> None:
+    assert_type(with_context(ctx, 1), Outcome | None)
+    assert_type(await in_transaction(ctx, 1), str)
+    await send_welcome(1, locale="it")
+    await index([Row(1)])
+    assert_type(bare(user_id=1), None)
+    handler(1)
+
+
+def managing(conn: psycopg.Connection[Any]) -> None:
+    client = forebay.Client()
+    assert_type(client.enqueue(conn, "mail", {"user_id": 1}, queue="mail", delay=5), int)
+    client.cancel(1, conn=conn)
+    client.jobs(state="ready", limit=10)
+    assert_type([letter.errors[0].message for letter in client.dead_letters()], list[str | None])
