@@ -34,14 +34,18 @@ as $$ select ('forebay.bell_' || (hashtext(p_queue) & 15)::text)::regclass $$;
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
 -- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. Only while the
--- notification queue is nearly empty: when it is full, every transaction that notifies fails. The
--- bell shortens the wait and guarantees nothing; workers poll.
+-- notification queue is nearly empty: when it is full, every transaction that notifies fails. Not where
+-- transactions can be prepared: one that has notified cannot be, and whether a worker sleeps must not
+-- decide over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a
+-- database, a role or a session. The bell shortens the wait and guarantees nothing; workers poll.
 create function forebay._ring(p_queue text) returns void
 language plpgsql volatile
 as $$
 begin
     if coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0)
            > extract(epoch from clock_timestamp()) * 1000
+       and coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
+                    current_setting('max_prepared_transactions') = '0')
        and pg_notification_queue_usage() < 0.25 then
         perform pg_notify('forebay_bell', p_queue);
     end if;
