@@ -316,7 +316,12 @@ def test_claim_and_late_commit(stage):
 def test_claim_and_late_commit_breaks_without_the_late_part(stage):
     """Some order loses the slow writer's job when windows have no late part."""
     break_function(
-        stage.dsn, "_window", ("if pg_snapshot_xmin(p_from) <> v_xmax then", "if false then")
+        stage.dsn,
+        "_take",
+        (
+            "case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'",
+            "case when true then '{}'",
+        ),
     )
     with violation():
         claim_and_late_commit(stage)
@@ -467,8 +472,10 @@ def test_sweep_and_claim_breaks_without_the_lanes_lock(stage):
         stage.dsn,
         "_expire_one",
         (
-            ("perform pg_advisory_xact_lock(forebay._lock_class(), "
-            "hashint8(p_group_id # p_row.lane));"),
+            (
+                "perform pg_advisory_xact_lock(forebay._lock_class(), "
+                "hashint8(p_group_id # p_row.lane));"
+            ),
             "",
         ),
     )

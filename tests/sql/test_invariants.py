@@ -94,17 +94,22 @@ def test_commit_is_the_gate(database):
     ("function", "substitution"),
     [
         pytest.param(
-            "_window",
-            ("if pg_snapshot_xmin(p_from) <> v_xmax then", "if false then"),
+            "_take",
+            (
+                "case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'",
+                "case when true then '{}'",
+            ),
             id="window without its late part",
         ),
         pytest.param(
             "_take",
             (
-                "v_from := coalesce(c.snap_from,",
+                "from forebay.batch i\n                       where i.group_id = p_group_id",
                 (
-                    "v_from := coalesce(case when c.snap_from is not null then"
-                    " format('%1$s:%1$s:', pg_snapshot_xmax(c.snap_from))::pg_snapshot end,"
+                    "from (select j.group_id, j.lane, j.no, j.snap_to, j.pos_segment, j.pos_xid, j.pos_seq,"
+                    " j.high_seq, j.handed_total, j.skipped_total, j.claimed_at,"
+                    " format('%1$s:%1$s:', pg_snapshot_xmax(j.snap_from))::pg_snapshot as snap_from"
+                    " from forebay.batch j) i where i.group_id = p_group_id"
                 ),
             ),
             id="window by a number instead of a snapshot",
@@ -300,7 +305,7 @@ def a_window_reads_each_segment_once(dsn: str) -> None:
             enqueue(conn)
         assert one(conn, "select forebay.seal_v1()") == 1
         rows = conn.execute(
-            "select (unnest(rows)).seq from forebay._window(%s, '1:1:', pg_current_snapshot(),"
+            "select (unnest(rows)).seq from forebay._window(%s, '1', pg_current_snapshot(), '{}',"
             " 0, '0', 0, 1000, %s::bigint[], %s::text::xid8)",
             [lane, unsealed, last_seal],
         ).fetchall()

@@ -8,16 +8,15 @@
 -- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
+-- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
 create function forebay._window(
-    p_lane bigint, p_from pg_snapshot, p_to pg_snapshot,
+    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
     out rows forebay.log[], out segments bigint[], out looked integer)
 language plpgsql volatile
 as $$
 declare
-    v_xmax    xid8 := pg_snapshot_xmax(p_from);
-    v_late    xid8[] := '{}';
     v_needed  bigint[] := p_unsealed;
     v_piece   forebay.log[];
     v_segment bigint;
@@ -25,15 +24,12 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if pg_snapshot_xmin(p_from) <> v_xmax then
-        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to) order by x);
-    end if;
-    if p_last_seal > v_xmax or (cardinality(v_late) > 0 and p_last_seal > v_late[1]) then
+    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
         v_needed := array(
             select s.segment_id from forebay.seal s
             where s.segment_id >= p_pos_segment
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > v_xmax or (cardinality(v_late) > 0 and s.xid > v_late[1]))
+              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
@@ -41,7 +37,7 @@ begin
         looked := looked + 1;
         execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
             into v_piece
-            using p_lane, v_xmax, p_to, v_late,
+            using p_lane, p_xmax, p_to, p_late,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
                   p_limit - cardinality(rows);
@@ -59,6 +55,8 @@ $$;
 --
 -- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
 -- sleeps for that long. May report a lane that turns out empty; never leaves one out for good.
+--
+-- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean)
 language plpgsql volatile security definer
@@ -82,6 +80,7 @@ declare
     v_any     boolean := false;
     v_until   bigint;
 begin
+    perform forebay._require_home();
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, f.xid into v_seal_id, v_seal from forebay.seal f order by f.segment_id desc limit 1;
     v_tail := array(
@@ -257,7 +256,14 @@ begin
                    and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.segment_id) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
-           b.handed_total, b.skipped_total, b.claimed_at
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
+           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
+                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
+           end as late_in_hand,
+           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
+                else array(select x from pg_snapshot_xip(w.stop) x
+                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
+           end as late_in_next
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
@@ -265,6 +271,9 @@ begin
     left join lateral (select * from forebay.batch i
                        where i.group_id = p_group_id and i.lane = p_lane
                        order by i.no desc limit 1) b on true
+    cross join lateral (
+        select coalesce(b.snap_from, f.first) as start, coalesce(b.snap_to, b.snap_from, f.first) as stop
+        from (select case l.audience when 0 then g.start_after else '1:1:' end as first) f) w
     where g.group_id = p_group_id;
 
     if c.queue is null then
@@ -276,8 +285,8 @@ begin
         return '{}';
     end if;
 
-    v_from := coalesce(c.snap_from, case c.audience when 0 then c.start_after else '1:1:' end);
-    v_to := coalesce(c.snap_to, v_from);
+    v_from := c.start;
+    v_to := c.stop;
     if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
         raise exception using errcode = 'JQ030',
             message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
@@ -290,7 +299,7 @@ begin
 
     -- What is left of the window in hand, then the next one, from its end to now.
     if c.snap_to is not null then
-        v_window := forebay._window(p_lane, v_from, v_to, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid);
         v_rows := v_window.rows;
         v_segments := v_window.segments;
@@ -298,7 +307,7 @@ begin
         v_old := cardinality(v_rows);
     end if;
     if v_old < v_limit then
-        v_window := forebay._window(p_lane, v_to, c.now, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
