@@ -15,7 +15,6 @@ from forebay.ops.doctor._finding import (
     Level,
     counted,
     human_bytes,
-    human_seconds,
 )
 from forebay.ops.doctor._schema import catalog, installed, judge_drift, judge_installed
 
@@ -27,7 +26,6 @@ __all__ = [
     "catalog",
     "counted",
     "human_bytes",
-    "human_seconds",
     "installed",
     "judge_drift",
     "judge_installed",

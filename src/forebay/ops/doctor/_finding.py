@@ -61,21 +61,6 @@ class Check:
     needs_schema: bool = True
 
 
-def human_seconds(seconds: float) -> str:
-    """Return a duration for people.
-
-    >>> human_seconds(8), human_seconds(130), human_seconds(9000), human_seconds(200000)
-    ('8 s', '2 min', '2.5 h', '2.3 days')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:,.1f} days"
-
-
 def human_bytes(size: float) -> str:
     """Return a size for people.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.ops.doctor._finding import Finding, Level, counted, human_bytes, human_seconds
+from forebay.ops.doctor._finding import Finding, Level, counted, human_bytes
 from forebay.ops.operation import Operation
+from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from forebay.ops.operation import Rows
@@ -96,7 +97,7 @@ def _judge_reserve(rows: Rows) -> list[Finding]:
     what = f"room for {left:,} more numbers"
     if lasts is not None and rate is not None:
         pace = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
-        length = human_seconds(lasts) if lasts < 3.2e9 else "more than 100 years"
+        length = human_duration(lasts) if lasts < 3.2e9 else "more than 100 years"
         what += f"; at the recent {pace} that is {length}"
     remedy = "Start a worker, which makes segments; or at once: select forebay.extend_v1();"
     if left < segment_rows / 2 or (lasts is not None and lasts < 3600):
@@ -156,7 +157,7 @@ def _judge_retention(rows: Rows) -> list[Finding]:
                 "retention",
                 Level.WARNING,
                 f"segment {segment} ({human_bytes(segment_bytes)}, full for"
-                f" {human_seconds(seconds)}) cannot be emptied: {held_by}",
+                f" {human_duration(seconds)}) cannot be emptied: {held_by}",
                 _retention_remedy(held_by),
                 {"segment": segment, "bytes": segment_bytes, "held_by": held_by},
             )
@@ -220,10 +221,10 @@ def _judge_leases(rows: Rows) -> list[Finding]:
         if silent is not None and silent <= suspect_seconds:
             alive.append((worker, jobs))
             continue
-        length = "for ever" if silent is None else f"for {human_seconds(silent)}"
+        length = "for ever" if silent is None else f"for {human_duration(silent)}"
         what = f"worker {worker} is silent {length}, with {counted(jobs, 'job')}"
         if silent is not None and silent <= lease_seconds:
-            what += f"; taken away after {human_seconds(lease_seconds)} at the latest"
+            what += f"; taken away after {human_duration(lease_seconds)} at the latest"
             found.append(Finding("workers", Level.NOTICE, what, None, facts))
         else:
             remedy = "Start a worker: it takes the jobs over. No worker lives that could."
@@ -295,11 +296,11 @@ def _judge_queues(rows: Rows) -> list[Finding]:
             continue
         waits = f"{name}: {counted(ready, 'job')} ready"
         if paused is not None:
-            what = f"{waits}, paused for {human_seconds(paused)}"
+            what = f"{waits}, paused for {human_duration(paused)}"
             remedy = f"`forebay queues resume {queue}` when it may go on."
             found.append(Finding("queues", Level.NOTICE, what, remedy, facts[-1]))
         elif claimed is None or claimed > _UNSERVED_SECONDS:
-            last = "ever" if claimed is None else f"for {human_seconds(claimed)}"
+            last = "ever" if claimed is None else f"for {human_duration(claimed)}"
             remedy = f"Start one: forebay worker module:app --queue {queue}"
             if not alive:
                 found.append(
@@ -355,7 +356,7 @@ def _judge_overdue(rows: Rows) -> list[Finding]:
         Finding(
             "deferred",
             Level.WARNING,
-            f"{some} deferred jobs are due and wait, the oldest for {human_seconds(seconds)}",
+            f"{some} deferred jobs are due and wait, the oldest for {human_duration(seconds)}",
             "Start a worker: any one brings the deferred jobs of all queues.",
             {"overdue": count, "seconds": seconds},
         )
@@ -389,7 +390,7 @@ def failures() -> Operation[list[Finding]]:
 def _judge_failures(rows: Rows) -> list[Finding]:
     found = []
     for sort, queue, kind, reason, count, seconds, message in rows:
-        last = f"the last {human_seconds(seconds)} ago"
+        last = f"the last {human_duration(seconds)} ago"
         said = f": {_first_line(message)}" if message else ""
         if sort == "unknown":
             found.append(

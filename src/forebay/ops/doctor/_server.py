@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.ops.doctor._finding import Finding, Level, human_seconds
+from forebay.ops.doctor._finding import Finding, Level
 from forebay.ops.operation import Operation
+from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from forebay.ops.operation import Rows
@@ -87,7 +88,7 @@ def _judge_server(rows: Rows) -> list[Finding]:
         Finding(
             "server",
             Level.OK,
-            f"PostgreSQL {version}, up {human_seconds(up_seconds)}",
+            f"PostgreSQL {version}, up {human_duration(up_seconds)}",
             facts=facts,
         )
     ]
@@ -192,7 +193,7 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
                 Finding(
                     "timeouts",
                     level,
-                    f"{name} is {human_seconds(seconds)}: {consequence}",
+                    f"{name} is {human_duration(seconds)}: {consequence}",
                     f"alter role ... set {name} = 0, for the workers' role."
                     if level is Level.WARNING
                     else None,

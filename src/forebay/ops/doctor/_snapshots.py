@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from forebay.ops.doctor._finding import Finding, Level, counted, human_seconds
+from forebay.ops.doctor._finding import Finding, Level, counted
 from forebay.ops.operation import Operation
+from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from forebay.ops.operation import Rows
@@ -110,7 +111,7 @@ class Holder:
         if self.sort == "idle in transaction":
             label = f"session {self.name}{who}, idle in transaction,"
         if self.seconds is not None:
-            label += f" for {human_seconds(self.seconds)}"
+            label += f" for {human_duration(self.seconds)}"
         return label.replace(",  for", ", for")
 
 

@@ -1,0 +1,58 @@
+"""forebay config: every setting, its value and where it came from."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.text import Text
+
+from forebay.cli._options import Dsn, Json, with_settings
+from forebay.cli._output import console, facts_table, print_json, table
+from forebay.config import GROUPS, load_settings, resolve_address
+from forebay.config._resolve import DEFAULT
+from forebay.errors import ConfigError
+
+
+@with_settings(*GROUPS)
+def config(*, dsn: Dsn = None, as_json: Json = False, flags: dict[str, Any]) -> None:
+    """Show every setting, its value and where it came from; passwords are masked.
+
+    Flags are those of the other commands, to see what they would mean.
+    """
+    settings = load_settings(flags)
+    try:
+        address = resolve_address(dsn, os.environ)
+        place, origin = address.masked, address.source
+    except ConfigError as error:
+        place, origin = None, error.message
+    if as_json:
+        print_json(
+            {
+                "database": {"address": place, "source": origin},
+                "settings": {
+                    row.name: {"value": row.value, "source": row.source, "default": row.default}
+                    for row in settings.rows()
+                },
+                "ignored": settings.ignored,
+            }
+        )
+        return
+    out = console()
+    database = facts_table()
+    database.add_row("database", Text(place, style="bold") if place else Text("-", style="red"))
+    database.add_row("from", origin)
+    out.print(database)
+    out.print()
+    rows = table("setting", "value", "from", "meaning", right=("value",))
+    for row in settings.rows():
+        changed = row.source != DEFAULT
+        rows.add_row(
+            Text(row.name, style="bold" if changed else "default"),
+            Text("not set" if row.value is None else str(row.value), "cyan" if changed else "dim"),
+            Text(row.source, style="default" if changed else "dim"),
+            row.meaning,
+        )
+    out.print(rows)
+    for name in settings.ignored:
+        out.print(f"\n{name} is no setting of this version and was ignored", style="yellow")

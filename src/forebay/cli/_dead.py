@@ -1,0 +1,266 @@
+"""forebay dead: dead letters; list, show, redrive, purge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from forebay.cli._exit import ExitCode
+from forebay.cli._options import (
+    Dsn,
+    Group,
+    Json,
+    Kind,
+    Limit,
+    Queue,
+    Tag,
+    confirmed,
+    duration,
+    instant,
+)
+from forebay.cli._output import (
+    ago,
+    console,
+    facts_table,
+    json_text,
+    moment,
+    print_json,
+    table,
+)
+from forebay.client import Client
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.model.status import DeadLetter, Failure
+    from forebay.ops.dead import Reason
+
+commands = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
+
+ReasonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reason",
+        metavar="REASON",
+        help="exhausted, permanent, expired or 'worker lost'.",
+        show_default=False,
+    ),
+]
+
+
+@commands.command("list")
+def list_(
+    *,
+    queue: Queue = None,
+    kind: Kind = None,
+    reason: ReasonOption = None,
+    tag: Tag = None,
+    group: Group = None,
+    redriven: Annotated[
+        bool | None,
+        typer.Option(
+            "--redriven/--open",
+            help="Only those redriven already, or only those that were not.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Limit = 50,
+    before: Annotated[
+        int | None,
+        typer.Option("--before", metavar="DEAD_ID", help="The next page: the last id of this one."),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, newest first."""
+    found = Client(dsn).dead_letters(
+        queue=queue,
+        kind=kind,
+        reason=cast("Reason | None", reason),
+        tag=tag,
+        group=group,
+        redriven=redriven,
+        limit=limit,
+        before=before,
+    )
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("no such dead letter", style="dim")
+        return
+    rows = table(
+        "dead", "job", "kind", "queue", "reason", "attempts", "died", "last error",
+        right=("dead", "job", "attempts"),
+    )  # fmt: skip
+    for letter in found:
+        rows.add_row(
+            str(letter.dead_id),
+            str(letter.job_id),
+            letter.kind,
+            letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}",
+            Text(letter.reason, style="red"),
+            str(letter.attempt),
+            ago(letter.died_at),
+            _last_error(letter),
+        )
+    out.print(rows)
+    if len(found) >= limit:
+        out.print(f"older ones: --before {found[-1].dead_id}", style="dim")
+
+
+@commands.command("show")
+def show(
+    dead_id: Annotated[int, typer.Argument(metavar="DEAD_ID", help="From `forebay dead list`.")],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show one dead letter with its arguments and every error."""
+    letter = Client(dsn).dead_letter(dead_id)
+    if as_json:
+        print_json(letter)
+        return
+    out = console()
+    out.print(_facts(letter))
+    if letter.args:
+        out.print()
+        out.print(json_text(letter.args))
+    for failure in letter.errors:
+        out.print()
+        out.print(_headline(failure))
+        if failure.traceback:
+            out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
+
+
+@commands.command("redrive")
+def redrive(
+    dead_ids: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[DEAD_ID]...", help="These.", show_default=False),
+    ] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="All that were not redriven yet.")] = False,
+    queue: Queue = None,
+    kind: Kind = None,
+    reason: ReasonOption = None,
+    tag: Tag = None,
+    group: Group = None,
+    died_after: Annotated[
+        str | None,
+        typer.Option("--died-after", metavar="TIME", help="Dead since.", show_default=False),
+    ] = None,
+    died_before: Annotated[
+        str | None,
+        typer.Option("--died-before", metavar="TIME", help="Dead before.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", help="At most so many.", show_default=False),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Make new jobs of dead letters: by id, by what they have in common, or of all.
+
+    Several go back in the order their jobs had. A dead letter is redriven once.
+    """
+    filters: dict[str, Any] = {
+        "queue": queue,
+        "kind": kind,
+        "reason": reason,
+        "tag": tag,
+        "group": group,
+        "died_after": instant(died_after, "died_after"),
+        "died_before": instant(died_before, "died_before"),
+        "limit": limit,
+    }
+    given = any(value is not None for value in filters.values())
+    if bool(dead_ids) + all_ + (given and not all_) != 1:
+        raise ConfigError(
+            "dead redrive",
+            "takes ids, or --all, or filters: exactly one of them",
+            hint="`forebay dead redrive --kind send_mail`, or `forebay dead redrive 7 8`.",
+        )
+    client = Client(dsn)
+    if dead_ids:
+        jobs = {dead_id: client.redrive(dead_id) for dead_id in dead_ids}
+        if as_json:
+            print_json([{"dead_id": dead, "job_id": job} for dead, job in jobs.items()])
+            return
+        for dead, job in jobs.items():
+            console().print(f"dead letter {dead} is job {job} now")
+        return
+    count = client.redrive_matching(**filters)
+    if as_json:
+        print_json({"redriven": count})
+    else:
+        console().print(f"{count:,} redriven")
+
+
+@commands.command("purge")
+def purge(
+    *,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="30d, 12h, 90 (seconds).")
+    ],
+    queue: Queue = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Delete dead letters for good; nothing else ever does."""
+    age = duration(older_than, "older_than")
+    assert age is not None
+    which = f" of queue {queue}" if queue else ""
+    if not yes and not confirmed(f"Delete the dead letters{which} older than {older_than}?"):
+        raise typer.Exit(ExitCode.FAILED)
+    count = Client(dsn).purge_dead(age, queue=queue)
+    if as_json:
+        print_json({"purged": count})
+    else:
+        console().print(f"{count:,} purged")
+
+
+def _last_error(letter: DeadLetter) -> str:
+    if not letter.errors:
+        return "-"
+    last = letter.errors[-1]
+    line = (last.message or "").strip().partition("\n")[0]
+    return ": ".join(part for part in (last.type, line) if part) or last.outcome
+
+
+def _headline(failure: Failure) -> Text:
+    line = Text(f"attempt {failure.attempt}", style="bold")
+    line.append(f"  {failure.outcome}, {moment(failure.failed_at)}", style="not bold")
+    if failure.worker:
+        line.append(f", {failure.worker}", style="not bold dim")
+    said = ": ".join(part for part in (failure.type, failure.message) if part)
+    if said:
+        line.append(f"\n  {said}", style="not bold red")
+    return line
+
+
+def _facts(letter: DeadLetter) -> object:
+    rows = facts_table()
+    rows.add_row("dead letter", Text(str(letter.dead_id), style="bold"))
+    rows.add_row("job", f"{letter.job_id}  {letter.kind}")
+    rows.add_row("reason", Text(letter.reason, style="red"))
+    rows.add_row("queue", f"{letter.queue}, priority {letter.priority}, group {letter.group}")
+    limit = f" of {letter.max_attempts}" if letter.max_attempts else ""
+    rows.add_row("attempts used", f"{letter.attempt}{limit}")
+    rows.add_row("enqueued", moment(letter.enqueued_at))
+    rows.add_row("died", moment(letter.died_at))
+    for name, value in (
+        ("tag", letter.tag),
+        ("correlation id", letter.correlation_id),
+        ("headers", letter.headers or None),
+    ):
+        if value is not None:
+            rows.add_row(name, str(value))
+    if letter.redriven_as is not None:
+        rows.add_row("redriven", f"as job {letter.redriven_as}, {moment(letter.redriven_at)}")
+    return rows

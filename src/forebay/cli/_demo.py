@@ -1,0 +1,32 @@
+"""forebay demo: the main job on real input, with a worker killed half-way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli._exit import ExitCode
+from forebay.cli._options import Json
+from forebay.cli._output import console, print_json
+
+
+def demo(
+    *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server running, for a look from outside.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Parse the Python standard library by jobs, kill a worker half-way, and count what was lost.
+
+    On a PostgreSQL server of its own. Ends with 0 only if nothing was lost, ran without its commit,
+    or took effect twice.
+    """
+    from forebay.demo import run_demo  # noqa: PLC0415 - the other commands do without it
+
+    result = run_demo(console(stderr=as_json), keep=keep)
+    if as_json:
+        print_json(result)
+    if not result.is_right:
+        raise typer.Exit(ExitCode.FAILED)

@@ -1,0 +1,89 @@
+"""forebay dev: a server, the schema and a worker, for trying things out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli._load import load_app
+from forebay.cli._options import with_settings
+from forebay.cli._output import console, facts_table
+from forebay.cli._worker import LogLevel, announce, log_to_stderr, run_until_signal
+from forebay.config import load_settings
+from forebay.db.migrate import migrate
+from forebay.embedded import EmbeddedServer, start_or_find
+from forebay.worker import Worker
+
+
+@with_settings("worker", "retry")
+def dev(
+    app: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:APP]",
+            help="Run a worker of this application too.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server running, and return at once.")
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop a server that was left running.")
+    ] = False,
+    log_level: LogLevel = "info",
+    flags: dict[str, Any],
+) -> None:
+    """Start a PostgreSQL server of your own, migrate it, and run a worker if an app is named.
+
+    Until Ctrl-C. The data stays for the next time; the address `embedded` means this server.
+    """
+    log_to_stderr(log_level)
+    settings = load_settings(flags)
+    found, location = load_app(app) if app else (None, None)
+    server = start_or_find()
+    out = console(stderr=True)
+    if stop:
+        server.stop()
+        out.print(f"stopped the server in {server.data_dir}")
+        return
+    try:
+        steps = migrate(server.dsn())
+        out.print(_how_to_connect(server, len(steps)))
+        if keep:
+            return
+        if found is None:
+            out.print("\nCtrl-C stops it.", style="dim")
+            _wait_for_signal()
+            return
+        out.print()
+        found.use(dsn=server.dsn(), settings=settings)
+        worker = Worker(found, server.dsn(), settings=settings.worker, location=location)
+        announce(found, worker, app or "")
+        run_until_signal(worker)
+    finally:
+        if not keep:
+            # Stops it only if this command started it.
+            server.__exit__(None, None, None)
+
+
+def _how_to_connect(server: EmbeddedServer, migrated: int) -> object:
+    rows = facts_table()
+    rows.add_row("server", f"PostgreSQL {server.binaries.version}, data in {server.data_dir}")
+    rows.add_row("schema", f"{migrated} migrations applied" if migrated else "up to date")
+    rows.add_row("address", Text(server.dsn(), style="bold"))
+    rows.add_row("from here", "export FOREBAY_DATABASE_URL=embedded")
+    rows.add_row("with psql", f"psql '{server.dsn()}'")
+    return rows
+
+
+def _wait_for_signal() -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()

@@ -1,0 +1,65 @@
+"""From errors to what a person reads and a script gets."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from forebay.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    EnqueueError,
+    ForebayError,
+    ForeignCluster,
+    SchemaError,
+    ServerStartError,
+)
+
+
+class ExitCode(IntEnum):
+    """What the shell sees."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    DATABASE = 3
+    INTERRUPTED = 130
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return the exit code for an error."""
+    if isinstance(error, ConfigError | EnqueueError):
+        return ExitCode.USAGE
+    if isinstance(error, DatabaseUnavailable | SchemaError | ForeignCluster | ServerStartError):
+        return ExitCode.DATABASE
+    return ExitCode.FAILED
+
+
+def print_error(error: ForebayError) -> None:
+    """Print message, detail and hint to stderr."""
+    _print(error.message, error.detail, error.hint)
+
+
+def print_database_error(error: Any) -> None:
+    """Print what the database said that is no error of ours: a missing privilege, say."""
+    diag = error.diag
+    message = diag.message_primary or str(error).strip() or type(error).__name__
+    _print(f"the database says: {message}", diag.message_detail, diag.message_hint)
+
+
+def is_database_error(error: BaseException) -> bool:
+    """Tell whether the driver raised it, without importing the driver."""
+    return hasattr(error, "sqlstate") and hasattr(error, "diag")
+
+
+def _print(message: str, detail: str | None, hint: str | None) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text("error: ", style="bold red").append(message, style="default not bold"))
+    if detail:
+        console.print(Padding(Text(detail.strip(), style="dim"), (0, 0, 0, 2)))
+    if hint:
+        console.print(Text("hint: ", style="bold cyan").append(hint, style="default not bold"))

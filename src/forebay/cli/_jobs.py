@@ -1,0 +1,165 @@
+"""forebay jobs: look at jobs and cancel them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from forebay.cli._options import Dsn, Group, Json, Kind, Limit, Queue
+from forebay.cli._output import (
+    ago,
+    compact,
+    console,
+    facts_table,
+    json_text,
+    moment,
+    print_json,
+    state_text,
+    table,
+)
+from forebay.client import Client
+from forebay.model.status import JobStatus
+
+commands = typer.Typer(help="Look at jobs and cancel them.", no_args_is_help=True)
+
+JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
+
+
+@commands.command("list")
+def list_(
+    *,
+    queue: Queue = None,
+    kind: Kind = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="deferred, ready, leased, done, cancelled, expired or dead.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Limit = 50,
+    before: Annotated[
+        int | None,
+        typer.Option(
+            "--before", metavar="PLACE", help="The next page: `place` of the last job of this one."
+        ),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List the newest jobs; a retry counts as new."""
+    found = Client(dsn).jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("no such job", style="dim")
+        return
+    rows = table(
+        "job", "state", "kind", "queue", "attempt", "since", "args", "tag", right=("job", "attempt")
+    )
+    for job in found:
+        rows.add_row(
+            str(job.job_id),
+            state_text(job.state),
+            job.kind,
+            _queue(job),
+            _attempt(job),
+            _since(job),
+            compact(job.args),
+            job.tag or "-",
+        )
+    out.print(rows)
+    if len(found) >= limit:
+        out.print(f"older ones: --before {found[-1].place}", style="dim")
+
+
+@commands.command("show")
+def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Show where a job stands, for each reader of its queue."""
+    found = Client(dsn).job(job_id)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    for number, job in enumerate(found):
+        if number:
+            out.print()
+        out.print(_facts(job))
+    if found[0].args:
+        out.print()
+        out.print(json_text(found[0].args))
+
+
+@commands.command("cancel")
+def cancel(
+    job_ids: Annotated[list[int], typer.Argument(metavar="JOB_ID...", help="The jobs.")],
+    *,
+    group: Group = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Ask for jobs to be cancelled.
+
+    It is decided at a job's next claim or settlement: one that finishes first stays done, a running
+    handler is asked to stop.
+    """
+    client = Client(dsn)
+    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
+    if as_json:
+        print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
+        return
+    for job_id, answer in answers.items():
+        console().print(f"job {job_id}: cancellation {answer}")
+
+
+def _queue(job: JobStatus) -> str:
+    name = job.queue if job.group == "default" else f"{job.queue}/{job.group}"
+    return name if job.priority == 100 else f"{name} ({job.priority})"
+
+
+def _attempt(job: JobStatus) -> str:
+    return f"{job.attempt}/{job.max_attempts}" if job.max_attempts else str(job.attempt)
+
+
+def _since(job: JobStatus) -> str:
+    if job.state == "deferred":
+        return f"due {ago(job.run_at)}"
+    return ago(job.ended_at or job.claimed_at or job.enqueued_at)
+
+
+def _facts(job: JobStatus) -> object:
+    rows = facts_table()
+    rows.add_row("job", Text.assemble((str(job.job_id), "bold"), f"  {job.kind}"))
+    state = state_text(job.state)
+    if job.cancel_requested and not job.state.is_final:
+        state.append(", cancellation requested", style="yellow")
+    rows.add_row("state", state)
+    rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
+    limit = f" of {job.max_attempts}" if job.max_attempts else ""
+    rows.add_row("attempts used", f"{job.attempt}{limit}")
+    for name, value in (
+        ("enqueued", job.enqueued_at),
+        ("due", job.run_at),
+        ("claimed", job.claimed_at),
+        ("ended", job.ended_at),
+        ("expires", None if job.state.is_final else job.expires_at),
+    ):
+        if value is not None:
+            rows.add_row(name, moment(value))
+    for name, text in (
+        ("worker", job.worker),
+        ("tag", job.tag),
+        ("correlation id", job.correlation_id),
+        ("headers", compact(job.headers, 200) if job.headers else None),
+        ("redriven from", job.redriven_from),
+        ("redriven as", job.redriven_as),
+    ):
+        if text is not None:
+            rows.add_row(name, str(text))
+    return rows

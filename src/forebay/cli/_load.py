@@ -1,0 +1,61 @@
+"""Find the application that ``module:attribute`` names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from forebay.app import App
+from forebay.errors import ConfigError, shown
+
+_FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
+
+
+def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
+    """Return an application, and where a child process finds it.
+
+    Modules are looked for in the current folder too, as with ``python -m``.
+
+    Raises:
+        ConfigError: there is no such module or attribute, or it is not an application.
+    """
+    module_name, _, attribute = place.partition(":")
+    attribute = attribute or "app"
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ConfigError("app", f"is {shown(place)}, a file", value=place, hint=_FORM)
+    if not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
+        raise ConfigError("app", f"is {shown(place)}, not a module and a name", hint=_FORM)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not _exists(module_name):
+        raise ConfigError(
+            "app",
+            f"names module {module_name}, which does not exist",
+            value=place,
+            hint=f"Looked in {here} and the installed packages. {_FORM}",
+        )
+    found: object = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(
+                "app", f"names {attribute}, which module {module_name} does not have", hint=_FORM
+            )
+        found = getattr(found, part)
+    if not isinstance(found, App):
+        raise ConfigError(
+            "app", f"names {place}, which is {shown(found)} and not a forebay.App", hint=_FORM
+        )
+    return found, (module_name, attribute, False)
+
+
+def _exists(module_name: str) -> bool:
+    # An ImportError from within the module is its author's business, and has a traceback.
+    try:
+        return importlib.util.find_spec(module_name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            return False
+        raise

@@ -1,0 +1,118 @@
+"""The program: all commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from forebay.cli import (
+    _config,
+    _dead,
+    _demo,
+    _dev,
+    _doctor,
+    _enqueue,
+    _jobs,
+    _queues,
+    _schema,
+    _worker,
+)
+from forebay.cli._exit import (
+    ExitCode,
+    exit_code,
+    is_database_error,
+    print_database_error,
+    print_error,
+)
+from forebay.cli._options import Json
+from forebay.cli._output import print_json
+from forebay.errors import ForebayError
+
+program = typer.Typer(
+    name="forebay",
+    help="The transactional job log for PostgreSQL. It runs what your commit asked for.",
+    epilog="Exit codes: 0 done · 1 not done, or something was found · 2 wrong usage or"
+    " configuration · 3 the database cannot be used",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_TRY = "Try it out"
+_RUN = "Run it"
+_OPERATE = "Operate it"
+
+program.command("demo", rich_help_panel=_TRY)(_demo.demo)
+program.command("dev", rich_help_panel=_TRY)(_dev.dev)
+program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
+program.command("sql", rich_help_panel=_RUN)(_schema.sql)
+program.command("worker", rich_help_panel=_RUN)(_worker.worker)
+program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
+program.command("config", rich_help_panel=_RUN)(_config.config)
+program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
+program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
+program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
+program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
+program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)
+
+
+@program.command("version", rich_help_panel=_RUN)
+def version(*, as_json: Json = False) -> None:
+    """Print the version of the library."""
+    number = importlib.metadata.version("forebay")
+    if as_json:
+        print_json({"version": number})
+    else:
+        print(number)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@program.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the program and exit."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code.
+
+    An error of ours, or what the database said, is printed without a traceback. Anything else is a
+    mistake in this library or in a handler's module, and passes.
+    """
+    try:
+        program(args=arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.DONE
+    except ForebayError as error:
+        print_error(error)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if not is_database_error(error):
+            raise
+        print_database_error(error)
+        return ExitCode.FAILED
+    return ExitCode.DONE

@@ -1,0 +1,106 @@
+"""Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.highlighter import JSONHighlighter
+from rich.table import Table
+from rich.text import Text
+
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Where there is no terminal to be as wide as.
+_WIDTH: Final = 160
+
+STATE_STYLES: Final = {
+    "ready": "blue",
+    "deferred": "yellow",
+    "leased": "cyan",
+    "done": "green",
+    "cancelled": "dim",
+    "expired": "magenta",
+    "dead": "red",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console; lines are cut at a terminal's width only."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _WIDTH
+    # No markup: a tag or a message may hold brackets.
+    return Console(stderr=stderr, highlight=False, markup=False, width=width)
+
+
+def print_json(value: object) -> None:
+    """Print one line of JSON."""
+    # The standard encoder: arguments of jobs may hold integers of any size.
+    print(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; a column named in ``right`` holds numbers."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+    for column in columns:
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    return made
+
+
+def facts_table() -> Table:
+    """Return a table of names and values."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    return made
+
+
+def state_text(state: str) -> Text:
+    """Return a state in its colour."""
+    return Text(state, style=STATE_STYLES.get(state, "default"))
+
+
+def ago(instant: datetime | None) -> str:
+    """Return how long ago, or in how long, an instant is; ``-`` for None."""
+    if instant is None:
+        return "-"
+    seconds = (datetime.now(UTC) - instant).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    length = human_duration(round(abs(seconds)))
+    return f"{length} ago" if seconds > 0 else f"in {length}"
+
+
+def moment(instant: datetime | None) -> str:
+    """Return an instant in local time and how far it is; ``-`` for None."""
+    if instant is None:
+        return "-"
+    return f"{instant.astimezone().isoformat(sep=' ', timespec='seconds')}  ({ago(instant)})"
+
+
+def json_text(value: object) -> Text:
+    """Return JSON for people, indented and coloured."""
+    text = Text(json.dumps(value, ensure_ascii=False, indent=2))
+    JSONHighlighter().highlight(text)
+    return text
+
+
+def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
+    """Return arguments as short JSON; ``-`` for none."""
+    if not args:
+        return "-"
+    text = json.dumps(args, ensure_ascii=False, separators=(", ", ": "))
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

@@ -1,0 +1,76 @@
+"""forebay queues: how deep they are; pause and resume."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from forebay.cli._options import Dsn, Group, Json, Queue
+from forebay.cli._output import ago, console, print_json, table
+from forebay.client import Client, address_of
+from forebay.db.own import run_own
+from forebay.ops.overview import queue_overview
+
+commands = typer.Typer(help="Queues: how deep they are; pause and resume.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
+
+
+@commands.command("list")
+def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Count what waits and runs, by queue, priority and reader.
+
+    Every waiting job is visited: seconds at millions.
+    """
+    found = run_own(address_of(dsn), queue_overview(queue))
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("no queue has had a job yet", style="dim")
+        return
+    rows = table(
+        "queue", "priority", "group", "ready", "leased", "deferred", "dead", "last claim", "",
+        right=("priority", "ready", "leased", "deferred", "dead"),
+    )  # fmt: skip
+    for line in found:
+        rows.add_row(
+            line.queue,
+            str(line.priority),
+            line.group,
+            _number(line.ready, "blue"),
+            _number(line.leased, "cyan"),
+            _number(line.deferred, "yellow"),
+            _number(line.dead, "red"),
+            ago(line.claimed_at),
+            Text(f"paused {ago(line.paused_at)}", style="bold yellow") if line.paused_at else "",
+        )
+    out.print(rows)
+
+
+@commands.command("pause")
+def pause(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Let nothing more of a queue be claimed; what runs goes on, and enqueuing too."""
+    _changed(queue, "paused", Client(dsn).pause_queue(queue, group=group), as_json)
+
+
+@commands.command("resume")
+def resume(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Let a paused queue be claimed again."""
+    _changed(queue, "resumed", Client(dsn).resume_queue(queue, group=group), as_json)
+
+
+def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"queue": queue, verb: groups})
+    elif groups:
+        console().print(f"queue {queue} {verb}")
+    else:
+        console().print(f"queue {queue} was {verb} already")
+
+
+def _number(value: int, style: str) -> Text:
+    return Text(f"{value:,}", style=style if value else "dim")

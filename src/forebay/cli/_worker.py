@@ -1,0 +1,126 @@
+"""forebay worker: run handlers until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from forebay.cli._load import load_app
+from forebay.cli._options import Dsn, Json, with_settings
+from forebay.cli._output import print_json
+from forebay.config import load_settings
+from forebay.errors import ConfigError, shown
+from forebay.worker import Worker
+
+if TYPE_CHECKING:
+    from forebay.app import App
+    from forebay.worker import Stats
+
+log = logging.getLogger("forebay.cli")
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+AppPlace = Annotated[
+    str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
+
+
+@with_settings("worker", "retry")
+def worker(
+    app: AppPlace,
+    *,
+    group: Annotated[
+        str, typer.Option("--group", metavar="GROUP", help="Which reader of its queues it is.")
+    ] = "default",
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when no job is ready or running.")
+    ] = False,
+    log_level: LogLevel = "info",
+    dsn: Dsn = None,
+    as_json: Json = False,
+    flags: dict[str, Any],
+) -> None:
+    """Run the jobs of an application.
+
+    SIGTERM or Ctrl-C: nothing more is claimed, running jobs have the grace time, the rest goes back
+    at no attempt. Once more: at once.
+    """
+    log_to_stderr(log_level)
+    found, location = load_app(app)
+    found.use(dsn=dsn, settings=load_settings(flags))
+    made = Worker(found, found.dsn, settings=found.settings.worker, group=group, location=location)
+    announce(found, made, app)
+    stats = run_until_signal(made, until_idle=until_idle)
+    if as_json:
+        print_json(stats)
+    else:
+        log.info("worker %s stopped: %s done, %s ended otherwise", made.name, *_totals(stats))
+
+
+def announce(app: App, worker: Worker, place: str) -> None:
+    """Log what the worker will do, and how long a failing job of each kind survives."""
+    settings = app.settings.worker
+    served = settings.queue or ", ".join(app.kinds.queues())
+    log.info(
+        "worker %s of %s: queues %s, %s jobs at a time",
+        worker.name,
+        place,
+        served,
+        settings.concurrency,
+    )
+    for kind in sorted(app.kinds, key=lambda kind: (kind.queue, kind.name)):
+        log.info("kind %s in queue %s: %s", kind.name, kind.queue, kind.retry.survival())
+
+
+def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:
+    """Run a worker; the first SIGTERM or SIGINT stops it, the second one at once."""
+
+    async def main() -> Stats:
+        loop = asyncio.get_running_loop()
+        received = 0
+
+        def on_signal(name: str) -> None:
+            nonlocal received
+            received += 1
+            if received == 1:
+                log.info("%s: finishing what runs; once more stops at once", name)
+                worker.stop()
+            else:
+                log.warning("%s again: stopping now", name)
+                worker.stop_now()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number.name)
+        try:
+            return await worker.run(until_idle=until_idle)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    return asyncio.run(main())
+
+
+def log_to_stderr(level: str) -> None:
+    """Send the library's log to stderr, and warnings of everything else."""
+    if level not in _LEVELS:
+        raise ConfigError(
+            "--log-level", f"is {shown(level)}, not one of {', '.join(_LEVELS)}", value=level
+        )
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    logging.getLogger("forebay").setLevel(level.upper())
+
+
+def _totals(stats: Stats) -> tuple[int, int]:
+    return stats.done, stats.ended

@@ -1,0 +1,153 @@
+"""The producers: transactions that write a document and enqueue its job, and some that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.db.pools import sync_pool
+from forebay.demo.app import extract_docstrings
+
+if TYPE_CHECKING:
+    from forebay.demo._documents import Document
+
+#: Documents of one transaction.
+_BATCH_MAX: Final = 12
+
+_ROLLBACK_SHARE: Final = 0.08
+_SAVEPOINT_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A document and what shall become of it."""
+
+    document: Document
+    producer: int
+    fate: str
+
+
+class _OnPurpose(Exception):  # noqa: N818 - it is no error
+    """Rolls a transaction or a savepoint back."""
+
+
+def plan(documents: Sequence[Document], *, producers: int, seed: int) -> list[list[Planned]]:
+    """Return transactions: each is committed or rolled back as a whole, some with savepoints."""
+    random_ = random.Random(seed)
+    transactions = []
+    rest = list(documents)
+    while rest:
+        size = random_.randint(1, _BATCH_MAX)
+        batch, rest = rest[:size], rest[size:]
+        producer = random_.randrange(producers)
+        rolled_back = random_.random() < _ROLLBACK_SHARE
+        transactions.append(
+            [
+                Planned(
+                    document,
+                    producer,
+                    "rollback"
+                    if rolled_back
+                    else "rollback to savepoint"
+                    if random_.random() < _SAVEPOINT_SHARE
+                    else "commit",
+                )
+                for document in batch
+            ]
+        )
+    return transactions
+
+
+def write_plan(dsn: str, transactions: Sequence[Sequence[Planned]]) -> None:
+    """Commit what shall become of each document, before any of it happens."""
+    with sync_pool(dsn, size=1, name="forebay demo") as pool, pool.connection() as conn:
+        with conn.cursor() as cursor:
+            cursor.executemany(
+                "insert into demo.plan (path, producer, fate) values (%s, %s, %s)",
+                [(p.document.path, p.producer, p.fate) for batch in transactions for p in batch],
+            )
+
+
+class Producers:
+    """Some threads, each with a connection, that carry out a plan.
+
+    Args:
+        dsn: the database.
+        transactions: the plan.
+        count: how many threads.
+    """
+
+    def __init__(self, dsn: str, transactions: Sequence[Sequence[Planned]], *, count: int) -> None:
+        self._dsn = dsn
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=([batch for batch in transactions if batch[0].producer == number],),
+                name=f"producer-{number}",
+                daemon=True,
+            )
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        """Let them begin."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended.
+
+        Raises:
+            BaseException: what stopped one of them.
+        """
+        if self._errors:
+            raise self._errors[0]
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, transactions: list[Sequence[Planned]]) -> None:
+        try:
+            with sync_pool(self._dsn, size=1, name="forebay demo producer") as pool:
+                for batch in transactions:
+                    with pool.connection() as conn:
+                        _carry_out(conn, batch)
+        except BaseException as error:
+            self._errors.append(error)
+
+
+def _carry_out(conn: Any, batch: Sequence[Planned]) -> None:
+    try:
+        with conn.transaction():
+            for planned in batch:
+                _write(conn, planned)
+            if batch[0].fate == "rollback":
+                raise _OnPurpose
+    except _OnPurpose:
+        pass
+
+
+def _write(conn: Any, planned: Planned) -> None:
+    try:
+        with _savepoint(conn, planned.fate):
+            (document_id,) = conn.execute(
+                "insert into demo.document (path, source) values (%s, %s) returning document_id",
+                [planned.document.path, planned.document.source],
+            ).fetchone()
+            job_id = extract_docstrings.enqueue(conn, document_id=document_id)
+            conn.execute(
+                "update demo.document set job_id = %s where document_id = %s",
+                [job_id, document_id],
+            )
+            if planned.fate == "rollback to savepoint":
+                raise _OnPurpose
+    except _OnPurpose:
+        pass
+
+
+def _savepoint(conn: Any, fate: str) -> Any:
+    return conn.transaction() if fate == "rollback to savepoint" else contextlib.nullcontext()

@@ -1,0 +1,146 @@
+"""What the demo shows: live on a terminal, as lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from forebay.demo._ledger import Progress, Result
+    from forebay.demo._workers import WorkerProcess
+
+_EVENTS_SHOWN: Final = 10
+_STATE_STYLES: Final = {
+    "starting": "dim",
+    "working": "green",
+    "killed": "bold red",
+    "stopped": "dim",
+}
+
+
+class View:
+    """Events as they happen, and a picture of the state that is drawn anew.
+
+    Args:
+        console: where to; a terminal gets the picture, anything else the events only.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started_at = time.monotonic()
+        self._events: deque[Text] = deque(maxlen=_EVENTS_SHOWN)
+        self._live = (
+            Live(console=console, refresh_per_second=8, transient=True)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            # The picture goes, what happened stays.
+            for event in self._events:
+                self._console.print(event)
+
+    def event(self, text: str, style: str = "default") -> None:
+        """Say that something happened."""
+        line = Text(f"{time.monotonic() - self._started_at:6.1f} s  ", style="dim")
+        line.append(text, style=style)
+        self._events.append(line)
+        if self._live is None:
+            self._console.print(line)
+        else:
+            self._live.update(Group(*self._events))
+
+    def draw(
+        self, documents: int, expected: int, now: Progress, workers: Sequence[WorkerProcess]
+    ) -> None:
+        """Draw the state."""
+        if self._live is None:
+            return
+        bars = Table.grid(padding=(0, 2))
+        bars.add_row("committed", _bar(now.committed, expected), f"{now.committed:,}")
+        bars.add_row("done", _bar(now.done, expected), f"{now.done:,}")
+        waiting = max(0, now.committed - now.done - sum(now.held.values()))
+        bars.add_row(
+            "",
+            Text(
+                f"{waiting:,} waiting · {sum(now.held.values()):,} in hand ·"
+                f" {now.docstrings:,} docstrings of {documents:,} modules",
+                style="dim",
+            ),
+        )
+        table = Table(box=None, header_style="bold dim", pad_edge=False, padding=(0, 3, 0, 0))
+        table.add_column("worker")
+        table.add_column("process")
+        table.add_column("state")
+        table.add_column("jobs in hand", justify="right")
+        for worker in workers:
+            style = _STATE_STYLES[worker.state]
+            table.add_row(
+                str(worker.number),
+                str(worker.pid),
+                Text(worker.state, style=style),
+                str(worker.held) if worker.state in ("working", "killed") else "",
+            )
+        self._live.update(Group(*self._events, Text(), bars, Text(), table))
+
+    def result(self, result: Result, how_to_look: Sequence[str]) -> None:
+        """Print the table at the end."""
+        rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        rows.add_column(justify="right")
+        rows.add_column()
+        rate = result.done / result.seconds if result.seconds else 0.0
+
+        def add(number: int | str, text: str, *, must_be_zero: bool = False) -> None:
+            style = "bold"
+            if must_be_zero:
+                style = "bold red" if number else "bold green"
+            rows.add_row(Text(f"{number:,}" if isinstance(number, int) else number, style), text)
+
+        add(result.documents, "modules of the standard library")
+        add(result.committed, "committed: document and job in one transaction")
+        add(result.rolled_back, "rolled back on purpose, the job with the document")
+        add(result.done, "done")
+        add(result.lost, "lost", must_be_zero=True)
+        add(result.phantom, "ran although rolled back", must_be_zero=True)
+        add(result.double_effects, "took effect twice", must_be_zero=True)
+        kills = "worker" if result.worker_kills == 1 else "workers"
+        add(result.rerun, f"run again, after {result.worker_kills} {kills} killed at work")
+        add(f"{result.seconds:.1f}", f"seconds, {rate:,.0f} jobs/s")
+        self._console.print()
+        self._console.print(rows)
+        self._console.print()
+        if result.is_right:
+            self._console.print(
+                Text("Every committed job took effect exactly once. No other did.", "bold green")
+            )
+        else:
+            self._console.print(Text("This must not happen: please report it.", "bold red"))
+        for line in how_to_look:
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def _bar(value: int, total: int) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=value, width=50)

@@ -1,0 +1,92 @@
+"""The workers: processes like any other's, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+#: How long a worker may take to end after SIGTERM.
+_STOP_SECONDS: Final = 20
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One process that runs ``forebay worker``.
+
+    Attributes:
+        state: starting, working, killed or stopped.
+        held: jobs in its hands when last seen.
+    """
+
+    number: int
+    process: subprocess.Popen[bytes] = field(repr=False)
+    state: str = "starting"
+    held: int = 0
+
+    @classmethod
+    def start(cls, number: int, dsn: str, *, concurrency: int, log: Path) -> WorkerProcess:
+        """Start a worker of the demo's application."""
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "forebay", "worker", "forebay.demo.app:app"),
+                    *("--concurrency", str(concurrency), "--log-level", "warning"),
+                ],
+                env={**_environment(), "FOREBAY_DATABASE_URL": dsn},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is the demo's business; it stops them in order
+            )
+        return cls(number, process)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+        self.process.wait()
+        self.state = "killed"
+
+
+def stop_workers(workers: list[WorkerProcess]) -> None:
+    """Stop all, in order where they let it."""
+    for worker in workers:
+        if worker.is_alive:
+            worker.process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+        if worker.state != "killed":
+            worker.state = "stopped"
+
+
+def _environment() -> dict[str, str]:
+    # Settings of whoever runs the demo are for other workers.
+    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
