@@ -184,6 +184,15 @@ end
 $$;
 
 
+-- Numbers below this one belong to the archive of another cluster, which an adoption sealed with no xid at all:
+-- whatever is there has ended, or goes on in a newer row. 0 in a log that was never adopted.
+create function forebay._archived_below() returns bigint
+language sql stable
+as $$
+    select coalesce(max(s.hi), 0) from forebay.seal f join forebay.segment s using (segment_id) where f.xid = '0'
+$$;
+
+
 -- Seal every segment the sequence has passed; returns how many were sealed.
 --
 -- A row draws its xid before its number, so once last_value has passed the end of a segment, every

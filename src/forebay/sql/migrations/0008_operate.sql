@@ -231,6 +231,7 @@ declare
     v_cur   record;
     v_end   record;
     v_id    constant bigint := job.id;
+    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
     for v_group in
@@ -292,9 +293,10 @@ begin
         select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
         from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
         where b.group_id = v_group.group_id and b.lane = v_row.lane order by b.no desc limit 1;
-        if v_cur.snap_from is null
-           or not forebay._is_consumed(v_row.xid, v_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi,
-                                       v_cur.pos_xid, v_cur.pos_seq) then
+        if v_row.seq >= v_archived
+           and (v_cur.snap_from is null
+                or not forebay._is_consumed(v_row.xid, v_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi,
+                                            v_cur.pos_xid, v_cur.pos_seq)) then
             state := 'ready';
             if exists (select from forebay.tombstone t where t.job_id = v_id and t.reason = 'e'
                        and (t.group_id is null or t.group_id = v_group.group_id)) then
@@ -341,7 +343,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_mark forebay.promotion;
+    v_mark     forebay.promotion;
+    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
     return query
@@ -369,7 +372,7 @@ begin
         group by b.group_id, b.lane)
     select r.queue, r.priority, r.name,
            sum((select count(*) from forebay.log l
-                where l.lane = r.lane
+                where l.lane = r.lane and l.seq >= v_archived
                   and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
                   and (r.snap_from is null or not forebay._is_consumed(
                           l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))

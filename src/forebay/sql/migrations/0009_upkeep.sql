@@ -62,6 +62,7 @@ begin
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.lo >= forebay._archived_below()
         order by s.segment_id
     loop
         for v_row in execute format(

@@ -1,15 +1,17 @@
 -- Adoption: what to do with a log that was restored from another cluster.
 
 
--- Was a row written in this cluster, rather than restored into it?
+-- The transaction that divides the rows: whatever is older was restored, whatever is younger was written here.
 --
--- A restore copies the rows before it makes the constraints. So the catalog row of a primary key that nobody ever
--- touches again divides the two: whatever is older was restored.
-create function forebay._is_native(p_xmin xid) returns boolean
+-- A restore copies the rows before it makes the constraints, so the catalog row of a primary key that nobody ever
+-- touches again divides the two. In a copy that was made within the cluster that row is as old as the original; there the
+-- catalog row of the database itself does.
+create function forebay._native_after() returns xid
 language sql stable
 as $$
-    select age(p_xmin) < (select age(c.xmin) from pg_constraint c
-                          where c.conname = 'cluster_pk' and c.conrelid = 'forebay.cluster'::regclass)
+    select case when n.system_identifier = i.system_identifier and age(d.xmin) < age(c.xmin) then d.xmin else c.xmin end
+    from (select * from forebay.cluster order by cluster_no desc limit 1) n, forebay._identity() i, pg_database d, pg_constraint c
+    where d.datname = current_database() and c.conname = 'cluster_pk' and c.conrelid = 'forebay.cluster'::regclass
 $$;
 
 
@@ -39,6 +41,7 @@ declare
     v_mark    forebay.promotion;
     v_count   bigint;
     v_skipped bigint[];
+    v_border  constant xid := forebay._native_after();
 begin
     perform forebay._require_alone('forebay.adopt_v1()');
     resumed := 0;
@@ -96,8 +99,8 @@ begin
             select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null order by s.segment_id
         loop
             for v_row in execute format(
-                'select row(l.*)::forebay.log as r, forebay._is_native(l.xmin) as native
-                 from forebay.log_%s l where l.lane = $1 order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane
+                'select row(l.*)::forebay.log as r, age(l.xmin) < age($2) as native
+                 from forebay.log_%s l where l.lane = $1 order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane, v_border
             loop
                 if not v_row.native then
                     continue when v_lane.snap_from is null and v_lane.audience = 0
@@ -133,10 +136,10 @@ begin
     select * into v_mark from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
-        where not forebay._is_native(d.xmin)
+        where age(d.xmin) >= age(v_border)
           and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
                    and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id));
-    delete from forebay.deferred d where not forebay._is_native(d.xmin);
+    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
