@@ -1,0 +1,258 @@
+"""A log that was dumped, and restored elsewhere: nothing runs until somebody decides."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from tests.support.engine import (
+    Reader,
+    connect,
+    depth,
+    enqueue,
+    enqueue_many,
+    one,
+    open_group,
+    shift_clock,
+    sqlstate,
+    state,
+    states,
+)
+from tests.support.fix_db import make_migrated
+from tests.support.restore import create_database, drop_database, dump, move_xids_ahead, restore
+from tests.support.storm import QUEUE, Storm
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.crash
+
+GROUPS = ("first", "second")
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def place(server):
+    """The server of the session, and a name for a database on it that is dropped afterwards."""
+    name = f"restored_{next(_numbers)}"
+    yield server, name
+    drop_database(server, name)
+
+
+def some_of_everything(dsn: str) -> None:
+    """Bring jobs of two groups into every state there is, and leave leases open."""
+    with connect(dsn) as conn:
+        for group in GROUPS:
+            open_group(conn, QUEUE, group, "beginning")
+        enqueue_many(
+            conn,
+            [
+                {"kind": "work", "queue": QUEUE, "args": {"entry": n}, "priority": 100 + n % 2}
+                | ({"delay": 3600} if n % 10 == 0 else {})
+                | ({"expires_at": "2126-01-01T00:00:00Z"} if n % 10 == 1 else {})
+                for n in range(200)
+            ],
+        )
+        for group, limit in zip(GROUPS, (30, 60), strict=True):
+            with Reader(dsn, QUEUE, group) as reader:
+                for priority in (100, 101):
+                    batch = reader.claim(limit, priority=priority)
+                    half = list(range(1, limit // 2))
+                    ended = [
+                        {"offset": limit // 2, "outcome": "retried"},
+                        {"offset": limit // 2 + 1, "outcome": "retried", "after": 600},
+                        {"offset": limit // 2 + 2, "outcome": "dead"},
+                        {"offset": limit // 2 + 3, "outcome": "cancelled"},
+                    ]
+                    assert reader.settle(batch.claim_no, half, ended=ended) == "settled"
+                if group == "second":
+                    assert reader.revoked_by(conn) > 0
+                    reader.open_lease()
+                    (suspects,) = [r["lane"] for r in reader.ready() if r["is_suspect"]][:1]
+                    assert len(reader.claim(10, suspects).jobs) == 1
+
+
+def unfinished(conn, group: str) -> list[int]:
+    """Return the entries that have not ended in a group, from its rows alone."""
+    rows = conn.execute(
+        """
+        with groups as (select group_id from forebay.queue_group where name = %(group)s),
+        entries as (
+            select (args ->> 'entry')::bigint as entry from forebay.log
+            union select (args ->> 'entry')::bigint from forebay.deferred),
+        ended as (
+            select (l.args ->> 'entry')::bigint
+            from forebay.batch b
+            join groups using (group_id)
+            cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+            join forebay.log l on l.seq = u.seq
+            join forebay.settlement s on s.lease_id = b.lease_id and s.claim_no = b.claim_no
+            where s.offsets is null
+               or coalesce(s.outcomes[array_position(s.offsets, u.nr::smallint)],
+                           case when u.nr = any (s.offsets) then 'd'::"char" end)
+                  in ('d', 'x', 'c')
+            union all
+            select (l.args ->> 'entry')::bigint
+            from forebay.batch b join groups using (group_id)
+            cross join lateral unnest(b.skipped) u (seq) join forebay.log l on l.seq = u.seq)
+        select entry from entries where entry not in (table ended) order by entry
+        """,
+        {"group": group},
+    ).fetchall()
+    return [entry for (entry,) in rows]
+
+
+def enqueue_natively(conn) -> list[int]:
+    """Enqueue where the log was restored to and not adopted: old lanes, new ones, deferred."""
+    many = [
+        {"kind": "work", "queue": QUEUE, "args": {"entry": n}, "priority": 100 + n % 3}
+        | ({"delay": 3600} if n % 4 == 0 else {})
+        for n in range(1000, 1020)
+    ]
+    enqueue_many(conn, many)
+    enqueue(conn, queue=QUEUE, args={"entry": 1020})
+    return list(range(1000, 1021))
+
+
+def nothing_runs(dsn: str) -> None:
+    """Before adoption: no lease, no claim on an old lease, no promotion, no upkeep."""
+    with connect(dsn) as conn:
+        assert sqlstate(conn, "select forebay.open_lease_v1('w')") == "JQ030"
+        groups = one(conn, "select array_agg(group_id) from forebay.queue_group")
+        assert sqlstate(conn, "select * from forebay.ready_v1(%s::bigint[])", groups) == "JQ030"
+        for call in ("promote", "sweep", "seal", "retain", "trim", "revoke_lost"):
+            assert sqlstate(conn, f"select * from forebay.{call}_v1()") == "JQ030", call
+
+
+def run_everything(dsn: str, group: str) -> list[int]:
+    """Claim and finish all that a group is handed, deferred jobs included; return the entries."""
+    entries = []
+    with connect(dsn) as conn, Reader(dsn, QUEUE, group) as reader:
+        while one(conn, "select forebay.promote_v1(7)"):
+            pass
+        for batch in reader.claim_all():
+            entries += [job["args"]["entry"] for job in batch.jobs]
+            reader.finish(batch)
+    return sorted(entries)
+
+
+def adopted_once(dsn: str, *, resume: bool) -> None:
+    """Restore, refuse, enqueue, adopt, run: each job that has to run runs once in each group."""
+    nothing_runs(dsn)
+    with connect(dsn) as conn:
+        open_jobs = {group: unfinished(conn, group) for group in GROUPS}
+        finished = sorted(set(range(200)) - set(open_jobs["first"]))
+        ids = dict(
+            conn.execute(
+                "select (args ->> 'entry')::bigint, coalesce(job_id, seq) from forebay.log"
+            ).fetchall()
+        )
+        before = {e: states(conn, ids[e])["first"] for e in finished if e in ids}
+        native = enqueue_natively(conn)
+        resumed, discarded = conn.execute("select * from forebay.adopt_v1(%s)", [resume]).fetchone()
+        assert sqlstate(conn, "select forebay.adopt_v1(true)") == "JQ031"
+
+        waiting = sum(len(e) for e in open_jobs.values())
+        ready, leased, deferred = zip(*depth(conn, QUEUE).values(), strict=True)
+        # A deferred job that no group has had yet is one row for both of them.
+        assert sum(leased) == 0
+        assert sum(ready) + sum(deferred) == (waiting if resume else 0) + 2 * len(native)
+        if resume:
+            assert discarded == 0
+        else:
+            assert discarded > 0
+            assert resumed == 2 * sum(n % 4 != 0 or n == 1020 for n in native)
+        assert {e: states(conn, ids[e])["first"] for e in before} == before
+        late = enqueue(conn, queue=QUEUE, args={"entry": 2000})
+        letters = one(conn, "select count(*) from forebay.dead_letter")
+        shift_clock(conn, 2 * 3600)
+    for group in GROUPS:
+        expected = (open_jobs[group] if resume else []) + native + [2000]
+        assert run_everything(dsn, group) == sorted(expected)
+    with connect(dsn) as conn:
+        assert set(states(conn, late).values()) == {"done"}
+        assert not any(sum(n) for n in depth(conn, QUEUE).values())
+        shift_clock(conn, 200 * 365 * 86400)
+        one(conn, "select forebay.sweep_v1()")
+        assert one(conn, "select count(*) from forebay.dead_letter") == letters
+        for call in ("seal", "promote", "retain", "trim"):
+            one(conn, f"select forebay.{call}_v1()")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_restored_log_runs_nothing_until_it_is_adopted(
+    server, database, own_server, tmp_path, resume
+):
+    """
+    Restored into a fresh cluster, whose transaction ids are behind those of the dump, a log takes
+    enqueues and hands out nothing; adopted, what had not ended runs once for each group, or never
+    if it is discarded, and what was enqueued meanwhile runs once in either case.
+    """
+    some_of_everything(database)
+    dump(server, database, tmp_path / "dump")
+    adopted_once(restore(own_server, tmp_path / "dump", "restored"), resume=resume)
+
+
+@pytest.mark.parametrize(("direction", "resume"), [("ahead", True), ("behind", False)])
+def test_a_restored_log_in_a_cluster_of_quite_other_xids(
+    server, database, own_server, tmp_path, place, direction, resume
+):
+    """The same where the cluster's transaction ids are twenty thousand million ahead or behind."""
+    move_xids_ahead(own_server)
+    if direction == "ahead":
+        some_of_everything(database)
+        dump(server, database, tmp_path / "dump")
+        dsn = restore(own_server, tmp_path / "dump", "restored", "--single-transaction")
+    else:
+        own = own_server.dsn(make_migrated(own_server, "source"))
+        some_of_everything(own)
+        dump(own_server, own, tmp_path / "dump")
+        dsn = restore(place[0], tmp_path / "dump", place[1], "--jobs=2")
+    adopted_once(dsn, resume=resume)
+
+
+def test_a_copy_of_a_database_is_foreign_too(own_server):
+    """A database cloned within its cluster, as for a rehearsal, runs nothing until it is adopted."""
+    source = own_server.dsn(make_migrated(own_server, "original"))
+    some_of_everything(source)
+    adopted_once(create_database(own_server, "clone", "original"), resume=False)
+    assert run_everything(source, "first")  # The original is at home and goes on.
+
+
+def test_adopting_at_home_is_refused(database):
+    """There is nothing to adopt where the log has always been."""
+    with connect(database) as conn:
+        job = enqueue(conn)
+        assert sqlstate(conn, "select * from forebay.adopt_v1(true)") == "JQ031"
+        assert sqlstate(conn, "select * from forebay.adopt_v1(false)") == "JQ031"
+        assert state(conn, job) == "ready"
+
+
+def test_a_dump_under_load_holds_each_job_in_one_state(
+    server, database, own_server, tmp_path, seed
+):
+    """
+    A dump taken while writers, readers, promoter and segments are at work, restored and adopted:
+    every committed job that it holds unfinished runs once for each group, and no finished one.
+    """
+    storm = Storm(database, seed, 4, jobs_per_second=800, revocations_per_second=1)
+    storm.outcomes = {"done": 90, "retried": 10}
+    thread = threading.Thread(target=storm.run)
+    thread.start()
+    try:
+        wait_for(lambda: len(storm.ledger.committed) > 600)
+        dump(server, database, tmp_path / "dump")
+    finally:
+        thread.join()
+    assert storm.ledger.problems() == {}
+    dsn = restore(own_server, tmp_path / "dump", "restored")
+    nothing_runs(dsn)
+    with connect(dsn) as conn:
+        open_jobs = {group: unfinished(conn, group) for group in GROUPS}
+        conn.execute("select * from forebay.adopt_v1(true)")
+        shift_clock(conn, 3600)
+    for group in GROUPS:
+        assert run_everything(dsn, group) == open_jobs[group]
+        assert set(open_jobs[group]) <= storm.ledger.committed
+        assert len(open_jobs[group]) < len(storm.ledger.committed)
+    with connect(dsn) as conn:
+        assert one(conn, "select count(distinct args) from forebay.log") > 500
