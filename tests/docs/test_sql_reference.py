@@ -1,0 +1,88 @@
+"""The reference of SQL functions and the functions themselves say the same."""
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from forebay.errors import SQLSTATES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "sql.md").read_text(encoding="utf-8")
+ENTRY = re.compile(
+    r"^```text\n(forebay\..*?)^```\n(.*?)(?=^```text|^## |\Z)", re.MULTILINE | re.DOTALL
+)
+ROLES = ("producer", "worker", "operator", "reader")
+
+
+def plain(signature: str) -> str:
+    """Return a signature as a person writes it, on one line."""
+    text = re.sub(r"\s+", " ", signature.strip())
+    text = text.replace("timestamp with time zone", "timestamptz").lower()
+    text = re.sub(r"default ('[^']*'|null)::[a-z \[\]]+?(?=[,)])", r"default \1", text)
+    return text.replace("( ", "(").replace(" )", ")")
+
+
+@pytest.fixture
+def functions(database):
+    """Every function for callers: its signature and the roles that may call it."""
+    query = """
+        select format('forebay.%%s(%%s) returns %%s', p.proname,
+                      pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)),
+               array(select r from unnest(%s::text[]) r
+                     where has_function_privilege('forebay_' || r, p.oid, 'execute')),
+               p.prosecdef and p.proconfig is not null,
+               has_function_privilege('public', p.oid, 'execute')
+        from pg_proc p
+        where p.pronamespace = 'forebay'::regnamespace and p.proname !~ '^_'"""
+    with psycopg.connect(database) as conn:
+        rows = conn.execute(query, [list(ROLES)]).fetchall()
+    return {plain(signature): rest for signature, *rest in rows}
+
+
+def test_every_function_has_its_entry_and_every_entry_its_function(functions):
+    """
+    Names, parameters, defaults and results in the reference are those of the database.
+    """
+    assert {plain(signature) for signature, _ in ENTRY.findall(PAGE)} == set(functions)
+
+
+def test_every_entry_names_the_roles_that_may_call_it(functions):
+    """
+    Grants and reference agree; each entry also speaks of errors and transactions.
+    """
+    for signature, text in ENTRY.findall(PAGE):
+        roles = re.search(r"^- Roles: (.*)$", text, re.MULTILINE)
+        assert roles, signature
+        named = [] if roles[1] == "the owner only" else roles[1].split(", ")
+        assert named == functions[plain(signature)][0], signature
+        assert re.search(r"^- Errors: ", text, re.MULTILINE), signature
+        assert re.search(r"^- Transaction: ", text, re.MULTILINE), signature
+
+
+def test_every_function_runs_as_the_owner_with_a_pinned_path_and_is_nobodys_by_default(functions):
+    """
+    What the reference says of all functions is true of each.
+    """
+    assert {signature for signature, rest in functions.items() if not rest[1] or rest[2]} == set()
+
+
+def test_every_sqlstate_has_its_entry_and_every_entry_its_sqlstate():
+    """
+    The codes raised anywhere in SQL, those known to Python, and those in the reference agree.
+    """
+    sources = [
+        *(ROOT / "src" / "forebay" / "sql").rglob("*.sql"),
+        *(ROOT / "src").rglob("migrate.py"),
+    ]
+    raised = {
+        code
+        for source in sources
+        for code in re.findall(r"errcode = '(JQ\d{3})'", source.read_text(encoding="utf-8"))
+    }
+    documented = dict(re.findall(r"^\| `(JQ\d{3})` \|.*\| `(\w+)` \|$", PAGE, re.MULTILINE))
+    assert set(documented) == raised
+    known = {code: error.__name__ for code, error in SQLSTATES.items()}
+    assert {code: documented[code] for code in known} == known
+    assert {documented[code] for code in raised - set(known)} <= {"ForebayError"}
