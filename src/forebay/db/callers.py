@@ -42,7 +42,7 @@ def run(conn: SyncConnection, operation: Operation[T]) -> T:
     with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
         try:
             cursor.execute(operation.sql, operation.params)
-            rows = cursor.fetchall() if cursor.description else []
+            rows = cursor.fetchall()
         except (psycopg.Error, UnicodeEncodeError) as error:
             _raise(error)
     return operation.decode(rows)
@@ -54,7 +54,7 @@ async def run_async(conn: AsyncConnection, operation: Operation[T]) -> T:
     async with psycopg.AsyncCursor(raw, row_factory=tuple_row) as cursor:
         try:
             await cursor.execute(operation.sql, operation.params)
-            rows = await cursor.fetchall() if cursor.description else []
+            rows = await cursor.fetchall()
         except (psycopg.Error, UnicodeEncodeError) as error:
             _raise(error)
     return operation.decode(rows)

@@ -1,0 +1,230 @@
+"""Bulk enqueuing: any number of jobs, bounded memory, one transaction."""
+
+import tracemalloc
+from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
+
+import psycopg
+import pytest
+
+from forebay import App, Client, Job
+from forebay.errors import InvalidJob, PayloadTooLarge
+from forebay.ops.enqueue import CHUNK_BYTES, Call, Chunks
+
+app = App()
+
+
+@app.job(queue="mail")
+def send(user_id: int, locale: str = "en") -> None: ...
+
+
+@app.job(expires_in=60)
+def brief(user_id: int) -> None: ...
+
+
+@dataclass
+class Row:
+    document_id: int
+
+
+@app.batch_job(queue="search", size=500)
+def index(rows: list[Row]) -> None: ...
+
+
+@app.batch_job(queue="free")
+def free(jobs: list[Job]) -> None: ...
+
+
+@pytest.fixture
+def conn(database):
+    with psycopg.connect(database) as conn:
+        yield conn
+
+
+def args_of(conn):
+    return [job.args for job in reversed(Client().jobs(conn=conn, limit=1000))]
+
+
+def count(conn):
+    return conn.execute("select count(*) from forebay.log").fetchone()[0]
+
+
+def test_items_may_be_written_in_several_ways(conn):
+    """
+    A call, a dict, a tuple and a single value are the same job.
+    """
+    items = [send.call(1), {"user_id": 2}, (3, "it"), 4]
+    assert send.enqueue_many(conn, items) == 4
+    assert args_of(conn) == [
+        {"user_id": 1},
+        {"user_id": 2},
+        {"user_id": 3, "locale": "it"},
+        {"user_id": 4},
+    ]
+
+
+def test_items_of_batch_handlers_are_their_values(conn):
+    """
+    A batch handler of rows takes rows, one of free jobs takes arguments by name.
+    """
+    index.enqueue_many(conn, [Row(1), {"document_id": 2}])
+    free.enqueue_many(conn, [{"anything": True}])
+    assert args_of(conn) == [{"document_id": 1}, {"document_id": 2}, {"anything": True}]
+
+
+def test_calls_of_several_kinds_and_options_keep_their_order(conn):
+    """
+    One bulk may mix kinds, queues, priorities and delays; jobs get their numbers in its order.
+    """
+    calls = [
+        send.call(1),
+        index.call(Row(2)),
+        send.using(priority=1, tag="t", headers={"a": "b"}, correlation_id="c").call(3),
+        send.using(delay=60).call(4),
+        brief.call(5),
+    ]
+    assert app.enqueue_many(conn, calls, chunk=2) == 5
+    newest_first = Client().jobs(conn=conn)
+    assert [(job.kind, job.priority, job.tag, job.state) for job in reversed(newest_first)] == [
+        ("send", 100, None, "ready"),
+        ("index", 100, None, "ready"),
+        ("send", 1, "t", "ready"),
+        ("send", 100, None, "deferred"),
+        ("brief", 100, None, "ready"),
+    ]
+    third, last = newest_first[2], newest_first[0]
+    assert (third.headers, third.correlation_id) == ({"a": "b"}, "c")
+    assert 50 < (last.expires_at - last.enqueued_at).total_seconds() <= 60
+
+
+def test_a_generator_is_sent_in_chunks_and_nothing_is_kept(conn):
+    """
+    Ten thousand jobs from a generator take the memory of one chunk.
+    """
+    send.enqueue_many(conn, range(1000))
+    tracemalloc.start()
+    try:
+        assert send.enqueue_many(conn, (n for n in range(10_000)), chunk=500) == 10_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count(conn) == 11_000
+    assert peak < 500_000
+
+
+@pytest.mark.slow
+def test_a_million_jobs_from_an_iterator(database, conn):
+    """
+    The same holds for a million: the process grows by some megabytes at most. They are all there
+    after the commit and none before.
+    """
+    send.enqueue_many(conn, range(20_000))
+    conn.rollback()
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    assert send.enqueue_many(conn, iter(range(1_000_000))) == 1_000_000
+    grown_kilobytes = getrusage(RUSAGE_SELF).ru_maxrss - before
+    with psycopg.connect(database) as other:
+        assert count(other) == 0
+        conn.commit()
+        assert count(other) == 1_000_000
+    assert grown_kilobytes < 16_000
+
+
+@pytest.mark.parametrize("bad", [0, 3, 7], ids=["first", "second chunk", "last"])
+def test_a_bad_item_is_named_by_its_place_in_the_whole(database, conn, bad):
+    """
+    The index counts over all items, and a rollback leaves nothing of the bulk.
+    """
+    items = [n if n != bad else "seven" for n in range(8)]
+    with pytest.raises(InvalidJob) as caught:
+        send.enqueue_many(conn, items, chunk=2)
+    assert caught.value.index == bad
+    assert caught.value.message.startswith(f"job {bad}: send: user_id ")
+    written = bad - bad % 2
+    assert count(conn) == written
+    assert (f"{written} jobs" in caught.value.detail) if written else caught.value.detail is None
+    conn.rollback()
+    assert count(conn) == 0
+
+
+def test_what_the_database_refuses_is_counted_over_the_whole_too(conn):
+    """
+    Its function counts within one chunk; the error counts from the start of the bulk.
+    """
+    conn.execute("select forebay.configure('args_bytes_max', 1024)")
+    items = [(n, "x" * (2000 if n == 7 else 1)) for n in range(10)]
+    with pytest.raises(PayloadTooLarge) as caught:
+        send.enqueue_many(conn, items, chunk=3)
+    assert caught.value.index == 7
+    assert caught.value.message.startswith("job 7: ")
+
+
+def test_an_exception_of_the_iterator_passes(conn):
+    """
+    What the caller's own generator raises is the caller's.
+    """
+
+    def items():
+        yield 1
+        raise LookupError("no more rows")
+
+    with pytest.raises(LookupError, match="no more rows"):
+        send.enqueue_many(conn, items())
+
+
+def test_an_empty_bulk_sends_nothing(conn):
+    """
+    No items, no statement: not even a transaction begins.
+    """
+    assert send.enqueue_many(conn, []) == 0
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1_000_000, "many", True])
+def test_a_chunk_has_bounds(conn, chunk):
+    """
+    A size out of range is refused before the first item is taken.
+    """
+    with pytest.raises(InvalidJob, match="chunk"):
+        send.enqueue_many(conn, iter([1]), chunk=chunk)
+
+
+def test_the_app_takes_calls_only(conn):
+    """
+    Plain arguments say nothing of their kind.
+    """
+    with pytest.raises(InvalidJob, match="job 1: call must be") as caught:
+        app.enqueue_many(conn, [send.call(1), {"user_id": 2}])
+    assert caught.value.index == 1
+
+
+def test_large_arguments_end_a_chunk_early():
+    """
+    A chunk is bounded in bytes as well as in jobs.
+    """
+    chunks = Chunks(5000)
+    text = '{"text":"' + "x" * 1_000_000 + '"}'
+    sent = [chunks.add(Call(kind="k", args=text)) for _ in range(10)]
+    assert sum(operation is not None for operation in sent) == 1
+    assert max(len(o.params["jobs"]) for o in sent if o) < CHUNK_BYTES + 1_100_000
+
+
+@pytest.mark.anyio
+async def test_asynchronous_items_on_an_asynchronous_connection(database):
+    """
+    An asynchronous generator is taken as it comes; a bad item is named the same way.
+    """
+
+    async def items(*found):
+        for item in found:
+            yield item
+
+    async with await psycopg.AsyncConnection.connect(database) as conn:
+        assert await send.aenqueue_many(conn, items(1, (2,), {"user_id": 3}), chunk=2) == 3
+        assert await app.aenqueue_many(conn, [send.call(4), brief.call(5)]) == 2
+        with pytest.raises(InvalidJob) as caught:
+            await send.aenqueue_many(conn, items(1, 2, 3, "x"), chunk=2)
+        assert caught.value.index == 3
+        await conn.commit()
+    with psycopg.connect(database) as conn:
+        assert len(args_of(conn)) == 7
