@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["PoolTimeout", "async_pool", "run_on", "run_on_sync", "sync_pool"]
 
 
-async def async_pool(dsn: str, *, size: int, name: str) -> AsyncConnectionPool[Any]:
-    """Open a pool of at most ``size`` asynchronous connections; they are made when needed."""
-    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+#: Far more than there are slots, which are what bounds the use of a pool. A handler that ignores its
+#: timeout keeps its connection, cut off from the server; it must not be missing to those that come after it.
+_CONNECTIONS_MAX: Final = 20_000
+
+
+def async_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> AsyncConnectionPool[Any]:
+    """Return a pool of asynchronous connections, not open yet; they are made when needed."""
+    return AsyncConnectionPool(
         dsn,
         min_size=0,
         max_size=size,
@@ -30,12 +35,10 @@ async def async_pool(dsn: str, *, size: int, name: str) -> AsyncConnectionPool[A
         kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
         name=name,
     )
-    await pool.open(wait=False)
-    return pool
 
 
-def sync_pool(dsn: str, *, size: int, name: str) -> ConnectionPool[Any]:
-    """Open a pool of at most ``size`` connections; they are made when needed."""
+def sync_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> ConnectionPool[Any]:
+    """Open a pool of connections; they are made when needed."""
     return ConnectionPool(
         dsn,
         min_size=0,

@@ -123,6 +123,20 @@ class Session:
         finally:
             await self._drop()
 
+    def cut(self) -> None:
+        """End the connection at once; a call that is under way fails."""
+        if self._conn is not None:
+            cut(self._conn)
+
+    @staticmethod
+    def refused(error: BaseException) -> bool:
+        """Whether the server itself refused a call, so that nothing of it was committed."""
+        while not isinstance(error, psycopg.Error):
+            if error.__cause__ is None:
+                return False
+            error = error.__cause__
+        return error.sqlstate is not None
+
     async def close(self) -> None:
         """Close the connection; the session can be used again."""
         await self._drop()
@@ -181,8 +195,12 @@ async def open_connection(
                 connect_timeout=max(2, int(seconds)),
                 **KEEPALIVE,
             )
-            if lock_timeout is not None:
-                await conn.execute("select set_config('lock_timeout', %s, false)", [lock_timeout])
+            # The engine's calls want READ COMMITTED, whatever the role or the database has as default.
+            await conn.execute(
+                "select set_config('default_transaction_isolation', 'read committed', false),"
+                " set_config('lock_timeout', coalesce(%s, current_setting('lock_timeout')), false)",
+                [lock_timeout],
+            )
             if not autocommit:
                 await conn.set_autocommit(False)
             return conn

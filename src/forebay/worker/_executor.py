@@ -146,6 +146,11 @@ class Executor:
             log.warning("job %s is dead: %s", row.job_id, error)
             self._finish(held, _running.bad_arguments(error))
             return None
+        except Exception as error:
+            # The application's own code, in the type of an argument: as if the handler had raised it.
+            log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
+            self._finish(held, _running.failure(kind, job, error))
+            return None
 
     def take(self, helds: Iterable[HeldJob]) -> None:
         """Run jobs of one claim as slots become free."""
@@ -307,9 +312,9 @@ class Executor:
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
         if call.kind.is_async:
             if self._apool is None:
-                self._apool = await async_pool(
-                    self._dsn, size=self._settings.concurrency, name=self._name
-                )
+                self._apool = async_pool(self._dsn, name=self._name)
+            # Several calls may get here at once; opening an open pool does nothing.
+            await self._apool.open(wait=False)
             async with self._apool.connection() as conn:
                 call.context.conn = call.connection = conn
                 async with conn.transaction():
@@ -320,7 +325,7 @@ class Executor:
                     self._check_statuses(helds, statuses)
         else:
             if self._spool is None:
-                self._spool = sync_pool(self._dsn, size=self._settings.concurrency, name=self._name)
+                self._spool = sync_pool(self._dsn, name=self._name)
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
         for held, ended in zip(helds, endeds, strict=True):
@@ -486,5 +491,5 @@ def _ready_made(error: HandlerError) -> type[HandlerError]:
 def _short(error: BaseException) -> str:
     try:
         return str(error)[:200]
-    except Exception:
+    except BaseException:  # a __str__ may raise anything too
         return "(it cannot be shown)"

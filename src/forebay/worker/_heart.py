@@ -7,6 +7,7 @@ loop does not move for a whole lease stops beating, so that its jobs are taken f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -33,7 +34,7 @@ class Heart:
         beat_seconds: pause between beats.
         stall_seconds: without a sign of the worker's loop for so long, beating stops.
         held: called in the worker's loop; the ids of its leases and of its running jobs.
-        heard: called in the worker's loop with each answer and when its beat was sent.
+        heard: called in the worker's loop with each answer, the leases that were asked about, and when.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Heart:
         beat_seconds: float,
         stall_seconds: float,
         held: Callable[[], tuple[list[int], list[int]]],
-        heard: Callable[[Beat, float], None],
+        heard: Callable[[Beat, list[int], float], None],
     ) -> None:
         self._session_args = (dsn, name)
         self._beat_seconds = beat_seconds
@@ -55,6 +56,7 @@ class Heart:
         self._snapshot: tuple[list[int], list[int]] = ([], [])
         self._seen_at = time.monotonic()
         self._stopping = threading.Event()
+        self._awake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._thread = threading.Thread(target=self._main, name="forebay-heart", daemon=True)
 
     def start(self) -> None:
@@ -65,6 +67,16 @@ class Heart:
     def stop(self) -> None:
         """Stop beating; does not wait for a beat under way."""
         self._stopping.set()
+        if self._awake is not None:
+            loop, event = self._awake
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+    async def join(self, seconds: float) -> None:
+        """Wait a little for the end of the thread; one that hangs ends with the process."""
+        until = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
     def _main(self) -> None:
         asyncio.run(self._beat_for_ever())
@@ -72,6 +84,8 @@ class Heart:
     async def _beat_for_ever(self) -> None:
         dsn, name = self._session_args
         session = Session(dsn, name=name, connect_seconds=3.0, call_seconds=3.0, lock_timeout="2s")
+        wake = asyncio.Event()
+        self._awake = asyncio.get_running_loop(), wake
         was_down = stalled = False
         while not self._stopping.is_set():
             try:
@@ -88,9 +102,10 @@ class Heart:
             elif self._snapshot[0]:
                 stalled = False
                 sent_at = time.monotonic()
+                leases, jobs = self._snapshot
                 try:
-                    beat = await session.run(protocol.beat(*self._snapshot))
-                    self._loop.call_soon_threadsafe(self._heard, beat, sent_at)
+                    beat = await session.run(protocol.beat(leases, jobs))
+                    self._loop.call_soon_threadsafe(self._heard, beat, leases, sent_at)
                     if was_down:
                         log.info("heartbeat is back")
                     was_down = False
@@ -104,7 +119,9 @@ class Heart:
                     # A lock on the table, for example. The next beat may pass.
                     log.warning("no heartbeat: %s", error)
             pause = min(self._beat_seconds, 0.3) if was_down else self._beat_seconds
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await wake.wait()
         await session.close()
 
     def _look(self) -> None:

@@ -3,16 +3,20 @@
 While a flush is under way the next one collects, so the busier the worker, the larger the flushes.
 A flush has a name, (lease, claim_no, flush_no), and is repeated under the same name until it is
 answered: after a lost connection nobody knows whether it arrived, and a second arrival changes nothing.
+A flush that the database will not take is set aside and tried again now and then: it must not keep
+the others waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
+import time
 from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable, ForebayError, LeaseLost
+from forebay.errors import DatabaseUnavailable, LeaseLost
 from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from forebay.worker._held import Batch, HeldJob, Lease
 
 log = logging.getLogger("forebay.worker")
+
+#: Pause before flushes that the database did not take are tried again.
+_SET_ASIDE_SECONDS = 3.0
 
 
 class Settler:
@@ -40,6 +47,8 @@ class Settler:
         self._dirty: dict[Batch, None] = {}
         self._solo: list[tuple[Batch, Flush]] = []
         self._under_way: list[tuple[Batch, Flush]] = []
+        self._set_aside: list[tuple[Batch, Flush]] = []
+        self._set_aside_until = 0.0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,8 +93,7 @@ class Settler:
         failures = 0
         while True:
             if not self._under_way:
-                await self._wake.wait()
-                self._wake.clear()
+                await self._something_to_do()
                 self._under_way = self._collect()
             try:
                 await self._write()
@@ -101,8 +109,17 @@ class Settler:
                 log.error("cannot settle, will repeat: %s", error)
                 await self._write_one_by_one()
                 await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 5.0))
-            if not self._under_way and not self._dirty and not self._solo:
+            if not (self._under_way or self._set_aside or self._dirty or self._solo):
                 self._idle.set()
+
+    async def _something_to_do(self) -> None:
+        due_in = None
+        if self._set_aside:
+            due_in = max(0.0, self._set_aside_until - time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(due_in):
+                await self._wake.wait()
+        self._wake.clear()
 
     async def drained(self, seconds: float) -> bool:
         """Wait until everything that ended is settled; False when that takes too long."""
@@ -122,6 +139,9 @@ class Settler:
         dirty, self._dirty = self._dirty, {}
         solo, self._solo = self._solo, []
         flushes = solo
+        if self._set_aside and time.monotonic() >= self._set_aside_until:
+            aside, self._set_aside = self._set_aside, []
+            flushes += aside
         for batch in dirty:
             flush = batch.take_flush()
             if flush is not None:
@@ -140,11 +160,12 @@ class Settler:
         for batch, flush in self._under_way:
             try:
                 await self._write_some(batch.lease, [(batch, flush)])
-            except ForebayError as error:
+            except DatabaseUnavailable:
+                kept.append((batch, flush))
+            except Exception as error:
                 log.warning("cannot settle batch %s: %s", flush.claim_no, error)
-                kept.append((batch, flush))
-            except Exception:
-                kept.append((batch, flush))
+                self._set_aside.append((batch, flush))
+                self._set_aside_until = time.monotonic() + _SET_ASIDE_SECONDS
         self._under_way = kept
 
     async def _write_some(self, lease: Lease, items: list[tuple[Batch, Flush]]) -> None:

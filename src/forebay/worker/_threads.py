@@ -21,22 +21,30 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    __slots__ = ("abandoned", "function", "future", "loop", "thread_id")
+    __slots__ = ("abandoned", "function", "future", "interruption", "loop", "replaced", "thread_id")
 
     def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.function = function
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.thread_id: int | None = None
+        self.interruption: type[HandlerError] | None = None
         self.abandoned = False
+        self.replaced = False
 
 
 class Threads:
-    """A few daemon threads, started when needed."""
+    """A few daemon threads, started when needed.
+
+    Every call must have a thread at once: jobs that wait for each other's threads would make slots
+    out of nothing. So a call takes an idle thread out of the count when it is submitted, and not when
+    the thread wakes up.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
+        #: Threads without a call, less the calls without a thread.
         self._idle = 0
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -46,15 +54,18 @@ class Threads:
         """Run a function in a thread; ``call.future`` has its result, in this loop."""
         call = _Call(function, asyncio.get_running_loop())
         with self._lock:
-            if self._idle == 0 and self._count < self._most:
+            if self._idle <= 0 and self._count < self._most:
                 self._count += 1
                 threading.Thread(target=self._work, name="forebay-handler", daemon=True).start()
+            else:
+                self._idle -= 1
         self._calls.put(call)
         return call
 
     def interrupt(self, call: _Call, error: type[HandlerError]) -> None:
-        """Raise an exception in the thread that runs the call, if one does."""
+        """Raise an exception in the thread that runs the call, now or when it starts."""
         with self._lock:
+            call.interruption = error
             if call.thread_id is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(call.thread_id), ctypes.py_object(error)
@@ -63,8 +74,11 @@ class Threads:
     def abandon(self, call: _Call) -> None:
         """Stop waiting for a call; its thread ends when the function does, and is replaced."""
         with self._lock:
-            if call.thread_id is not None and not call.abandoned:
-                call.abandoned = True
+            if call.abandoned:
+                return
+            call.abandoned = True
+            if call.thread_id is not None:
+                call.replaced = True
                 self._count -= 1
                 self.abandoned += 1
 
@@ -75,19 +89,19 @@ class Threads:
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             call = self._calls.get()
-            with self._lock:
-                self._idle -= 1
             if call is None:
                 return
-            with self._lock:
-                call.thread_id = threading.get_ident()
             result: Any = None
             error: BaseException | None = None
             try:
-                result = call.function()
+                with self._lock:
+                    call.thread_id = threading.get_ident()
+                    if call.interruption is not None:
+                        raise call.interruption
+                    is_wanted = not call.abandoned
+                if is_wanted:
+                    result = call.function()
             except BaseException as raised:  # the thread must survive whatever a handler raises
                 error = raised
             while True:
@@ -98,6 +112,9 @@ class Threads:
                             ctypes.c_ulong(threading.get_ident()), None
                         )
                         call.thread_id = None
+                        if call.replaced:
+                            return
+                        self._idle += 1
                     break
                 except HandlerError as raised:
                     error = error or raised
@@ -105,8 +122,6 @@ class Threads:
                 call.loop.call_soon_threadsafe(_deliver, call.future, result, error)
             except RuntimeError:
                 return  # The loop is closed.
-            if call.abandoned:
-                return
 
 
 def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -32,7 +32,6 @@ from forebay.errors import (
     ForeignCluster,
     LeaseLost,
     SchemaError,
-    TransactionStateError,
 )
 from forebay.maintenance import Maintenance
 from forebay.ops import protocol
@@ -54,6 +53,9 @@ log = logging.getLogger("forebay.worker")
 
 #: After an empty-handed claim of a lane that was reported ready, somebody else was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
+
+#: How long a call to the database may take when the worker is told to stop.
+_LAST_CALL_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -118,7 +120,8 @@ class Worker:
         self._stop_event = asyncio.Event()
         self._until_idle = False
         self._suspect_tasks: set[asyncio.Task[None]] = set()
-        self._asleep = False
+        self._must_look = False
+        self._is_deaf = False
         #: Set when the worker has its lease and looks for work.
         self.started = asyncio.Event()
 
@@ -200,15 +203,19 @@ class Worker:
                     self._maintenance.run,
                     lambda: self._listen(bell),
                     self._watch,
+                    self._close_retired,
                 )
                 tasks += [asyncio.create_task(_supervised(service)) for service in services]
-                await self._claim_until_stopped()
+                await self._claim_or_be_cut_short()
                 await self._finish()
             finally:
+                heart.stop()
+                for session in (settles, upkeep, bell):
+                    session.cut()  # A server that is gone would not answer a polite cancellation.
                 for task in tasks:
                     task.cancel()
-                heart.stop()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                await heart.join(0.5)
                 await self._children.close()
                 await self._executor.close()
                 for session in (self._claims, settles, upkeep, bell):
@@ -274,12 +281,13 @@ class Worker:
         jobs = self._executor.running_job_ids() + self._children.running_job_ids()
         return [lease.lease_id for lease in self._leases.values() if not lease.lost], jobs
 
-    def _on_beat(self, beat: Beat, sent_at: float) -> None:
+    def _on_beat(self, beat: Beat, asked: list[int], sent_at: float) -> None:
         trusted = self._settings.lease_seconds - self._settings.lease_margin_seconds
         for lease in list(self._leases.values()):
             if lease.lease_id in beat.open_leases:
                 lease.trusted_until = max(lease.trusted_until, sent_at + trusted)
-            elif not lease.lost and sent_at + trusted > lease.trusted_until:
+            elif lease.lease_id in asked:
+                # One opened since that beat was put together is not in its answer either.
                 self._on_lease_lost(lease)
         if beat.cancelled_jobs:
             self._executor.cancel(beat.cancelled_jobs)
@@ -304,7 +312,7 @@ class Worker:
         self._wake.set()
 
     async def _watch(self) -> None:
-        """Stop trusting leases that nobody confirmed, and close retired ones that are empty."""
+        """Stop trusting leases that nobody confirmed; waits for nothing but the clock."""
         while True:
             await asyncio.sleep(0.25)
             now = time.monotonic()
@@ -312,18 +320,50 @@ class Worker:
                 if now > lease.trusted_until:
                     log.warning("no heartbeat was answered in time")
                     self._on_lease_lost(lease)
-                elif lease.retired and not lease.batches and self._settler.is_idle:
-                    with contextlib.suppress(DatabaseUnavailable):
-                        held = await self._claims.run(protocol.close_lease(lease.lease_id))
-                        self._leases.pop(lease.lease_id, None)
-                        if held:
-                            log.info(
-                                "retired lease %s held %s jobs in vain; they went back",
-                                lease.lease_id,
-                                held,
-                            )
+
+    async def _close_retired(self) -> None:
+        """Close retired leases that are empty, as far as we know."""
+        while True:
+            await asyncio.sleep(0.25)
+            for lease in list(self._leases.values()):
+                if not lease.retired or lease.batches or not self._settler.is_idle:
+                    continue
+                try:
+                    held = await self._claims.run(protocol.close_lease(lease.lease_id))
+                except DatabaseUnavailable:
+                    continue
+                except Exception as error:
+                    log.info("lease %s is not closed yet: %s", lease.lease_id, error)
+                    await asyncio.sleep(1.0)
+                    continue
+                self._leases.pop(lease.lease_id, None)
+                if held:
+                    log.info(
+                        "retired lease %s held %s jobs in vain; they went back",
+                        lease.lease_id,
+                        held,
+                    )
 
     # --- claiming ---
+
+    async def _claim_or_be_cut_short(self) -> None:
+        """Claim until stopped; a call that is under way then has a second to come back."""
+        claiming = asyncio.create_task(self._claim_until_stopped())
+        stopped = asyncio.create_task(self._stop_event.wait())
+        try:
+            await asyncio.wait({claiming, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({claiming}, timeout=_LAST_CALL_SECONDS)
+            if not claiming.done():
+                self._is_deaf = True
+                self._claims.cut()
+                await asyncio.wait({claiming}, timeout=0.2)
+                claiming.cancel()
+                await asyncio.wait({claiming})
+            if not claiming.cancelled():
+                claiming.result()
+        finally:
+            stopped.cancel()
+            claiming.cancel()
 
     async def _claim_until_stopped(self) -> None:
         failures = 0
@@ -332,6 +372,9 @@ class Worker:
                 if self._lease is None:
                     await self._open()
                     continue
+                if self._must_look:
+                    await self._look_for_missing_batches()
+                    self._must_look = False
                 busy = await self._claim_once(self._lease)
                 failures = 0
                 if self._until_idle and not busy and await self._is_idle():
@@ -345,24 +388,24 @@ class Worker:
                     if failures in {1, 10, 100}:
                         log.warning("claims interrupted: %s", error)
                     self._retire()
+                    self._must_look = True
                 await self._pause(
                     min(
                         reconnect_seconds(failures, random.random()),
                         self._settings.reconnect_seconds_max,
                     )
                 )
-                await self._look_for_missing_batches()
             except (ForeignCluster, SchemaError) as error:
                 failures += 1
                 log.error("claims stopped: %s", error)
                 await self._pause(5.0)
-            except TransactionStateError:
-                continue
             except Exception as error:
-                # A lock_timeout, for example: nothing was claimed.
                 failures += 1
                 if failures in {1, 10, 100}:
                     log.error("cannot claim: %s", error)
+                if not self._claims.refused(error):
+                    # Not the server said no, but we stumbled over its answer: what it gave is unknown here.
+                    self._retire()
                 await self._pause(min(reconnect_seconds(failures, random.random()), 5.0))
 
     async def _claim_once(self, lease: Lease) -> bool:
@@ -447,6 +490,8 @@ class Worker:
         )
         if not rows:
             return 0
+        if lease.lost:
+            return 0  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
         lease.batches[claim_no] = batch
         self.stats.claimed += len(rows)
@@ -455,7 +500,11 @@ class Worker:
 
     async def _claim_suspects(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         taken = 0
-        while taken < count and self._executor.busy < self._settings.concurrency:
+        while (
+            taken < count
+            and self._executor.busy < self._settings.concurrency
+            and not (self._stopping or lease.lost)
+        ):
             claim_no = lease.next_claim_no()
             rows = await self._claims.run(
                 protocol.claim(
@@ -467,7 +516,7 @@ class Worker:
                     limit=1,
                 )
             )
-            if not rows:
+            if not rows or lease.lost:
                 break
             taken += 1
             self.stats.claimed += 1
@@ -478,6 +527,8 @@ class Worker:
             if prepared is None:
                 continue
             if not self._children.available:
+                # Here, among others: should the process die of it, that counts as an attempt all the same.
+                await self._claims.run(protocol.start_suspect(lease.lease_id, claim_no))
                 self._executor.take([held])
                 continue
             self._executor.reserve()
@@ -524,13 +575,9 @@ class Worker:
         for lease in list(self._leases.values()):
             if not lease.batches or lease.lost:
                 continue
-            try:
-                missing = await self._claims.run(
-                    protocol.missing_batches(lease.lease_id, list(lease.batches))
-                )
-            except Exception as error:
-                log.info("cannot look for missing batches yet: %s", error)
-                return
+            missing = await self._claims.run(
+                protocol.missing_batches(lease.lease_id, list(lease.batches))
+            )
             if missing:
                 dropped = self._executor.drop(lease, missing)
                 for claim_no in missing:
@@ -598,7 +645,7 @@ class Worker:
         await self._children.kill_running()
         if back:
             log.info("%s jobs handed back", back)
-        settled = await self._settler.drained(1.0 if self._now else 3.0)
+        settled = await self._settler.drained(1.0 if self._now or self._is_deaf else 3.0)
         if not settled:
             log.warning(
                 "not everything could be settled; the rest comes back when the lease is revoked"
