@@ -1,0 +1,100 @@
+"""The application that worker processes of the tests run: handlers that work, hang, fail and kill.
+
+Each notes what it does in the file of ``tests.support.effects``.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+import forebay
+from tests.support.effects import note
+
+app = forebay.App()
+
+QUICK_RETRY = forebay.RetryPolicy(strategy="fixed", base_seconds=0.01, cap_seconds=0.01)
+
+
+def started(ctx: forebay.Context, entry: int) -> None:
+    note("start", entry, ctx.job.job_id, ctx.attempt)
+
+
+def ended(ctx: forebay.Context, entry: int) -> None:
+    note("end", entry, ctx.job.job_id, ctx.attempt)
+
+
+@app.job
+async def work(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
+    started(ctx, entry)
+    await asyncio.sleep(seconds)
+    ended(ctx, entry)
+
+
+@app.job
+def work_in_thread(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
+    started(ctx, entry)
+    time.sleep(seconds)
+    ended(ctx, entry)
+
+
+@app.job(transaction=True)
+async def write(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
+    started(ctx, entry)
+    await ctx.conn.execute("insert into effect (entry, job_id) values (%s, %s)", _row(ctx, entry))
+    await asyncio.sleep(seconds)
+    ended(ctx, entry)
+
+
+@app.job(transaction=True)
+def write_in_thread(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
+    started(ctx, entry)
+    ctx.conn.execute("insert into effect (entry, job_id) values (%s, %s)", _row(ctx, entry))
+    time.sleep(seconds)
+    ended(ctx, entry)
+
+
+def _row(ctx: forebay.Context, entry: int) -> list[int]:
+    return [entry, ctx.job.job_id]
+
+
+@app.job(retry=QUICK_RETRY)
+async def kill_process(ctx: forebay.Context, entry: int, how: str) -> None:
+    started(ctx, entry)
+    if how == "exit":
+        os._exit(7)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    ctypes.string_at(0)
+
+
+@app.job(retry=QUICK_RETRY)
+async def fail_twice(ctx: forebay.Context, entry: int) -> None:
+    started(ctx, entry)
+    if ctx.attempt <= 2:
+        raise RuntimeError(f"attempt {ctx.attempt}")
+    ended(ctx, entry)
+
+
+@app.job
+async def block_the_loop(ctx: forebay.Context, entry: int, seconds: float) -> None:
+    started(ctx, entry)
+    if ctx.attempt == 1 and not os.environ.get("TEST_DO_NOT_BLOCK"):
+        time.sleep(seconds)
+    ended(ctx, entry)
+
+
+@app.job
+async def ignore_cancellation(ctx: forebay.Context, entry: int) -> None:
+    started(ctx, entry)
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
+@app.job
+def sleep_in_thread(ctx: forebay.Context, entry: int) -> None:
+    started(ctx, entry)
+    time.sleep(3600)

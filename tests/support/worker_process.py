@@ -1,0 +1,147 @@
+"""Worker processes as operators run them, ``forebay worker``, to be stopped, killed and frozen."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.effects import PATH_VARIABLE
+from tests.support.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+
+#: Short enough for a test, and in the proportions of the defaults.
+FAST = {
+    "lease_seconds": 3.0,
+    "lease_margin_seconds": 1.0,
+    "suspect_seconds": 1.0,
+    "heartbeat_seconds": 0.2,
+    "poll_seconds": 0.02,
+    "grace_seconds": 5.0,
+    "reconnect_seconds_max": 1.0,
+    "connect_timeout_seconds": 2.0,
+}
+
+
+class WorkerProcess:
+    """One ``forebay worker`` process.
+
+    Args:
+        dsn: its database.
+        effects: the file its handlers write to.
+        app: module and attribute of the application.
+        group: the group it reads for.
+        environment: further variables.
+        settings: of the worker; ``FAST`` where nothing else is said.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        effects: Path,
+        *,
+        app: str = "tests.support.worker_app:app",
+        group: str = "default",
+        environment: dict[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        chosen = {f"FOREBAY_{k.upper()}": str(v) for k, v in (FAST | settings).items()}
+        with tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log", delete=False) as log:
+            self.log_path = Path(log.name)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "forebay", "worker", app, "--group", group, "--dsn", dsn],
+                cwd=ROOT,
+                env=os.environ | chosen | {PATH_VARIABLE: str(effects)} | (environment or {}),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait_until_started(self, seconds: float = 20) -> None:
+        """Wait until it has its lease."""
+        wait_for(lambda: "has lease" in self.log, seconds, lambda: f"no lease:\n{self.log}")
+
+    def wait_for_log(self, text: str, seconds: float = 20) -> None:
+        """Wait until its log has a text."""
+        wait_for(lambda: text in self.log, seconds, lambda: f"no {text!r} in:\n{self.log}")
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does."""
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end, as a supervisor does."""
+        self.process.terminate()
+
+    def wait(self, seconds: float) -> float:
+        """Wait for its end; return how long that took."""
+        began = time.monotonic()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            message = f"still running after {seconds} s:\n{self.log}"
+            raise AssertionError(message) from None
+        return time.monotonic() - began
+
+    def discard(self) -> None:
+        """End it in any case, and remove its log."""
+        self.kill()
+        self.log_path.unlink(missing_ok=True)
+
+
+class Crew:
+    """The worker processes of one test."""
+
+    def __init__(self, dsn: str, effects: Path) -> None:
+        self.dsn = dsn
+        self.effects = effects
+        self.members: list[WorkerProcess] = []
+
+    def start(self, *, wait: bool = True, dsn: str | None = None, **options) -> WorkerProcess:
+        """Start one more."""
+        member = WorkerProcess(dsn or self.dsn, self.effects, **options)
+        self.members.append(member)
+        if wait:
+            member.wait_until_started()
+        return member
+
+    @property
+    def logs(self) -> str:
+        return "\n".join(f"--- {m.pid}\n{m.log}" for m in self.members)
+
+
+@contextmanager
+def crew(dsn: str, effects: Path) -> Iterator[Crew]:
+    """Lend a crew, and end all of it afterwards."""
+    workers = Crew(dsn, effects)
+    try:
+        yield workers
+    finally:
+        for member in workers.members:
+            member.discard()
