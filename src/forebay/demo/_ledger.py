@@ -128,7 +128,7 @@ class Progress:
 _PROGRESS: Final = """
 select (select count(*) from demo.document), (select count(*) from demo.effect),
        (select count(*) from demo.docstring),
-       (select count(*) from forebay.log where job_id is not null),
+       (select count(*) from forebay.settlement where 'l' = any (outcomes)),
        array(select split_part(l.worker, ':', 2)::int from forebay.lease l
              where l.closed_at is null order by l.lease_id),
        array(select (

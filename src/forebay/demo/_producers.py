@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.db.pools import sync_pool
+import psycopg
+
 from forebay.demo.app import extract_docstrings
 
 if TYPE_CHECKING:
     from forebay.demo._documents import Document
+
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 #: Documents of one transaction.
 _BATCH_MAX: Final = 12
@@ -29,10 +31,6 @@ class Planned:
     document: Document
     producer: int
     fate: str
-
-
-class _OnPurpose(Exception):  # noqa: N818 - it is no error
-    """Rolls a transaction or a savepoint back."""
 
 
 def plan(documents: Sequence[Document], *, producers: int, seed: int) -> list[list[Planned]]:
@@ -64,7 +62,7 @@ def plan(documents: Sequence[Document], *, producers: int, seed: int) -> list[li
 
 def write_plan(dsn: str, transactions: Sequence[Sequence[Planned]]) -> None:
     """Commit what shall become of each document, before any of it happens."""
-    with sync_pool(dsn, size=1, name="forebay demo") as pool, pool.connection() as conn:
+    with psycopg.connect(dsn) as conn:
         with conn.cursor() as cursor:
             cursor.executemany(
                 "insert into demo.plan (path, producer, fate) values (%s, %s, %s)",
@@ -112,42 +110,29 @@ class Producers:
 
     def _run(self, transactions: list[Sequence[Planned]]) -> None:
         try:
-            with sync_pool(self._dsn, size=1, name="forebay demo producer") as pool:
+            with psycopg.connect(self._dsn, autocommit=True) as conn:
                 for batch in transactions:
-                    with pool.connection() as conn:
-                        _carry_out(conn, batch)
+                    _carry_out(conn, batch)
         except BaseException as error:
             self._errors.append(error)
 
 
-def _carry_out(conn: Any, batch: Sequence[Planned]) -> None:
-    try:
-        with conn.transaction():
-            for planned in batch:
-                _write(conn, planned)
-            if batch[0].fate == "rollback":
-                raise _OnPurpose
-    except _OnPurpose:
-        pass
-
-
-def _write(conn: Any, planned: Planned) -> None:
-    try:
-        with _savepoint(conn, planned.fate):
-            (document_id,) = conn.execute(
-                "insert into demo.document (path, source) values (%s, %s) returning document_id",
-                [planned.document.path, planned.document.source],
-            ).fetchone()
-            job_id = extract_docstrings.enqueue(conn, document_id=document_id)
-            conn.execute(
-                "update demo.document set job_id = %s where document_id = %s",
-                [job_id, document_id],
-            )
+def _carry_out(conn: Connection, batch: Sequence[Planned]) -> None:
+    with conn.transaction(force_rollback=batch[0].fate == "rollback"):
+        for planned in batch:
             if planned.fate == "rollback to savepoint":
-                raise _OnPurpose
-    except _OnPurpose:
-        pass
+                with conn.transaction(force_rollback=True):
+                    _write(conn, planned.document)
+            else:
+                _write(conn, planned.document)
 
 
-def _savepoint(conn: Any, fate: str) -> Any:
-    return conn.transaction() if fate == "rollback to savepoint" else contextlib.nullcontext()
+def _write(conn: Connection, document: Document) -> None:
+    """Write a document and enqueue its job, in the transaction the connection is in."""
+    row = conn.execute(
+        "insert into demo.document (path, source) values (%s, %s) returning document_id",
+        [document.path, document.source],
+    ).fetchone()
+    assert row is not None
+    job_id = extract_docstrings.enqueue(conn, document_id=row[0])
+    conn.execute("update demo.document set job_id = %s where document_id = %s", [job_id, row[0]])

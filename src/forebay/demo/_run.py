@@ -52,23 +52,22 @@ def run_demo(console: Console, *, keep: bool = False, seed: int | None = None) -
     Raises:
         ForebayError: the server or a worker did not start.
     """
-    with contextlib.ExitStack() as stack:
-        view = stack.enter_context(View(console))
+    view = View(console)
+    with view, _server(keep=keep, view=view) as server:
         documents = find_documents()
         view.event(f"{len(documents):,} modules of the Python standard library found")
-        server = stack.enter_context(_server(keep=keep))
         dsn = _fresh_database(server)
-        view.event(f"PostgreSQL {server.binaries.version} runs, schema forebay is migrated")
+        view.event("schema forebay migrated")
         transactions = plan(
             documents, producers=_PRODUCERS, seed=time.time_ns() if seed is None else seed
         )
         write_plan(dsn, transactions)
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-demo-")))
-        seconds = _Run(dsn, transactions, view, logs / "workers.log").run()
+        with tempfile.TemporaryDirectory(prefix="forebay-demo-") as logs:
+            seconds = _Run(dsn, transactions, view, Path(logs) / "workers.log").run()
         result = Result(**run_own(dsn, counts()), seconds=round(seconds, 2), dsn=dsn)
-        view.__exit__(None, None, None)
-        view.result(result, _how_to_look(server, dsn) if keep else ())
-        return result
+        how_to_look = _how_to_look(server, dsn) if keep else []
+    view.result(result, how_to_look)
+    return result
 
 
 class _Run:
@@ -83,6 +82,7 @@ class _Run:
         self._producers = Producers(dsn, transactions, count=_PRODUCERS)
         self._workers: list[WorkerProcess] = []
         self._killed: WorkerProcess | None = None
+        self._killed_at = 0.0
         self._returned = False
 
     def run(self) -> float:
@@ -116,8 +116,9 @@ class _Run:
                 self._try_to_kill()
             if self._killed is not None and not self._returned and now.returned:
                 self._returned = True
+                waited = time.monotonic() - self._killed_at
                 self._view.event(
-                    f"the database took its jobs back, and gave {now.returned} of them to others",
+                    f"silent for {waited:.1f} s: its {now.returned} unfinished jobs go to others",
                     "bold yellow",
                 )
             if produced and now.done >= self._expected and self._killed is not None:
@@ -157,6 +158,7 @@ class _Run:
         victim.kill()
         victim.held = held
         self._killed = victim
+        self._killed_at = time.monotonic()
         run_own(self._dsn, note_kill(f"worker {victim.number}, process {victim.pid}", held))
         self._view.event(
             f"worker {victim.number} killed (SIGKILL) with {held} jobs in hand", "bold red"
@@ -164,13 +166,12 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _server(*, keep: bool) -> Iterator[EmbeddedServer]:
-    if keep:
-        # The user's own server, which `forebay dev --stop` stops.
-        yield start_or_find()
-    else:
-        with temporary_server() as server:
-            yield server
+def _server(*, keep: bool, view: View) -> Iterator[EmbeddedServer]:
+    view.event("starting a PostgreSQL server")
+    # The one that is kept is the user's own, which `forebay dev --stop` stops.
+    with contextlib.nullcontext(start_or_find()) if keep else temporary_server() as server:
+        view.event(f"PostgreSQL {server.binaries.version} runs, in {server.data_dir}")
+        yield server
 
 
 def _fresh_database(server: EmbeddedServer) -> str:

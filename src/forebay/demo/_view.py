@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from forebay.demo._ledger import Progress, Result
     from forebay.demo._workers import WorkerProcess
 
-_EVENTS_SHOWN: Final = 10
 _STATE_STYLES: Final = {
     "starting": "dim",
     "working": "green",
@@ -39,15 +37,10 @@ class View:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started_at = time.monotonic()
-        self._events: deque[Text] = deque(maxlen=_EVENTS_SHOWN)
-        self._live = (
-            Live(console=console, refresh_per_second=8, transient=True)
-            if console.is_terminal
-            else None
-        )
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
-        if self._live is not None:
+        if self._console.is_terminal:
             self._live.start()
         return self
 
@@ -57,29 +50,21 @@ class View:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            # The picture goes, what happened stays.
-            for event in self._events:
-                self._console.print(event)
+        self._live.stop()  # the picture goes, the events stay
 
     def event(self, text: str, style: str = "default") -> None:
         """Say that something happened."""
         line = Text(f"{time.monotonic() - self._started_at:6.1f} s  ", style="dim")
-        line.append(text, style=style)
-        self._events.append(line)
-        if self._live is None:
-            self._console.print(line)
-        else:
-            self._live.update(Group(*self._events))
+        self._console.print(line.append(text, style=style))
 
     def draw(
         self, documents: int, expected: int, now: Progress, workers: Sequence[WorkerProcess]
     ) -> None:
         """Draw the state."""
-        if self._live is None:
+        if not self._live.is_started:
             return
         bars = Table.grid(padding=(0, 2))
+        bars.add_column(min_width=9)
         bars.add_row("committed", _bar(now.committed, expected), f"{now.committed:,}")
         bars.add_row("done", _bar(now.done, expected), f"{now.done:,}")
         waiting = max(0, now.committed - now.done - sum(now.held.values()))
@@ -93,8 +78,8 @@ class View:
         )
         table = Table(box=None, header_style="bold dim", pad_edge=False, padding=(0, 3, 0, 0))
         table.add_column("worker")
-        table.add_column("process")
-        table.add_column("state")
+        table.add_column("process", min_width=8)
+        table.add_column("state", min_width=8)
         table.add_column("jobs in hand", justify="right")
         for worker in workers:
             style = _STATE_STYLES[worker.state]
@@ -104,7 +89,7 @@ class View:
                 Text(worker.state, style=style),
                 str(worker.held) if worker.state in ("working", "killed") else "",
             )
-        self._live.update(Group(*self._events, Text(), bars, Text(), table))
+        self._live.update(Group(Text(), bars, Text(), table))
 
     def result(self, result: Result, how_to_look: Sequence[str]) -> None:
         """Print the table at the end."""

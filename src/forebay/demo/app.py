@@ -7,6 +7,7 @@ without a unique key: an effect that was applied twice would be there twice.
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 
 from forebay.app import App
@@ -15,6 +16,10 @@ from forebay.model.context import Context
 app = App()
 
 QUEUE = "documents"
+
+#: Python 3.11.7's ``ast.parse`` fails now and then in several threads at once: "SystemError: AST
+#: constructor recursion depth mismatch". The job would be retried; it would only take longer.
+_PARSER = threading.Lock()
 
 
 @app.job(queue=QUEUE, transaction=True, timeout=60)
@@ -43,7 +48,8 @@ def docstrings(source: str) -> Iterator[tuple[str, int, str]]:
     [('f', 1, 'What f does.')]
     """
     try:
-        tree = ast.parse(source)
+        with _PARSER:
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
