@@ -1,0 +1,30 @@
+"""Decision records have one form, and the index lists them all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "decisions"
+RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
+PARTS = ["Context", "Decision", "Alternatives", "Consequences", "Evidence"]
+
+
+def test_the_index_lists_every_record_in_order():
+    """
+    Each record has its row, and each row its record.
+    """
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[\d{4}\]\((\S+)\)", index, re.MULTILINE) == [r.name for r in RECORDS]
+    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
+
+
+@pytest.mark.parametrize("record", [pytest.param(record, id=record.name) for record in RECORDS])
+def test_a_record_says_what_was_decided_why_and_what_shows_it(record):
+    """
+    Status, context, decision, alternatives, consequences and evidence, in this order.
+    """
+    text = record.read_text(encoding="utf-8")
+    assert text.startswith(f"# {record.name[:4]} ")
+    assert re.search(r"^\*\*Status\.\*\* (Accepted|Rejected|Superseded)", text, re.MULTILINE)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == PARTS
