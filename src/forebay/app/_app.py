@@ -94,6 +94,7 @@ class App:
         self._kinds = Kinds()
         #: Kinds whose retries the settings decide, once these are known; but for the attempts.
         self._without_retry: dict[str, int | None] = {}
+        self._encoders: dict[str, Callable[..., str]] = {}
         self._resources = Resources()
         self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
 
@@ -340,6 +341,7 @@ class App:
             self._dsn, self._address = dsn, None
         if settings is not None:
             self._settings = settings
+            self._encoders.clear()
 
     def location(self) -> tuple[str, str, bool] | None:
         """Return where another process finds this app: module or script, attribute, is a script.
@@ -361,9 +363,12 @@ class App:
 
     def encoder(self, kind: Kind) -> Callable[..., str]:
         """Return the function that turns a kind's arguments into JSON, within the limits."""
-        limits = self.settings.limits
-        bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
-        return kind.encode if kind.limits == bounds else replace(kind, limits=bounds).encode
+        encode = self._encoders.get(kind.name)
+        if encode is None:
+            limits = self.settings.limits
+            bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
+            encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
+        return encode
 
     def _declared(
         self,
@@ -403,6 +408,7 @@ class App:
             **declared,
         )
         self._kinds.add(kind)
+        self._encoders.pop(kind.name, None)
         if retry is None:
             self._without_retry[kind.name] = max_attempts
         return Handler(self, kind, expires_in=expires)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 from forebay.client._address import address_of
 from forebay.db.callers import AsyncConnection, run_async
 from forebay.db.own import run_own_async
-from forebay.model import JobOptionChanges, JobOptions, JobState
+from forebay.model import JobOptionChanges, JobOptions, JobState, checks
 from forebay.model.status import DeadLetter, Depth, JobStatus
 from forebay.ops import dead, enqueue, jobs, queues
 from forebay.ops.arguments import encode_args
@@ -325,7 +325,7 @@ class AsyncClient:
 
 def _call(kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> enqueue.Call:
     return enqueue.Call(
-        kind=kind,
+        kind=checks.checked_name(kind, "kind"),
         args=encode_args({} if args is None else args),
         options=JobOptions().merged(**options),
     )

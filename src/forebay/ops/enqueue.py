@@ -58,9 +58,6 @@ class Call:
     options: JobOptions = field(default_factory=JobOptions)
     expires_in_seconds: float | None = None
 
-    def __post_init__(self) -> None:
-        checks.checked_name(self.kind, "kind")
-
 
 def enqueue(call: Call) -> Operation[int]:
     """Return the call that enqueues one job and answers its id."""

@@ -1,0 +1,404 @@
+"""The client, asynchronous and synchronous: one suite on both faces, and the pair compared."""
+
+import asyncio
+import inspect
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from forebay import AsyncClient, Client, JobState
+from forebay.errors import (
+    AlreadyRedriven,
+    ConfigError,
+    DatabaseUnavailable,
+    DeadLetterNotFound,
+    GroupNotFound,
+    InvalidJob,
+    JobNotFound,
+    PayloadTooDeep,
+    SchemaError,
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Sync:
+    """The synchronous face, as it is."""
+
+    client_class = Client
+
+    def client(self, dsn=None):
+        return Client(dsn)
+
+    def connect(self, dsn, **options):
+        return psycopg.connect(dsn, **options)
+
+    def close(self):
+        pass
+
+
+class Awaited:
+    """The asynchronous face, each call awaited on a loop of its own."""
+
+    def __init__(self):
+        self.runner = asyncio.Runner()
+
+    def client(self, dsn=None):
+        return _Waiting(AsyncClient(dsn), self.runner)
+
+    def connect(self, dsn, **options):
+        return _Waiting(
+            self.runner.run(psycopg.AsyncConnection.connect(dsn, **options)), self.runner
+        )
+
+    def close(self):
+        self.runner.close()
+
+
+class _Waiting:
+    def __init__(self, it, runner):
+        self._it, self._runner = it, runner
+
+    def __getattr__(self, name):
+        found = getattr(self._it, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        def call(*args, **kwargs):
+            args, kwargs = map(_bare, args), {k: _bare(v) for k, v in kwargs.items()}
+            return self._runner.run(found(*args, **kwargs))
+
+        return call
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._runner.run(self._it.close())
+
+
+def _bare(value):
+    return value._it if isinstance(value, _Waiting) else value
+
+
+@pytest.fixture(params=[Sync, Awaited], ids=["sync", "async"])
+def face(request):
+    face = request.param()
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def client(face, database):
+    return face.client(database)
+
+
+def bury(dsn, job_id, *, reason="exhausted", queue="mail", kind="send", tag=None):
+    """Put a dead letter where a worker would have put it; return its id."""
+    with psycopg.connect(dsn) as conn:
+        group = conn.execute("select forebay.open_group(%s)", [queue]).fetchone()[0]
+        return conn.execute(
+            "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue,"
+            " priority, enqueued_at, attempt, kind, args, tag, errors)"
+            " values (%s, %s, %s, %s, now(), %s, 100, now(), 3, %s, '{\"n\": 1}', %s, %s)"
+            " returning dead_id",
+            [group, job_id, job_id, reason, queue, kind, tag, ERRORS],
+        ).fetchone()[0]
+
+
+ERRORS = """[{"attempt": 1, "failed_at": "2026-11-20T10:00:00+00:00", "outcome": "retried",
+"type": "ValueError", "message": "no", "traceback": "Traceback ...", "worker": "host:1"}]"""
+
+
+def test_a_job_enqueued_by_name_has_what_was_given(client):
+    """
+    Kind, arguments and every option arrive; the state tells it back.
+    """
+    job_id = client.enqueue_now(
+        "send",
+        {"user_id": 2**70, "text": "\u00e9\u65e5"},
+        queue="mail",
+        priority=7,
+        tag="signup",
+        delay=timedelta(hours=1),
+        max_attempts=3,
+        correlation_id="r-1",
+        headers={"trace": "abc"},
+    )
+    (job,) = client.job(job_id)
+    assert job.args == {"user_id": 2**70, "text": "\u00e9\u65e5"}
+    assert (job.kind, job.queue, job.priority, job.tag) == ("send", "mail", 7, "signup")
+    assert (job.max_attempts, job.correlation_id) == (3, "r-1")
+    assert job.headers == {"trace": "abc"}
+    assert job.state is JobState.DEFERRED
+    assert 3500 < (job.run_at - job.enqueued_at).total_seconds() <= 3600
+
+
+def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client, database):
+    """
+    Enqueuing, cancelling and pausing there are undone by its rollback, and seen before it.
+    """
+    with face.connect(database) as conn:
+        job_id = client.enqueue(conn, "send", queue="mail")
+        assert client.cancel(job_id, conn=conn) == "requested"
+        assert client.pause_queue("mail", conn=conn) == 1
+        assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
+        conn.rollback()
+    assert client.jobs() == []
+    with pytest.raises(GroupNotFound):
+        client.resume_queue("mail")
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ([], {}),
+        ("x", {}),
+        ({1: 2}, {}),
+        ({"at": {1, 2}}, {}),
+        ({"n": float("nan")}, {}),
+        ({"text": "a\x00"}, {}),
+        ({}, {"queue": "no good"}),
+        ({}, {"priority": "high"}),
+        ({}, {"qeue": "mail"}),
+        ({}, {"delay": -1}),
+        ({}, {"headers": {"a": 1}}),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_before_anything_is_sent(client, args, options):
+    """
+    Arguments without a JSON form and options that are wrong or unknown write nothing.
+    """
+    with pytest.raises(InvalidJob):
+        client.enqueue_now("send", args, **options)
+    assert client.jobs() == []
+
+
+def test_a_kind_is_a_name_and_arguments_have_a_depth(client):
+    """
+    Also refused: a kind that is no name, and nesting beyond the limit.
+    """
+    with pytest.raises(InvalidJob, match="kind"):
+        client.enqueue_now("no good")
+    nested = {}
+    for _ in range(70):
+        nested = {"in": nested}
+    with pytest.raises(PayloadTooDeep):
+        client.enqueue_now("send", nested)
+
+
+def test_a_job_that_never_was_is_not_found(client):
+    """
+    Looking at it and cancelling it say so.
+    """
+    for call in (client.job, client.cancel):
+        with pytest.raises(JobNotFound):
+            call(123456)
+    with pytest.raises(InvalidJob):
+        client.job("1")
+
+
+def test_lists_are_newest_first_filtered_and_in_pages(client):
+    """
+    Queue, kind and state narrow a list; ``place`` leads to the next page.
+    """
+    ids = [
+        client.enqueue_now("even" if n % 2 == 0 else "odd", {"n": n}, queue=f"q{n % 3}")
+        for n in range(9)
+    ]
+    later = client.enqueue_now("even", queue="q0", delay=60)
+
+    assert [job.job_id for job in client.jobs()] == [later, *reversed(ids)]
+    assert [job.args["n"] for job in client.jobs(kind="odd")] == [7, 5, 3, 1]
+    assert [job.args["n"] for job in client.jobs(queue="q0", state="ready")] == [6, 3, 0]
+    assert [job.job_id for job in client.jobs(state=JobState.DEFERRED)] == [later]
+    first = client.jobs(limit=4)
+    second = client.jobs(limit=4, before=first[-1].place)
+    assert [job.job_id for job in first + second] == [later, *reversed(ids)][:8]
+    assert client.jobs(queue="none") == []
+    for wrong in ({"limit": 0}, {"limit": 1001}, {"state": "waiting"}):
+        with pytest.raises(InvalidJob):
+            client.jobs(**wrong)
+
+
+def test_depth_counts_by_queue_and_priority(client):
+    """
+    Ready and deferred jobs are counted apart.
+    """
+    for n in range(3):
+        client.enqueue_now("send", queue="mail", priority=n % 2)
+    client.enqueue_now("send", queue="mail", priority=0, delay=60)
+    client.enqueue_now("send", queue="other")
+
+    found = [(d.priority, d.ready, d.leased, d.deferred) for d in client.depth("mail")]
+    assert found == [(0, 2, 0, 1), (1, 1, 0, 0)]
+    assert {d.queue for d in client.depth()} == {"mail", "other"}
+
+
+def test_queues_pause_and_resume(client):
+    """
+    Each call tells how many groups changed; a second group is opened by name.
+    """
+    first = client.open_group("mail")
+    second = client.open_group("mail", "audit", start="now")
+    assert first == client.open_group("mail") != second
+    assert client.pause_queue("mail") == 2
+    assert client.pause_queue("mail", group="audit") == 0
+    assert client.resume_queue("mail", group="audit") == 1
+    assert client.resume_queue("mail") == 1
+    with pytest.raises(GroupNotFound):
+        client.pause_queue("mail", group="nobody")
+
+
+def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):
+    """
+    The whole life of a dead letter: each keeps its history, is redriven once, and names its heir.
+    """
+    dead = [bury(database, 1, tag="a"), bury(database, 2, reason="permanent")]
+    dead.append(bury(database, 3, queue="other", kind="else"))
+
+    assert [letter.dead_id for letter in client.dead_letters()] == list(reversed(dead))
+    assert [x.dead_id for x in client.dead_letters(queue="mail", reason="permanent")] == [dead[1]]
+    assert [x.dead_id for x in client.dead_letters(limit=1, before=dead[1])] == [dead[0]]
+    assert [x.dead_id for x in client.dead_letters(tag="a", job_id=1, kind="send")] == [dead[0]]
+
+    shown = client.dead_letter(dead[0])
+    assert (shown.reason, shown.attempt, shown.args, shown.group) == (
+        "exhausted",
+        3,
+        {"n": 1},
+        "default",
+    )
+    assert [(e.type, e.message, e.attempt) for e in shown.errors] == [("ValueError", "no", 1)]
+
+    new_id = client.redrive(dead[0])
+    assert client.dead_letter(dead[0]).redriven_as == new_id
+    assert client.job(new_id)[0].redriven_from == 1
+    with pytest.raises(AlreadyRedriven):
+        client.redrive(dead[0])
+    assert client.redrive_matching(queue="mail", limit=10) == 1
+    assert [x.dead_id for x in client.dead_letters(redriven=False)] == [dead[2]]
+
+    assert client.purge_dead(timedelta(days=1)) == 0
+    assert client.purge_dead(0, queue="mail") == 2
+    with pytest.raises(DeadLetterNotFound):
+        client.dead_letter(dead[0])
+    with pytest.raises(DeadLetterNotFound):
+        client.redrive(dead[0])
+    for wrong in ({"reason": "tired"}, {"limit": 0}):
+        with pytest.raises(InvalidJob):
+            client.dead_letters(**wrong)
+    with pytest.raises(InvalidJob):
+        client.purge_dead(-1)
+
+
+def test_settings_of_the_database_are_changed_by_name(client):
+    """
+    The value before comes back; unknown names and values out of range are refused.
+    """
+    assert client.configure("retention_days", 7) == 30
+    assert client.configure("retention_days", 30) == 7
+    for name, value in (("retention_daze", 7), ("retention_days", -1)):
+        with pytest.raises(InvalidJob):
+            client.configure(name, value)
+
+
+def test_without_address_and_connection_there_is_an_error_that_names_the_places(face, monkeypatch):
+    """
+    No database is guessed.
+    """
+    for name in list(os.environ):
+        if name.startswith("PG") or name in ("DATABASE_URL", "FOREBAY_DATABASE_URL"):
+            monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match="FOREBAY_DATABASE_URL"):
+        face.client().depth()
+
+
+def test_the_address_may_come_from_the_environment(face, database, monkeypatch):
+    """
+    It is looked up when first needed, and given by a function as well.
+    """
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database)
+    assert face.client().depth() == []
+    assert face.client(lambda: database).depth() == []
+
+
+def test_a_server_that_is_not_there_is_unavailable(face):
+    """
+    The driver's exception is translated, and says that trying again may help.
+    """
+    with pytest.raises(DatabaseUnavailable) as caught:
+        face.client("host=/nonexistent dbname=none").depth()
+    assert caught.value.retryable
+    with pytest.raises(ConfigError, match="malformed"):
+        face.client("host='").depth()
+
+
+def test_a_database_without_the_schema_says_so(face, empty_database):
+    """
+    On a connection of its own as on the caller's.
+    """
+    with pytest.raises(SchemaError, match="not installed"):
+        face.client(empty_database).depth()
+
+
+# --- the pair ---
+
+
+def public(cls):
+    return {name: member for name, member in vars(cls).items() if not name.startswith("_")}
+
+
+def test_both_faces_have_the_same_methods():
+    """
+    Names, parameters with their defaults, and docstrings agree; only awaiting differs.
+    """
+    assert list(public(AsyncClient)) == list(public(Client))
+    for name, twin in public(Client).items():
+        original = public(AsyncClient)[name]
+        assert inspect.iscoroutinefunction(original)
+        assert not inspect.iscoroutinefunction(twin)
+        assert inspect.getdoc(original) == inspect.getdoc(twin)
+        as_sync = str(inspect.signature(original)).replace("AsyncConnection", "SyncConnection")
+        assert as_sync == str(inspect.signature(twin))
+
+
+def test_the_generated_files_are_up_to_date():
+    """
+    The synchronous client is what the tool makes of the asynchronous one, to the last character.
+    """
+    pytest.importorskip("ruff")
+    done = subprocess.run(
+        [sys.executable, "tools/async_to_sync.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_generated_file_is_known_to_the_tool():
+    """
+    A file that carries the banner is in the tool's list: no orphan stays behind.
+    """
+    banner = "# Generated from src/"
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        if path.read_text(encoding="utf-8").startswith(banner)
+    }
+    listed = subprocess.run(
+        [sys.executable, "-c", "import async_to_sync as t; print(*t.FILES.values())"],
+        cwd=ROOT / "tools",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert marked == set(listed.stdout.split())
