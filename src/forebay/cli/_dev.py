@@ -15,7 +15,7 @@ from forebay.cli._output import console, facts_table
 from forebay.cli._worker import LogLevel, announce, log_to_stderr, run_until_signal
 from forebay.config import load_settings
 from forebay.db.migrate import migrate
-from forebay.embedded import EmbeddedServer, start_or_find
+from forebay.embedded import EmbeddedServer, default_server
 from forebay.worker import Worker
 
 
@@ -46,12 +46,14 @@ def dev(
     log_to_stderr(log_level)
     settings = load_settings(flags)
     found, location = load_app(app) if app else (None, None)
-    server = start_or_find()
+    server = default_server()
     out = console(stderr=True)
     if stop:
+        ran = server.pid is not None
         server.stop()
-        out.print(f"stopped the server in {server.data_dir}")
+        out.print(f"{'stopped the server' if ran else 'no server runs'} in {server.data_dir}")
         return
+    started = server.start()
     try:
         steps = migrate(server.dsn())
         out.print(_how_to_connect(server, len(steps)))
@@ -67,9 +69,8 @@ def dev(
         announce(found, worker, app or "")
         run_until_signal(worker)
     finally:
-        if not keep:
-            # Stops it only if this command started it.
-            server.__exit__(None, None, None)
+        if started and not keep:
+            server.stop()
 
 
 def _how_to_connect(server: EmbeddedServer, migrated: int) -> object:

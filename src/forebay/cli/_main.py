@@ -92,7 +92,17 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    # A thread that a handler blocks for ever must not keep the process: who told it to stop waits for it.
+    until = time.monotonic() + _LEFT_OVER_SECONDS
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from forebay.cli._options import Dsn, Json, with_settings
 from forebay.cli._output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
-from forebay.worker import Worker
+from forebay.worker import Worker, run_to_the_end
 
 if TYPE_CHECKING:
     from forebay.app import App
@@ -105,7 +105,7 @@ def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    return asyncio.run(main())
+    return run_to_the_end(main())
 
 
 def log_to_stderr(level: str) -> None:

@@ -16,6 +16,18 @@ before.
 """
 
 from forebay.embedded._binaries import Binaries, find_bin_dir
-from forebay.embedded._server import EmbeddedServer, start_or_find, temporary_server
+from forebay.embedded._server import (
+    EmbeddedServer,
+    default_server,
+    start_or_find,
+    temporary_server,
+)
 
-__all__ = ["Binaries", "EmbeddedServer", "find_bin_dir", "start_or_find", "temporary_server"]
+__all__ = [
+    "Binaries",
+    "EmbeddedServer",
+    "default_server",
+    "find_bin_dir",
+    "start_or_find",
+    "temporary_server",
+]

@@ -411,13 +411,31 @@ def start_or_find(
         ServerStartError: it did not start; ``detail`` holds the end of its log.
     """
     if data_dir is None:
-        owner = Owner.current()
-        found = Path(bin_dir).absolute() if bin_dir is not None else find_bin_dir()
-        major = usable_binaries(found, owner).major
-        data_dir = state_folder(owner) / f"pg{major}"
-    server = EmbeddedServer(data_dir, bin_dir, extra_settings=extra_settings)
+        server = default_server(bin_dir, extra_settings=extra_settings)
+    else:
+        server = EmbeddedServer(data_dir, bin_dir, extra_settings=extra_settings)
     server.start()
     return server
+
+
+def default_server(
+    bin_dir: str | os.PathLike[str] | None = None, *, extra_settings: Mapping[str, str] = {}
+) -> EmbeddedServer:
+    """Return the user's own server, which may run or not: one per major version.
+
+    Args:
+        bin_dir: as for ``EmbeddedServer``.
+        extra_settings: as for ``EmbeddedServer``.
+
+    Raises:
+        ConfigError: no PostgreSQL of version 15 or newer was found.
+    """
+    owner = Owner.current()
+    found = Path(bin_dir).absolute() if bin_dir is not None else find_bin_dir()
+    major = usable_binaries(found, owner).major
+    return EmbeddedServer(
+        state_folder(owner) / f"pg{major}", bin_dir, extra_settings=extra_settings
+    )
 
 
 @contextlib.contextmanager
