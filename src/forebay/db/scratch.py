@@ -37,8 +37,15 @@ def scratch_database(server: str, template: str) -> Iterator[str]:
     """Make a copy of a template and drop it at the end; yield its address."""
     name = f"forebay_test_{secrets.token_hex(4)}"
     _admin(server, "create database {} template {} strategy file_copy", name, template)
+    dsn = address_in(server, name)
     try:
-        yield address_in(server, name)
+        with psycopg.connect(dsn) as conn:
+            # A copy of a database is a foreign one to its workers; this one is at home here.
+            conn.execute(
+                "update forebay.cluster set database_oid ="
+                " (select oid from pg_database where datname = current_database())"
+            )
+        yield dsn
     finally:
         _admin(server, "drop database if exists {} with (force)", name)
 
