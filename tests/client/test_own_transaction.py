@@ -1,8 +1,10 @@
 """Enqueuing on the caller's own connection: its transaction decides, and nothing about it changes."""
 
+import re
+
 import psycopg
 import pytest
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Trace, TransactionStatus
 from psycopg.rows import dict_row, namedtuple_row
 from psycopg_pool import ConnectionPool
 
@@ -107,32 +109,28 @@ def test_a_serialization_failure_is_the_callers_own(database, conn):
         send_welcome.enqueue(conn, 1)
 
 
-def test_nothing_is_ever_committed_begun_or_set(database):
+def test_nothing_is_ever_committed_begun_or_set(database, conn, tmp_path):
     """
-    The transaction is the same before and after, still open, and the last statement of each call
-    is a SELECT of ours.
+    What goes over the wire is one SELECT per call and chunk: the trace of the connection shows no
+    BEGIN, COMMIT, ROLLBACK, SAVEPOINT or SET of ours, and the transaction is the same as before.
     """
-    with psycopg.connect(database) as conn:
-        conn.execute("select 1")
-        pid = conn.info.backend_pid
-        before = conn.execute("select pg_current_xact_id()").fetchone()
-        with psycopg.connect(database, autocommit=True) as watcher:
-            for call in (
-                lambda: send_welcome.enqueue(conn, 1),
-                lambda: send_welcome.enqueue_many(conn, range(10), chunk=4),
-                lambda: Client().depth(conn=conn),
-                lambda: Client().cancel(1, conn=conn),
-            ):
-                call()
-                assert conn.info.transaction_status == TransactionStatus.INTRANS
-                last = watcher.execute(
-                    "select query, xact_start is not null from pg_stat_activity where pid = %s",
-                    [pid],
-                ).fetchone()
-                assert last[0].startswith("select ")
-                assert last[1]
-        assert conn.execute("select pg_current_xact_id()").fetchone() == before
-        conn.rollback()
+    before = conn.execute("select pg_current_xact_id()").fetchone()
+    trace = tmp_path / "trace"
+    with trace.open("w") as file:
+        conn.pgconn.trace(file.fileno())
+        conn.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+        job_id = send_welcome.using(delay=60, expires_in=60).enqueue(conn, 1)
+        send_welcome.enqueue_many(conn, range(10), chunk=4)
+        Client().depth(conn=conn)
+        Client().jobs(conn=conn)
+        Client().cancel(job_id, conn=conn)
+        conn.pgconn.untrace()
+
+    assert conn.info.transaction_status == TransactionStatus.INTRANS
+    assert conn.execute("select pg_current_xact_id()").fetchone() == before
+    sent = re.findall(r"^F\t\d+\t(?:Parse|Query)\t (?:\"\w*\" )?\"(\w+)", trace.read_text(), re.MULTILINE)
+    assert sent == ["select"] * 7
+    conn.rollback()
     assert committed(database) == []
 
 
