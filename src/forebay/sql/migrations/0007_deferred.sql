@@ -96,7 +96,8 @@ begin
     from (select i.* from forebay.deferred i
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all
-          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i) d
+          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
+          offset 0) d  -- Keeps the planner from reading everything below the mark by its time instead.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
       and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
