@@ -1,0 +1,229 @@
+"""Flat cost: how many pages a call touches, beside a large backlog, dead rows and old snapshots.
+
+Pages are counted, not seconds: ``EXPLAIN (ANALYZE, BUFFERS)`` of a call sums up whatever the
+function and everything below it touched.
+"""
+
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from tests.support.engine import Reader, connect, enqueue, lane_of, one, small_segments
+
+_WAITING = 100_000
+
+
+def pages(conn: psycopg.Connection, call: str, *params: object) -> int:
+    """Return how many pages a call touched."""
+    (plan,) = conn.execute(
+        f"explain (analyze, buffers, timing off, format json) {call}", params
+    ).fetchone()
+    top = plan[0]["Plan"]
+    return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+
+class Meter:
+    """Measures each hot call in sessions that have made it before."""
+
+    def __init__(self, dsn: str, queue: str = "default") -> None:
+        self.conn = connect(dsn)
+        self.reader = Reader(dsn, queue)
+        self.queue = queue
+        self.lane = lane_of(queue, self.conn)
+
+    def close(self) -> None:
+        self.conn.close()
+        self.reader.conn.close()
+
+    def measure(self) -> dict[str, int]:
+        """Return the pages of each call, the median of nine."""
+        seen: dict[str, list[int]] = {}
+        for _ in range(9):
+            for name, count in self._once():
+                seen.setdefault(name, []).append(count)
+        return {name: sorted(counts)[len(counts) // 2] for name, counts in seen.items()}
+
+    def _once(self):
+        reader, conn = self.reader, self.conn
+        yield "enqueue", pages(conn, "select forebay.enqueue('work', queue => %s)", self.queue)
+        yield (
+            "enqueue deferred",
+            pages(
+                conn, "select forebay.enqueue('work', queue => %s, delay => '50 days')", self.queue
+            ),
+        )
+        yield (
+            "ready",
+            pages(reader.conn, "select * from forebay.ready_v1(%s::bigint[])", [reader.group_id]),
+        )
+        reader.claim_no += 1
+        number = reader.claim_no
+        yield (
+            "claim",
+            pages(
+                reader.conn,
+                "select * from forebay.claim_v1(%s, %s, %s, %s, %s, 10)",
+                reader.lease_id,
+                number,
+                number,
+                reader.group_id,
+                self.lane,
+            ),
+        )
+        yield (
+            "settle",
+            pages(
+                reader.conn,
+                "select * from forebay.settle_v1(%s, %s::jsonb)",
+                reader.lease_id,
+                f'[{{"claim_no": {number}, "flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]}}]',
+            ),
+        )
+        yield (
+            "retry",
+            pages(
+                reader.conn,
+                "select * from forebay.settle_v1(%s, %s::jsonb)",
+                reader.lease_id,
+                f'[{{"claim_no": {number}, "flush_no": 2, "ended":'
+                ' [{"offset": 9, "outcome": "retried"},'
+                ' {"offset": 10, "outcome": "retried", "after": 4000000}]}]',
+            ),
+        )
+        yield "promote nothing", pages(conn, "select forebay.promote_v1()")
+        yield "beat", pages(conn, "select * from forebay.beat_v1(array[%s::bigint])",
+                            reader.lease_id)  # fmt: skip
+
+
+def load(conn: psycopg.Connection, rows: int, queue: str = "default") -> None:
+    """Let so many jobs wait, in transactions of a thousand."""
+    for _ in range(rows // 1000):
+        conn.execute(
+            "insert into forebay.log (lane, enqueued_at, kind, args)"
+            " select %s, now(), 'work', '{}' from generate_series(1, 1000)",
+            [lane_of(queue, conn)],
+        )
+
+
+def churn(dsn: str, queue: str = "default", batches: int = 200) -> None:
+    """Run many jobs, so that batches, settlements, leases and heartbeats pile up."""
+    with Reader(dsn, queue) as reader:
+        for _ in range(batches):
+            reader.finish(reader.claim(100))
+            one(reader.conn, "select (forebay.beat_v1(array[%s::bigint])).open_leases",
+                reader.lease_id)  # fmt: skip
+
+
+def make_dead_rows(conn: psycopg.Connection) -> None:
+    """Leave twenty thousand dead rows in the tables that upkeep deletes from."""
+    conn.execute(
+        "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
+        " select now() - interval '1 hour', 1, now(), i, 'work', '{}' from generate_series(1, 20000) i"
+    )
+    conn.execute("delete from forebay.deferred where lane = 1")
+    conn.execute(
+        "insert into forebay.heartbeat select 999999, now(), 1 from generate_series(1, 20000)"
+    )
+    conn.execute("delete from forebay.heartbeat where lease_id = 999999")
+
+
+@contextmanager
+def held_snapshot(dsn: str):
+    """A report holds its snapshot, so that nothing dead is removed."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute("set transaction isolation level repeatable read")
+        conn.execute("select count(*) from forebay.lane").fetchone()
+        yield
+
+
+def compare(small: dict[str, int], large: dict[str, int]) -> None:
+    """Assert that no call touches many more pages than it did in the small."""
+    grown = {
+        name: (small[name], large[name]) for name in small if large[name] > small[name] * 1.5 + 12
+    }
+    assert grown == {}, f"pages before and after: {grown}; all: {small} {large}"
+
+
+@pytest.mark.parametrize("statistics", ["none", "of empty tables", "of full tables"])
+def test_flat_cost(database, statistics):
+    """
+    With a hundred thousand jobs waiting, hundreds of batches done, twenty thousand dead rows that a
+    held snapshot keeps, and whatever statistics the planner has, each hot call touches about as many
+    pages as it did at a thousand waiting jobs.
+    """
+    with connect(database) as conn:
+        for table in ("log", "deferred", "batch", "settlement", "lease", "heartbeat", "lane"):
+            conn.execute(f"alter table forebay.{table}_x set (autovacuum_enabled = off)"
+                         .replace("_x", "_0" if table == "log" else ""))  # fmt: skip
+        if statistics == "of empty tables":
+            conn.execute("analyze")
+        enqueue(conn)
+        load(conn, 1000)
+        meter = Meter(database)
+        meter.measure()
+        small = meter.measure()
+        with held_snapshot(database):
+            load(conn, _WAITING + 20_000)
+            churn(database)
+            make_dead_rows(conn)
+            if statistics == "of full tables":
+                conn.execute("analyze")
+            fresh = Meter(database)
+            fresh.measure()
+            compare(small, fresh.measure())
+            compare(small, meter.measure())
+            meter.close()
+            fresh.close()
+
+
+def test_flat_cost_over_many_segments_with_an_idle_writer(database):
+    """
+    Two hundred segments and a writer idle since the first change little; a report of what each call
+    touches is in the failure.
+    """
+    with connect(database) as conn, psycopg.connect(database) as idle:
+        small_segments(conn, rows=500, reserve=2000)
+        enqueue(conn)
+        load(conn, 1000)
+        enqueue(idle)
+        meter = Meter(database)
+        meter.measure()
+        small = meter.measure()
+        for _ in range(50):
+            one(conn, "select forebay.extend_v1()")
+            load(conn, 1000)
+            one(conn, "select forebay.seal_v1()")
+            meter.reader.finish(meter.reader.claim(1000))
+        load(conn, 1000)
+        assert one(conn, "select count(*) from forebay.segment where hi - lo = 500") > 100
+        meter.measure()
+        compare(small, meter.measure())
+        meter.close()
+
+
+def test_flat_cost_breaks_when_the_planner_is_left_alone_with_a_tiny_table(database):
+    """
+    The broken twin: without its settings a settlement whose plan was made while the tables were
+    tiny and analysed reads them from end to end.
+    """
+    with connect(database) as conn:
+        for table in ("settlement", "batch"):
+            conn.execute(f"alter table forebay.{table} set (autovacuum_enabled = off)")
+        conn.execute("alter function forebay.settle_v1 reset all")
+        conn.execute("alter function forebay.settle_v1 set plan_cache_mode = force_generic_plan")
+        enqueue(conn)
+        load(conn, 1000)
+        with Reader(database) as reader:
+            reader.finish(reader.claim(10))
+        conn.execute("analyze")
+        meter = Meter(database)
+        small = meter.measure()
+        load(conn, 1000)
+        conn.execute(
+            "insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at)"
+            " select 999999, i, 1, now() from generate_series(1, 30000) i"
+        )
+        with pytest.raises(AssertionError):
+            compare(small, meter.measure())
+        meter.close()
