@@ -6,7 +6,6 @@ an app in it can be imported anywhere. Both are looked up when they are first ne
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
@@ -94,6 +93,7 @@ class App:
         self._kinds = Kinds()
         #: Kinds whose retries the settings decide, once these are known; but for the attempts.
         self._without_retry: dict[str, int | None] = {}
+        self._retries_known = False
         self._encoders: dict[str, Callable[..., str]] = {}
         self._resources = Resources()
         self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
@@ -290,7 +290,9 @@ class App:
 
         ``forebay worker`` does the same and minds signals.
         """
-        return asyncio.run(self.worker(queues=queues, group=group).run(until_idle=until_idle))
+        from forebay.worker import run_to_the_end  # noqa: PLC0415 - producers never need it
+
+        return run_to_the_end(self.worker(queues=queues, group=group).run(until_idle=until_idle))
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Build every resource, to be closed with the stack, and return them by name."""
@@ -301,16 +303,17 @@ class App:
     @property
     def kinds(self) -> Kinds:
         """The kinds declared here, their retries as the settings say where they say nothing."""
-        for name, max_attempts in self._without_retry.items():
+        if not self._retries_known:
             chosen = self.settings.retry
-            policy = RetryPolicy(
-                strategy=cast("Any", chosen.retry_strategy),
-                base_seconds=chosen.retry_base_seconds,
-                cap_seconds=chosen.retry_cap_seconds,
-                max_attempts=max_attempts or chosen.max_attempts,
-            )
-            self._kinds.add(replace(self._kinds.get(name), retry=policy))
-        self._without_retry.clear()
+            for name, max_attempts in self._without_retry.items():
+                policy = RetryPolicy(
+                    strategy=cast("Any", chosen.retry_strategy),
+                    base_seconds=chosen.retry_base_seconds,
+                    cap_seconds=chosen.retry_cap_seconds,
+                    max_attempts=max_attempts or chosen.max_attempts,
+                )
+                self._kinds.add(replace(self._kinds.get(name), retry=policy))
+            self._retries_known = True
         return self._kinds
 
     @property
@@ -340,7 +343,7 @@ class App:
         if dsn is not None:
             self._dsn, self._address = dsn, None
         if settings is not None:
-            self._settings = settings
+            self._settings, self._retries_known = settings, False
             self._encoders.clear()
 
     def location(self) -> tuple[str, str, bool] | None:
@@ -411,6 +414,7 @@ class App:
         self._encoders.pop(kind.name, None)
         if retry is None:
             self._without_retry[kind.name] = max_attempts
+            self._retries_known = False
         return Handler(self, kind, expires_in=expires)
 
 

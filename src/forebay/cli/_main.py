@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -31,6 +34,9 @@ from forebay.cli._exit import (
 from forebay.cli._options import Json
 from forebay.cli._output import print_json
 from forebay.errors import ForebayError
+
+#: How long threads that handlers left behind may keep the process.
+_LEFT_OVER_SECONDS: Final = 1.0
 
 program = typer.Typer(
     name="forebay",
