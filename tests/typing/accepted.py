@@ -91,6 +91,7 @@ async def calling(ctx: Context, handler: Handler[[int], [int], None]) -> None:
     await index([Row(1)])
     assert_type(bare(user_id=1), None)
     handler(1)
+    assert_type(handler.__name__, str)
 
 
 def managing(conn: psycopg.Connection[Any]) -> None:

@@ -42,6 +42,7 @@ class Handler(Generic[P, Q, R_co]):
         expires_in_seconds: its jobs expire so long after they were due; None by ``options`` alone.
     """
 
+    __name__: str
     kind: Kind
     options: JobOptions
     expires_in_seconds: float | None
