@@ -258,6 +258,9 @@ def test_retries_come_from_the_settings_where_a_kind_says_nothing():
     assert (policies["few"].strategy, policies["few"].max_attempts) == ("linear", 2)
     assert policies["own"] == RetryPolicy()
 
+    app.use(settings=Settings(retry=RetrySettings(max_attempts=9)))
+    assert app.kinds.get("plain").retry.max_attempts == 9
+
 
 def test_an_app_without_a_database_can_be_imported_and_called(monkeypatch, tmp_path):
     """
