@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -23,6 +24,7 @@ from forebay.cli._options import (
 )
 from forebay.cli._output import (
     ago,
+    compact,
     console,
     facts_table,
     json_text,
@@ -240,7 +242,7 @@ def _headline(failure: Failure) -> Text:
         line.append(f", {failure.worker}", style="not bold dim")
     said = ": ".join(part for part in (failure.type, failure.message) if part)
     if said:
-        line.append(f"\n  {said}", style="not bold red")
+        line.append(textwrap.indent(f"\n{said}", "  "), style="not bold red")
     return line
 
 
@@ -257,7 +259,7 @@ def _facts(letter: DeadLetter) -> object:
     for name, value in (
         ("tag", letter.tag),
         ("correlation id", letter.correlation_id),
-        ("headers", letter.headers or None),
+        ("headers", compact(letter.headers, 200) if letter.headers else None),
     ):
         if value is not None:
             rows.add_row(name, str(value))

@@ -58,10 +58,12 @@ def _report(found: Sequence[Finding]) -> RenderableType:
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
     # The worst last, where the eye is when the command has ended.
-    for finding in sorted(found, key=lambda finding: -finding.level.rank):
+    ordered = sorted(found, key=lambda finding: -finding.level.rank)
+    for finding, following in zip(ordered, [*ordered[1:], None], strict=True):
         mark, style = _MARKS[finding.level]
         what = Text(finding.what, style="dim" if finding.level is Level.OK else "default")
-        if finding.remedy:
+        same_remedy = following is not None and following.remedy == finding.remedy
+        if finding.remedy and not same_remedy:
             what.append("\n→ ", style=style).append(finding.remedy, style="default")
         rows.add_row(
             Text(mark, style=style),

@@ -97,8 +97,8 @@ def _judge_reserve(rows: Rows) -> list[Finding]:
     what = f"room for {left:,} more numbers"
     if lasts is not None and rate is not None:
         pace = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
-        length = human_duration(lasts) if lasts < 3.2e9 else "more than 100 years"
-        what += f"; at the recent {pace} that is {length}"
+        length = human_duration(lasts) if lasts < 4e7 else "more than a year"
+        what += f", enough for {length} at the recent {pace}"
     remedy = "Start a worker, which makes segments; or at once: select forebay.extend_v1();"
     if left < segment_rows / 2 or (lasts is not None and lasts < 3600):
         what += ": when it is used up, every enqueue fails"

@@ -15,7 +15,7 @@ from forebay.ops.operation import Operation
 from forebay.sql import expected_catalog, latest_version, migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forebay.ops.operation import Rows
 
@@ -140,39 +140,46 @@ def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[F
     <Level.OK: 'ok'>
     """
     missing = sorted(expected.keys() - found.keys())
-    extra = sorted(found.keys() - expected.keys())
     changed = sorted(
         name for name in expected.keys() & found.keys() if expected[name] != found[name]
     )
-    lines = [
-        *(Finding("drift", Level.ERROR, f"{name} is missing", _DRIFT_REMEDY) for name in missing),
-        *(_changed(name, found[name], expected[name]) for name in changed),
+    extra = sorted(found.keys() - expected.keys())
+    findings = [
+        *_together(missing, "missing", found, expected),
+        *_together(changed, "not as this version makes it", found, expected),
         *(_extra(name, found[name]) for name in extra),
     ]
-    if not lines:
+    if not findings:
         what = f"{counted(len(expected), 'object')} as the migrations made them"
         return [Finding("drift", Level.OK, what, facts={"objects": len(expected)})]
-    lines.sort(key=lambda finding: finding.level.rank)
-    if len(lines) > _SHOWN_MAX:
-        rest = counted(len(lines) - _SHOWN_MAX, "more difference")
-        worst = lines[_SHOWN_MAX].level
-        lines[_SHOWN_MAX:] = [Finding("drift", worst, rest, None)]
-    return lines
+    findings.sort(key=lambda finding: finding.level.rank)
+    if len(findings) > _SHOWN_MAX:
+        rest = counted(len(findings) - _SHOWN_MAX, "more object was", "more objects were")
+        findings[_SHOWN_MAX:] = [Finding("drift", findings[_SHOWN_MAX].level, f"{rest} added")]
+    return findings
+
+
+def _together(
+    names: Sequence[str], problem: str, found: Mapping[str, str], expected: Mapping[str, str]
+) -> list[Finding]:
+    if not names:
+        return []
+    # Without the arguments: the functions have many.
+    short = list(dict.fromkeys(name.partition("(")[0] for name in names))
+    listed = ", ".join(short[:_SHOWN_MAX])
+    if len(short) > _SHOWN_MAX:
+        listed += f" and {len(short) - _SHOWN_MAX} more"
+    facts = {
+        "objects": [
+            {"object": name, "found": found.get(name), "expected": expected[name]} for name in names
+        ]
+    }
+    return [Finding("drift", Level.ERROR, f"{problem}: {listed}", _DRIFT_REMEDY, facts)]
 
 
 _DRIFT_REMEDY: Final = (
-    "Somebody changed the schema. `forebay sql` prints what it should be;"
-    " repair it, or restore from a backup."
+    "Somebody changed the schema. `forebay sql` prints what it should be: compare, and put it back."
 )
-
-
-def _changed(name: str, found: str, expected: str) -> Finding:
-    facts = {"object": name, "found": found, "expected": expected}
-    if name.startswith("function "):
-        what = f"{name} is not the one of this version"
-    else:
-        what = f"{name} is {found!r}, not {expected!r}"
-    return Finding("drift", Level.ERROR, what, _DRIFT_REMEDY, facts)
 
 
 def _extra(name: str, definition: str) -> Finding:

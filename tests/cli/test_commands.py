@@ -1,0 +1,330 @@
+"""What the commands do, and the shape of what they print."""
+
+import io
+import json
+
+import pytest
+
+from forebay.config import GROUPS
+from forebay.ops import protocol
+from forebay.sql import latest_version
+from tests.support.engine import Reader, enqueue, one, small_segments
+
+JOB_KEYS = {
+    "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "ended_at",
+    "enqueued_at", "expires_at", "group", "headers", "job_id", "kind", "max_attempts", "place",
+    "priority", "queue", "redriven_as", "redriven_from", "run_at", "state", "tag", "worker",
+}  # fmt: skip
+
+
+def bury(database, conn, *, kind="work", queue="default", error=None):
+    """Let a job die; return its id."""
+    job_id = enqueue(conn, kind=kind, queue=queue)
+    with Reader(database, queue=queue) as reader:
+        batch = reader.claim_ready(1)
+        ended = {"offset": 1, "outcome": "dead", "reason": "permanent", "error": error}
+        assert reader.settle(batch.claim_no, [], ended=[ended]) == "settled"
+    return job_id
+
+
+# --- enqueue and jobs ---
+
+
+def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
+    """
+    The four commands speak of the same job.
+    """
+    made = forebay("enqueue", "work", '{"id": 7}', "--queue", "mail", "--tag", "x", "--json").json
+    assert made == {"job_id": made["job_id"], "kind": "work", "queue": "mail"}
+
+    (listed,) = forebay("jobs", "list", "--json").json
+    (shown,) = forebay("jobs", "show", made["job_id"], "--json").json
+    assert set(listed) == set(shown) == JOB_KEYS
+    assert {**listed, "place": None} == {**shown, "place": None}
+    assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")
+
+    answered = forebay("jobs", "cancel", made["job_id"], "--json").json
+    assert answered == [{"job_id": made["job_id"], "answer": "requested"}]
+
+
+def test_all_options_of_a_job_can_be_given(forebay, monkeypatch):
+    """
+    The command line offers what SQL and Python offer; arguments may come from a pipe.
+    """
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"deep": {"list": [1, null]}}'))
+    made = forebay(
+        "enqueue", "work", "-", "--priority", "-5", "--delay", "1.5h", "--max-attempts", "3",
+        "--correlation-id", "c", "--header", "a=b=c", "--header", "d=", "--expires-at",
+        "2099-01-01", "--json",
+    ).json  # fmt: skip
+    (job,) = forebay("jobs", "show", made["job_id"], "--json").json
+
+    assert job["state"] == "deferred"
+    assert job["args"] == {"deep": {"list": [1, None]}}
+    assert (job["priority"], job["max_attempts"], job["correlation_id"]) == (-5, 3, "c")
+    assert job["headers"] == {"a": "b=c", "d": ""}
+    assert job["expires_at"].startswith(("2098-12-31", "2099-01-01"))
+
+
+def test_integers_of_any_size_survive_the_trip(forebay):
+    """
+    JSON has no largest integer, and neither has the database.
+    """
+    made = forebay("enqueue", "work", json.dumps({"n": 10**40}), "--json").json
+    (job,) = forebay("jobs", "show", made["job_id"], "--json").json
+    assert job["args"] == {"n": 10**40}
+    assert str(10**40) in forebay("jobs", "show", made["job_id"]).out
+
+
+def test_jobs_are_listed_in_pages_and_by_what_they_have_in_common(forebay, conn):
+    """
+    Newest first; a page begins below the last place of the one before.
+    """
+    ids = [enqueue(conn, kind=f"kind_{n % 2}", queue=f"queue_{n % 3}") for n in range(6)]
+
+    first = forebay("jobs", "list", "--limit", 4, "--json").json
+    rest = forebay("jobs", "list", "--before", first[-1]["place"], "--json").json
+    assert [job["job_id"] for job in first + rest] == ids[::-1]
+    by_kind = forebay("jobs", "list", "--kind", "kind_1", "--json").json
+    assert [job["job_id"] for job in by_kind] == ids[5::-2]
+    by_queue = forebay("jobs", "list", "--queue", "queue_0", "--json").json
+    assert [job["job_id"] for job in by_queue] == [ids[3], ids[0]]
+    assert forebay("jobs", "list", "--state", "done", "--json").json == []
+    assert "--before" in forebay("jobs", "list", "--limit", 4).out
+
+
+def test_what_people_typed_is_never_taken_for_markup(forebay):
+    """
+    A tag with brackets is shown as it is.
+    """
+    forebay("enqueue", "work", '{"a": "[red]x[/red]"}', "--tag", "[bold]t")
+    out = forebay("jobs", "list").out
+    assert "[bold]t" in out
+    assert "[red]x[/red]" in out
+
+
+# --- dead letters ---
+
+
+def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, conn):
+    """
+    From the list to the new job and, in the end, to nothing.
+    """
+    error = {"type": "ValueError", "message": "no\nsuch user", "traceback": "Traceback: [x]"}
+    job_id = bury(database, conn, error=error)
+
+    (letter,) = forebay("dead", "list", "--open", "--json").json
+    assert (letter["job_id"], letter["reason"]) == (job_id, "permanent")
+    shown = forebay("dead", "show", letter["dead_id"], "--json").json
+    assert shown == letter
+    assert shown["errors"][0]["message"] == "no\nsuch user"
+    page = forebay("dead", "show", letter["dead_id"]).out
+    assert "ValueError: no" in page
+    assert "Traceback: [x]" in page
+    assert "ValueError: no" in forebay("dead", "list").out
+
+    (redriven,) = forebay("dead", "redrive", letter["dead_id"], "--json").json
+    assert redriven["dead_id"] == letter["dead_id"]
+    (new,) = forebay("jobs", "show", redriven["job_id"], "--json").json
+    assert (new["state"], new["redriven_from"]) == ("ready", job_id)
+    again = forebay("dead", "redrive", letter["dead_id"])
+    assert again.code == 1
+    assert "redriven" in again.err
+
+    assert forebay("dead", "purge", "--older-than", "1d", "--yes", "--json").json == {"purged": 0}
+    assert forebay("dead", "purge", "--older-than", "0", "--yes", "--json").json == {"purged": 1}
+    assert forebay("dead", "list", "--json").json == []
+
+
+def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
+    """
+    A filter takes those it fits, --all the rest; none is taken twice.
+    """
+    for kind in ("a", "b", "b"):
+        bury(database, conn, kind=kind)
+
+    assert forebay("dead", "redrive", "--kind", "b", "--json").json == {"redriven": 2}
+    assert forebay("dead", "redrive", "--died-before", "2020-01-01", "--json").json == {
+        "redriven": 0
+    }
+    assert forebay("dead", "redrive", "--all", "--json").json == {"redriven": 1}
+    assert forebay("dead", "redrive", "--all", "--json").json == {"redriven": 0}
+
+
+# --- queues ---
+
+
+def test_queues_show_depth_and_pause(forebay, database, conn):
+    """
+    What waits, runs, is deferred and died, and whether the queue is paused.
+    """
+    bury(database, conn, queue="mail")
+    for _ in range(3):
+        enqueue(conn, queue="mail")
+    enqueue(conn, queue="mail", delay="1 hour")
+    with Reader(database, queue="mail") as reader:
+        reader.claim_ready(1)
+        (line,) = forebay("queues", "list", "--json").json
+    counts = {name: line[name] for name in ("ready", "leased", "deferred", "dead")}
+    assert counts == {"ready": 2, "leased": 1, "deferred": 1, "dead": 1}
+    assert line["paused_at"] is None
+    assert line["claimed_at"] is not None
+
+    assert forebay("queues", "pause", "mail", "--json").json == {"queue": "mail", "paused": 1}
+    assert "already" in forebay("queues", "pause", "mail").out
+    (line,) = forebay("queues", "list", "--queue", "mail", "--json").json
+    assert line["paused_at"] is not None
+    assert "paused" in forebay("queues", "list").out
+    assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
+
+
+# --- schema ---
+
+
+def test_migrate_says_what_it_would_do_does_it_and_does_nothing_more(command, empty_database):
+    """
+    A dry run changes nothing; a second run finds nothing to do; settings that are given are stored.
+    """
+    given = ("--dsn", empty_database, "--retention-days", "7", "--json")
+    planned = command("migrate", "--dry-run", *given).json
+    assert planned["dry_run"] is True
+    assert [step["version"] for step in planned["applied"]] == list(range(1, latest_version() + 1))
+    assert planned["settings"] == {"retention_days": 7}
+    assert command("jobs", "list", "--dsn", empty_database).code == 3
+
+    done = command("migrate", *given).json
+    assert done == {**planned, "dry_run": False}
+    again = command("migrate", *given).json
+    assert (again["applied"], again["settings"], again["version"]) == ([], {}, latest_version())
+
+
+def test_defaults_do_not_undo_what_another_process_stored(forebay, conn):
+    """
+    A migration without an opinion leaves the settings of the database alone.
+    """
+    conn.execute("select forebay.configure('retention_days', 3)")
+    assert forebay("migrate", "--json").json["settings"] == {}
+    assert one(conn, "select value from forebay.setting where name = 'retention_days'") == 3
+
+
+def test_the_printed_script_makes_the_same_schema(command, empty_database):
+    """
+    A DBA may run what `forebay sql` prints; afterwards nothing is left to migrate.
+    """
+    import psycopg
+
+    script = command("sql").out
+    with psycopg.connect(empty_database, autocommit=True) as conn:
+        conn.execute(script)
+    assert command("migrate", "--dsn", empty_database, "--json").json["applied"] == []
+    assert "begin;" not in command("sql", "--no-transaction").out.splitlines()
+
+
+def test_adopt_is_refused_at_home_and_decides_elsewhere(forebay, conn):
+    """
+    In a copy nothing is claimed until the operator has decided.
+    """
+    job_id = enqueue(conn)
+    conn.execute("update forebay.cluster set system_identifier = system_identifier - 1")
+
+    assert forebay("doctor").code == 1
+    assert forebay("adopt", "--discard", "--yes", "--json").json.keys() == {"resumed", "discarded"}
+    assert forebay("doctor").code == 0
+    assert job_id
+    refused = forebay("adopt", "--resume")
+    assert refused.code == 1
+    assert "nothing to adopt" in refused.err
+
+
+# --- config ---
+
+
+def test_config_shows_every_setting_with_its_source(forebay, monkeypatch, tmp_path):
+    """
+    Default, file, environment and flag are told apart, and the password is not shown.
+    """
+    (tmp_path / "forebay.toml").write_text("concurrency = 3\n")
+    monkeypatch.setenv("FOREBAY_LEASE_SECONDS", "40")
+    monkeypatch.setenv("FOREBAY_COLOUR", "red")
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://ann:hunter2@db/shop")
+
+    answer = forebay("config", "--max-attempts", "5", "--json")
+    found = answer.json
+    rows = {name: (row["value"], row["source"]) for name, row in found["settings"].items()}
+    from dataclasses import fields
+
+    assert set(rows) == {item.name for cls in GROUPS.values() for item in fields(cls)}
+    assert rows["concurrency"] == (3, str(tmp_path / "forebay.toml"))
+    assert rows["lease_seconds"] == (40.0, "FOREBAY_LEASE_SECONDS")
+    assert rows["max_attempts"] == (5, "--max-attempts")
+    assert rows["poll_seconds"] == (0.05, "default")
+    assert found["database"] == {
+        "address": "postgresql://ann:****@db/shop",
+        "source": "FOREBAY_DATABASE_URL",
+    }
+    assert found["ignored"] == ["FOREBAY_COLOUR"]
+    text = forebay("config").out
+    assert "hunter2" not in text
+    assert "FOREBAY_COLOUR" in text
+
+
+def test_config_works_without_an_address(command):
+    """
+    Settings can be looked at before there is a database.
+    """
+    answer = command("config", "--json")
+    assert answer.code == 0
+    assert answer.json["database"]["address"] is None
+
+
+# --- worker ---
+
+
+def test_a_worker_runs_what_is_there_and_ends(forebay, conn, tmp_path, monkeypatch):
+    """
+    With --until-idle it ends by itself; the application is found in the current folder.
+    """
+    (tmp_path / "shop_of_this_test.py").write_text(
+        "import forebay\n"
+        "app = forebay.App()\n"
+        "@app.job(queue='mail')\n"
+        "def greet(name: str) -> None:\n"
+        "    if name == 'nobody': raise LookupError(name)\n"
+    )
+    for name in ("ann", "bob", "nobody"):
+        enqueue(conn, kind="greet", queue="mail", args={"name": name}, max_attempts=1)
+
+    stats = forebay("worker", "shop_of_this_test:app", "--until-idle", "--json").json
+    assert (stats["claimed"], stats["done"], stats["ended"]) == (3, 2, 1)
+    (letter,) = forebay("dead", "list", "--json").json
+    assert letter["args"] == {"name": "nobody"}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("app = 1", "is 1 and not a forebay.App"),
+        ("", "which module"),
+        ("import forebay\napp = forebay.App()", "declares no job"),
+    ],
+)
+def test_an_application_that_is_none_is_named(forebay, tmp_path, source, said):
+    """
+    What the module has instead is part of the message.
+    """
+    name = f"broken_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    answer = forebay("worker", f"{name}:app")
+    assert answer.code == 2
+    assert said in answer.err
+
+
+def test_small_segments_are_no_obstacle(forebay, conn):
+    """
+    Lists read over the borders of segments.
+    """
+    small_segments(conn)
+    for _ in range(5):
+        enqueue(conn)
+    assert len(forebay("jobs", "list", "--json").json) == 5
+    assert protocol.CHANNEL == "forebay_bell"
