@@ -128,7 +128,9 @@ def test_nothing_is_ever_committed_begun_or_set(database, conn, tmp_path):
 
     assert conn.info.transaction_status == TransactionStatus.INTRANS
     assert conn.execute("select pg_current_xact_id()").fetchone() == before
-    sent = re.findall(r"^F\t\d+\t(?:Parse|Query)\t (?:\"\w*\" )?\"(\w+)", trace.read_text(), re.MULTILINE)
+    sent = re.findall(
+        r"^F\t\d+\t(?:Parse|Query)\t (?:\"\w*\" )?\"(\w+)", trace.read_text(), re.MULTILINE
+    )
     assert sent == ["select"] * 7
     conn.rollback()
     assert committed(database) == []

@@ -207,7 +207,15 @@ def test_the_script_and_the_migrator_make_the_same_schema(
     script = tmp_path / "forebay.sql"
     script.write_text(migration_sql(), encoding="utf-8")
     subprocess.run(
-        [server.binaries.program("psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-f", script, empty_database],
+        [
+            server.binaries.program("psql"),
+            "-qX",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-f",
+            script,
+            empty_database,
+        ],
         check=True,
         capture_output=True,
     )
