@@ -212,6 +212,7 @@ class Worker:
                 heart.stop()
                 for session in (settles, upkeep, bell):
                     session.cut()  # A server that is gone would not answer a polite cancellation.
+                await asyncio.sleep(0.01)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
