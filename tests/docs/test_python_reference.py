@@ -1,0 +1,80 @@
+"""The reference of Python names and the names themselves are the same."""
+
+import dataclasses
+import inspect
+import re
+from enum import EnumMeta
+from pathlib import Path
+
+import pytest
+
+import forebay
+import forebay.testing
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
+SECTIONS = {
+    section.partition("\n")[0].strip(): section
+    for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+}
+CLASSES = [
+    name
+    for name in forebay.__all__
+    if inspect.isclass(getattr(forebay, name)) and name != "AsyncClient"
+]
+
+
+def documented(section: str) -> set[str]:
+    """Return the names in the first column of the first table of a section."""
+    before_subsections = SECTIONS[section].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", before_subsections, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)[^`]*`", row)}
+
+
+def public(cls: type) -> set[str]:
+    """Return the public attributes of a class, those of its instances included."""
+    if isinstance(cls, EnumMeta):
+        return set(cls.__members__)
+    inherited = {name for base in (Exception, object) for name in dir(base)}
+    names = {name for name in dir(cls) if not name.startswith("_")} - inherited
+    if dataclasses.is_dataclass(cls):
+        names |= {item.name for item in dataclasses.fields(cls)}
+    annotated = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
+    return names | {name for name in annotated if not name.startswith("_")}
+
+
+def described_attributes(cls: type) -> set[str]:
+    """Return the attributes that a class's docstring lists."""
+    text = inspect.getdoc(cls) or ""
+    listed = text.partition("Attributes:\n")[2].partition("\n\n")[0]
+    return set(re.findall(r"^ {4}(\w+):", listed, re.MULTILINE))
+
+
+def test_every_public_name_has_its_entry_and_every_entry_its_name():
+    """
+    The reference has a section for each name of the package, and no other but the one on testing.
+    """
+    assert set(SECTIONS) == {*forebay.__all__, "forebay.testing"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_attribute_has_its_row_and_every_row_its_attribute(name):
+    """
+    Methods and attributes in the reference are those of the class.
+    """
+    cls = getattr(forebay, name)
+    assert documented(name) >= public(cls)
+    assert documented(name) <= public(cls) | described_attributes(cls)
+
+
+def test_both_clients_have_the_same_methods():
+    """
+    One section is enough for both.
+    """
+    assert public(forebay.AsyncClient) == public(forebay.Client)
+
+
+def test_every_function_for_tests_has_its_row_and_every_row_its_function():
+    """
+    The names of forebay.testing, both ways.
+    """
+    assert documented("forebay.testing") == set(forebay.testing.__all__)
