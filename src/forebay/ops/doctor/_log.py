@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 #: A queue in which nobody claimed for so long, with jobs waiting, is not being served.
 _UNSERVED_SECONDS: Final = 10.0
 
+#: Segments past their time that are asked what holds them, oldest first, and of those shown.
+_SEGMENTS_ASKED_MAX: Final = 200
+_SEGMENTS_SHOWN_MAX: Final = 3
+
 #: Due deferred jobs that nobody promoted for so long.
 _OVERDUE_SECONDS: Final = 15.0
 
@@ -136,7 +140,7 @@ left join lateral (
 
 def retention() -> Operation[list[Finding]]:
     """Segments past their age or beyond the total size that cannot be emptied, and why."""
-    return Operation(_RETENTION_SQL, _judge_retention, {"most": 5})
+    return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_ASKED_MAX})
 
 
 def _judge_retention(rows: Rows) -> list[Finding]:
@@ -162,6 +166,11 @@ def _judge_retention(rows: Rows) -> list[Finding]:
                 {"segment": segment, "bytes": segment_bytes, "held_by": held_by},
             )
         )
+    if len(found) > _SEGMENTS_SHOWN_MAX:
+        rest = counted(len(found) - _SEGMENTS_SHOWN_MAX, "more segment")
+        found[_SEGMENTS_SHOWN_MAX:] = [
+            Finding("retention", Level.WARNING, f"{rest} cannot be emptied", None, facts)
+        ]
     if found:
         return found
     waiting = sum(row[5] is not None for row in rows)

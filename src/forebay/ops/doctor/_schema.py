@@ -122,8 +122,10 @@ def _read_catalog(rows: Rows) -> dict[str, str]:
 def installed() -> Operation[tuple[bool, bool]]:
     """Whether there is a schema forebay, and whether it records its migrations."""
     return Operation(
-        "select to_regnamespace('forebay') is not null,"
-        " to_regclass('forebay.schema_migration') is not null",
+        # From the catalog, which every role may read.
+        "select exists (select from pg_namespace n where n.nspname = 'forebay'),"
+        " exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        "         where n.nspname = 'forebay' and c.relname = 'schema_migration')",
         lambda rows: (rows[0][0], rows[0][1]),
     )
 

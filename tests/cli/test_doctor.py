@@ -1,0 +1,562 @@
+"""The doctor finds what is wrong, says what to do, and does nothing itself."""
+
+import asyncio
+import contextlib
+import os
+import threading
+
+import psycopg
+import pytest
+
+from forebay.db.examine import read_catalog
+from forebay.ops.doctor import CHECKS, Level, judge_drift
+from forebay.ops.doctor import _server as server_checks
+from forebay.ops.doctor import _snapshots as snapshot_checks
+from forebay.sql import expected_catalog, latest_version
+from tests.support.engine import Reader, connect, enqueue, one, small_segments
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def findings(command, database):
+    """Run the doctor and return what it found of one check, or the worst of it."""
+
+    def call(check=None, dsn=database):
+        answer = command("doctor", "--dsn", dsn, "--json")
+        found = [item for item in answer.json["findings"] if check in (None, item["check"])]
+        worst = min(answer.json["findings"], key=lambda item: Level(item["level"]).rank)
+        assert answer.code == (1 if worst["level"] == "error" else 0)
+        assert answer.json["worst"] == worst["level"]
+        return found
+
+    return call
+
+
+def levels(found):
+    return {item["level"] for item in found}
+
+
+def text(found):
+    return "\n".join(f"{item['what']} -> {item['remedy']}" for item in found)
+
+
+# --- the report ---
+
+
+def test_a_healthy_database_gets_every_check_and_no_error(findings):
+    """
+    Each check says something, and nothing of it is an error.
+    """
+    found = findings()
+    assert {item["check"] for item in found} == {"driver", *(check.name for check in CHECKS)}
+    assert all(set(item) == {"check", "level", "what", "remedy", "facts"} for item in found)
+    assert "error" not in levels(found)
+    (driver,) = [item for item in found if item["check"] == "driver"]
+    assert driver["facts"]["implementation"] in {"binary", "c"}
+
+
+def test_the_worst_is_read_last(command, empty_database):
+    """
+    At the end of the output is what has to be done.
+    """
+    answer = command("doctor", "--dsn", empty_database)
+    assert answer.code == 1
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("✓")
+    assert "1 error" in lines[-1]
+    assert "→ Run `forebay migrate`." in lines[-3]
+
+
+def test_without_a_schema_the_server_is_examined_all_the_same(findings, empty_database):
+    """
+    What does not need the schema is looked at; the rest is not a heap of failures.
+    """
+    found = findings(dsn=empty_database)
+    assert {item["check"] for item in found} >= {"server", "durability", "snapshots"}
+    assert [item["check"] for item in found if item["level"] == "error"] == ["schema"]
+
+
+def test_a_lock_of_a_stranger_hides_one_check_only(findings, conn, database):
+    """
+    The doctor waits for nobody; what it could not see it says, and it sees the rest.
+    """
+    with connect(database) as stranger:
+        stranger.execute("begin; lock table forebay.dead_letter")
+        found = findings()
+    unseen = [item for item in found if "could not be looked at" in item["what"]]
+    assert "failures" in {item["check"] for item in unseen} <= {"failures", "drift"}
+    assert levels(unseen) == {"notice"}
+
+
+def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, database):
+    """
+    What a role may not see is named, with the role that may.
+    """
+    role = f"stranger_{os.getpid()}"
+    conn.execute(f"create role {role} login")
+    try:
+        found = findings(dsn=f"{database}&options=-c%20role%3D{role}")
+    finally:
+        conn.execute(f"drop role {role}")
+    unseen = [item for item in found if "could not be looked at" in item["what"]]
+    assert {"queues", "workers", "room"} <= {item["check"] for item in unseen}
+    assert "Run the doctor as the schema's owner." in text(unseen)
+
+
+def test_the_doctor_only_reads(findings, conn, database):
+    """
+    It may be run on any database at any time: it leaves no trace in the schema.
+    """
+    enqueue(conn)
+
+    def written():
+        # Transaction ids that were given out; reading needs none.
+        return one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text")
+
+    findings()
+    before = written()
+    findings()
+    assert written() == before
+
+
+# --- schema ---
+
+
+def test_the_recorded_catalog_is_what_the_migrations_make(database):
+    """
+    On every version of PostgreSQL; after a new migration run tools/write_catalog.py.
+    """
+    assert asyncio.run(read_catalog(database)) == dict(expected_catalog())
+
+
+def test_segments_made_later_are_no_drift(findings, conn):
+    """
+    The number of segments, and their borders, are nobody's mistake.
+    """
+    small_segments(conn)
+    assert levels(findings("drift")) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "said"),
+    [
+        (
+            """create or replace function forebay._bell(p_queue text) returns regclass
+            language sql stable as $$ select 'forebay.bell_0'::regclass $$""",
+            "error",
+            "not as this version makes it: function _bell",
+        ),
+        ("alter function forebay.claim_v1 reset jit", "error", "function claim_v1"),
+        ("drop index forebay.lane_by_queue", "error", "missing: index lane.lane_by_queue"),
+        ("drop index forebay.log_0_job_id_idx", "error", "index log_#.log_#_job_id_idx"),
+        ("drop function forebay.depth", "error", "missing: function depth"),
+        ("alter table forebay.lease alter worker drop not null", "error", "column lease.worker"),
+        ("alter sequence forebay.log_seq cache 20", "error", "sequence log_seq"),
+        ("alter table forebay.log enable row level security", "error", "row security of log"),
+        ("alter table forebay.failure add column seen boolean", "notice", "failure.seen"),
+        ("create index mine on forebay.failure (worker)", "notice", "failure.mine was added"),
+        (
+            """create trigger loud after insert on forebay.dead_letter
+            execute function suppress_redundant_updates_trigger()""",
+            "warning",
+            "trigger dead_letter.loud",
+        ),
+        ("create rule r as on delete to forebay.lane do instead nothing", "warning", "rule lane.r"),
+        ("grant select on forebay.log to public", "warning", "grant to public on log: select"),
+        (
+            "grant execute on function forebay.redrive to public",
+            "warning",
+            "grant to public on redrive: execute",
+        ),
+        ("alter table forebay.seal owner to pg_monitor", "warning", "owner of seal is pg_monitor"),
+    ],
+)
+def test_what_somebody_changed_is_named(findings, conn, change, level, said):
+    """
+    A changed, missing or added object is drift; how bad it is depends on what it can do.
+    """
+    conn.execute("select 1")  # the connection is there before the schema changes
+    if "seal owner" in change:
+        conn.execute("grant all on schema forebay to pg_monitor")
+    conn.execute(change)
+    found = findings("drift")
+    assert level in levels(found), text(found)
+    assert said in text(found)
+
+
+def test_many_differences_are_counted_not_listed():
+    """
+    A schema that is quite another one does not fill the screen.
+    """
+    expected = dict(expected_catalog())
+    found = judge_drift({f"index x.{n}": "x" for n in range(100)}, expected)
+    assert len(found) <= 13
+    assert sum(len(item.what) for item in found) < 3000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (f"delete from forebay.schema_migration where version = {latest_version()}", "too old"),
+        (
+            """insert into forebay.schema_migration (version, name, checksum)
+            values (999, 'later', repeat('0', 64))""",
+            "too new",
+        ),
+        (
+            "update forebay.schema_migration set checksum = repeat('0', 64) where version = 3",
+            "applied from other files",
+        ),
+        ("drop table forebay.schema_migration", "records no migration"),
+    ],
+)
+def test_another_version_of_the_schema_is_an_error(findings, conn, change, said):
+    """
+    Too old, too new and tampered with are told apart.
+    """
+    conn.execute(change)
+    found = findings("schema")
+    assert levels(found) == {"error"}
+    assert said in text(found)
+
+
+def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):
+    """
+    Nothing runs in a restored log, which must not be found out by waiting.
+    """
+    conn.execute("update forebay.cluster set system_identifier = 1")
+    (found,) = findings("cluster")
+    assert found["level"] == "error"
+    assert "forebay adopt --resume" in found["remedy"]
+
+
+# --- server ---
+
+
+@pytest.mark.parametrize(
+    ("setting", "level", "said"),
+    [
+        ("default_transaction_isolation = 'repeatable read'", "error", "claims are refused"),
+        ("default_transaction_read_only = on", "error", "nothing can be enqueued"),
+        ("statement_timeout = '2s'", "warning", "statement_timeout is 2 s"),
+        ("statement_timeout = '1h'", "notice", "statement_timeout is 1 h"),
+        ("idle_in_transaction_session_timeout = '1s'", "warning", "idle_in_transaction"),
+        ("idle_session_timeout = '30s'", "warning", "idle_session_timeout is 30 s"),
+    ],
+)
+def test_session_settings_that_stop_a_worker_are_found(findings, database, setting, level, said):
+    """
+    What a new session gets counts, not what the doctor set for itself.
+    """
+    name = database.rpartition("/")[2].partition("?")[0]
+    with connect(database) as conn:
+        conn.execute(f"alter database {name} set {setting}")
+    found = findings("timeouts")
+    assert level in levels(found)
+    assert said in text(found)
+
+
+def test_commits_that_a_crash_takes_back_are_found(findings, conn, database):
+    """
+    Also where only one role or database is set so.
+    """
+    name = database.rpartition("/")[2].partition("?")[0]
+    conn.execute(f"alter database {name} set synchronous_commit = off")
+    found = findings("durability")
+    assert "synchronous_commit is off" in text(found)
+    assert "error" not in levels(found)
+
+
+def test_roles_that_are_missing_or_powerless_are_named():
+    """
+    A migration by a role that may not create roles goes on without them.
+    """
+    rows = [
+        ("forebay_operator", True, False, []),
+        ("forebay_producer", True, True, ["app"]),
+        ("forebay_reader", False, None, []),
+        ("forebay_worker", True, True, []),
+    ]
+    missing, powerless = server_checks._judge_roles(rows)
+    assert "missing: forebay_reader" in missing.what
+    assert "create role forebay_reader" in missing.remedy
+    assert "forebay_operator" in powerless.what
+    assert powerless.level is Level.WARNING
+
+
+@pytest.mark.parametrize(("usage", "level"), [(0.1, "ok"), (0.4, "warning"), (0.9, "error")])
+def test_a_full_notification_queue_is_an_error_before_it_is_full(usage, level):
+    """
+    When it is full every transaction that notifies fails, whoever's it is.
+    """
+    (found,) = server_checks._judge_notifications([(usage,)])
+    assert found.level == level
+
+
+@pytest.mark.parametrize(
+    ("row", "level", "said"),
+    [
+        ((140011, "14.11", False, "d", "u", 1.0), "error", "older than 15"),
+        ((180006, "18.6", True, "d", "u", 1.0), "error", "standby"),
+        ((190000, "19.0", False, "d", "u", 1.0), "notice", "newer"),
+    ],
+)
+def test_a_server_that_cannot_serve_is_an_error(row, level, said):
+    """
+    Too old, or a standby, which nothing can be written to.
+    """
+    (found,) = server_checks._judge_server([row])
+    assert found.level == level
+    assert said in found.what
+
+
+# --- the log ---
+
+
+def test_waiting_jobs_that_nobody_claims_are_found(findings, conn, database):
+    """
+    Three reasons why a job waits: nobody runs, nobody serves this queue, it is paused.
+    """
+    enqueue(conn, queue="mail")
+    (found,) = findings("queues")
+    assert found["level"] == "warning"
+    assert "queue mail: 1 job ready and no worker runs" in found["what"]
+    assert "--queue mail" in found["remedy"]
+
+    with Reader(database, queue="other"):
+        (found,) = findings("queues")
+    assert "no worker has claimed from it ever" in found["what"]
+
+    conn.execute("select forebay.pause_queue('mail')")
+    (found,) = findings("queues")
+    assert found["level"] == "notice"
+    assert "forebay queues resume mail" in found["remedy"]
+
+
+def test_busy_workers_are_told_from_missing_ones(findings, conn, database):
+    """
+    While others of the queue run, waiting is no fault.
+    """
+    for _ in range(3):
+        enqueue(conn, queue="mail")
+    with Reader(database, queue="mail") as reader:
+        reader.claim_ready(1)
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '5 minutes'")
+        (found,) = findings("queues")
+    assert found["level"] == "notice"
+    assert "its workers are busy" in found["what"]
+
+
+def test_a_silent_worker_is_found_with_the_jobs_in_its_hands(findings, conn, database):
+    """
+    Silent for longer than its lease, and nobody alive to take its jobs over.
+    """
+    for _ in range(3):
+        enqueue(conn)
+    with Reader(database) as reader:
+        reader.claim_ready(2)
+        (alive,) = findings("workers")
+        assert (alive["level"], alive["facts"]["alive"][0]["jobs"]) == ("ok", 2)
+
+        conn.execute("update forebay.heartbeat set beat_at = beat_at - interval '20 seconds'")
+        (suspected, _) = findings("workers")
+        assert suspected["level"] == "notice"
+        assert "taken away after 30 s" in suspected["what"]
+
+        conn.execute("update forebay.heartbeat set beat_at = beat_at - interval '1 minute'")
+        (lost, nobody) = findings("workers")
+    assert lost["level"] == "warning"
+    assert "with 2 jobs; nobody took them away" in lost["what"]
+    assert nobody["what"] == "no worker runs"
+
+
+def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
+    """
+    A job whose time has come is the business of any worker; if none runs, it waits.
+    """
+    enqueue(conn, delay="1 hour")
+    assert levels(findings("deferred")) == {"ok"}
+    conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
+    (found,) = findings("deferred")
+    assert found["level"] == "warning"
+    assert "1 deferred jobs are due" in found["what"] or "1 deferred job" in found["what"]
+
+
+def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):
+    """
+    With the kind, the reason and the last error, and the command that shows more.
+    """
+    for outcome in ("dead", "unknown"):
+        enqueue(conn, kind="greet")
+        with Reader(database) as reader:
+            batch = reader.claim_ready(1)
+            error = {"type": "UnknownKind", "message": f"because {outcome}"}
+            reader.settle(
+                batch.claim_no, [], ended=[{"offset": 1, "outcome": outcome, "error": error}]
+            )
+    found = findings("failures")
+    assert levels(found) == {"notice", "warning"}
+    assert "forebay dead list --kind greet" in text(found)
+    assert "because dead" in text(found)
+    assert "because unknown" in text(found)
+
+
+def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
+    """
+    When no segment is left every enqueue fails; the remedy is one statement.
+    """
+    assert levels(findings("room")) == {"ok"}
+    last = one(conn, "select max(hi) - 1 from forebay.segment")
+    conn.execute("select setval('forebay.log_seq', %s)", [last - 30_000_000])
+    assert levels(findings("room")) == {"warning"}
+    conn.execute("select setval('forebay.log_seq', %s)", [last - 1000])
+    (found,) = findings("room")
+    assert found["level"] == "error"
+    assert "room for 1,000 more numbers" in found["what"]
+
+    conn.execute("select forebay.extend_v1()")
+    assert levels(findings("room")) == {"ok"}
+
+
+def test_the_pace_of_enqueuing_counts(findings, conn):
+    """
+    A reserve that is used up within the hour is an error, however large it is.
+    """
+    conn.execute("select forebay.enqueue('work') from generate_series(1, 2000)")
+    conn.execute(
+        "update forebay.log set enqueued_at = clock_timestamp() - interval '10 milliseconds'"
+    )
+    (found,) = findings("room")
+    assert found["facts"]["numbers_per_second"] > 1000
+    assert found["level"] in {"error", "warning"}
+
+
+def test_a_segment_that_cannot_leave_says_what_holds_it(findings, conn, database):
+    """
+    Which queue has not passed it, or which worker has a job of it.
+    """
+    small_segments(conn)
+    conn.execute("select forebay.configure('retention_days', 0)")
+    with Reader(database) as reader:
+        enqueue(conn)
+        conn.execute(
+            "select setval('forebay.log_seq', (select min(s.lo) + 1 from forebay.segment s"
+            " where s.lo > (select last_value from forebay.log_seq)))"
+        )
+        conn.execute("select forebay.seal_v1()")
+
+        found = findings("retention")
+        assert levels(found) == {"warning"}
+        assert "queue default, priority 100: group default has not passed it" in text(found)
+        assert "Start a worker for that queue" in text(found)
+
+        assert reader.claim_ready(1).jobs
+        enqueue(conn)  # a claim beyond the segment takes the cursor past it
+        assert reader.claim_ready(1).jobs
+        found = findings("retention")
+        assert "worker default@test still has jobs of it" in text(found)
+
+
+# --- snapshots ---
+
+
+def test_an_idle_transaction_is_named_with_its_session(findings, database):
+    """
+    Pid, application, how long, and how to end it.
+    """
+    with psycopg.connect(database, application_name="analyst") as stranger:
+        stranger.execute("set transaction isolation level repeatable read")
+        stranger.execute("select 1 as a_report")
+        (found,) = findings("snapshots")
+        pid = stranger.info.backend_pid
+    assert found["facts"]["pid"] == pid
+    assert found["facts"]["sort"] == "idle in transaction"
+    assert not found["facts"]["writes"]
+    assert f"session {pid} (postgres, analyst), idle in transaction" in found["what"]
+
+
+def test_an_idle_writer_is_named_though_it_has_no_snapshot(findings, database):
+    """
+    Its transaction id alone keeps old segments.
+    """
+    with psycopg.connect(database, application_name="writer") as stranger:
+        stranger.execute("select pg_current_xact_id()")
+        (found,) = findings("snapshots")
+    assert found["facts"]["writes"]
+    assert "writer" in found["what"]
+
+
+def test_a_long_statement_is_named_with_its_query(findings, database):
+    """
+    A session at work holds a snapshot as long as its statement runs.
+    """
+    with psycopg.connect(database, application_name="report") as stranger:
+
+        def report():
+            with contextlib.suppress(psycopg.Error):
+                stranger.execute("select pg_sleep(60)")
+
+        thread = threading.Thread(target=report)
+        thread.start()
+        try:
+            found = wait_for(lambda: [f for f in findings("snapshots") if "pid" in f["facts"]])
+        finally:
+            stranger.cancel()
+            thread.join()
+    assert found[0]["facts"]["sort"] == "session"
+    assert "pg_sleep" in found[0]["facts"]["query"]
+
+
+def test_a_forgotten_prepared_transaction_is_named(findings, database):
+    """
+    Nothing ever ends it but a person; the statement that does is given.
+    """
+    with psycopg.connect(database) as stranger:
+        stranger.tpc_begin(stranger.xid(1, "forgotten", "x"))
+        stranger.execute("select pg_current_xact_id()")
+        stranger.tpc_prepare()
+        try:
+            (found,) = findings("snapshots")
+            assert found["facts"]["sort"] == "prepared transaction"
+            assert "1_Zm9yZ290dGVu_eA==" in found["what"]
+        finally:
+            stranger.tpc_rollback()
+
+
+def test_a_replication_slot_without_a_consumer_is_named(findings, pg_bin):
+    """
+    It holds its snapshot for ever, so it is a warning from the first second.
+    """
+    from forebay.embedded import temporary_server
+
+    with temporary_server(pg_bin, extra_settings={"wal_level": "logical"}) as server:
+        with connect(server.dsn()) as conn:
+            conn.execute("select pg_create_logical_replication_slot('gone', 'test_decoding')")
+        (found,) = findings("snapshots", dsn=server.dsn())
+    assert found["facts"]["sort"] == "inactive replication slot"
+    assert found["level"] == "warning"
+    assert "pg_drop_replication_slot('gone')" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("row", "level", "remedy"),
+    [
+        (("session", "7", "app", 10.0, 5, False, "select"), "ok", None),
+        (("session", "7", "app", 900.0, 5, False, "select"), "notice", "pg_terminate_backend(7)"),
+        (("session", "7", "app", 9000.0, 5, False, "select"), "warning", "pg_terminate_backend"),
+        (("idle in transaction", "7", "", 70.0, 5, True, ""), "notice", "pg_terminate_backend"),
+        (("idle in transaction", "7", "", 3600.0, 5, True, ""), "warning", "terminate"),
+        (("prepared transaction", "g", "", 61.0, 5, True, None), "warning", "rollback prepared"),
+        (("standby", "s1", "", None, 50, False, None), "ok", None),
+        (("standby", "s1", "", None, 200_000, False, None), "notice", "query on the standby"),
+        (("replication slot", "s", "", None, 20_000_000, False, None), "warning", "fell behind"),
+    ],
+)
+def test_how_old_is_too_old_depends_on_who_holds_it(row, level, remedy):
+    """
+    A prepared transaction after a minute, a session after an hour, a standby by what passed since.
+    """
+    found = snapshot_checks._judge([row])[0]
+    assert found.level == level
+    assert (remedy or "") in (found.remedy or "")
+    assert (found.remedy is None) == (remedy is None)
