@@ -72,7 +72,7 @@ declare
     v_now     pg_snapshot;
     v_last    bigint;
     v_seal_id bigint;
-    v_seal    xid8;
+    v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
     v_segment bigint;
@@ -82,11 +82,12 @@ declare
 begin
     perform forebay._require_home();
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    select f.segment_id, f.xid into v_seal_id, v_seal from forebay.seal f order by f.segment_id desc limit 1;
+    select f.segment_id, i.hi into v_seal_id, v_hi
+    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
     v_tail := array(
         select s.segment_id from forebay.segment s
-        where s.segment_id > coalesce(v_seal_id, -1) and s.lo <= v_last
-        order by s.segment_id);
+        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
+        order by s.lo);
     -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
     select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
     if v_seal_id is not null then
@@ -252,9 +253,8 @@ begin
            g.start_after, g.queue, g.paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.segment_id > coalesce(f.segment_id, -1)
-                   and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-                 order by s.segment_id) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
            b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
            case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
@@ -267,7 +267,8 @@ begin
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
-    left join lateral (select s.segment_id, s.xid from forebay.seal s order by s.segment_id desc limit 1) f on true
+    left join lateral (select s.xid, i.hi from forebay.seal s join forebay.segment i using (segment_id)
+                       order by s.segment_id desc limit 1) f on true
     left join lateral (select * from forebay.batch i
                        where i.group_id = p_group_id and i.lane = p_lane
                        order by i.no desc limit 1) b on true
