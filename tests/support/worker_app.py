@@ -98,3 +98,9 @@ async def ignore_cancellation(ctx: forebay.Context, entry: int) -> None:
 def sleep_in_thread(ctx: forebay.Context, entry: int) -> None:
     started(ctx, entry)
     time.sleep(3600)
+
+
+@app.job
+async def sleep_in_an_executor(ctx: forebay.Context, entry: int) -> None:
+    started(ctx, entry)
+    await asyncio.to_thread(time.sleep, 3600)
