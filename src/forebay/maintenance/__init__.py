@@ -67,6 +67,7 @@ class Maintenance:
             _Duty("seal", 1.0, self._seal),
             _Duty("extend", 5.0, self._extend),
             _Duty("sweep", 10.0, self._sweep),
+            _Duty("summarize", 5.0, self._summarize),
             _Duty("retain", 30.0, self._retain),
             _Duty("trim", 15.0, self._trim),
         ]
@@ -150,6 +151,10 @@ class Maintenance:
         count = await self._session.run(protocol.sweep(since))
         self._swept_at = started
         self._note("expired", count)
+        return False
+
+    async def _summarize(self) -> bool:
+        self._note("summarized", await self._session.run(protocol.summarize()))
         return False
 
     async def _retain(self) -> bool:

@@ -24,7 +24,7 @@ class Operation(Generic[T]):
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-def nothing(rows: Rows) -> None:  # noqa: ARG001 - a decoder that has nothing to read
+def nothing(rows: Rows) -> None:
     """Read no rows."""
 
 

@@ -6,7 +6,7 @@ What each call promises, locks and raises stands in the header of its SQL functi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime  # noqa: TC003 - decoded into, at run time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -223,6 +223,11 @@ def sweep(since: datetime | None) -> Operation[int]:
 def retain() -> Operation[int | None]:
     """Empty one segment that may go; its number, or None."""
     return Operation("select forebay.retain_v1()", scalar_or_none)
+
+
+def summarize() -> Operation[int]:
+    """Bring the block index on numbers up to date; how many page ranges were added."""
+    return Operation("select forebay.summarize_v1()", scalar)
 
 
 def trim() -> Operation[int]:

@@ -74,9 +74,7 @@ class Heart:
 
     async def join(self, seconds: float) -> None:
         """Wait a little for the end of the thread; one that hangs ends with the process."""
-        until = time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < until:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(self._thread.join, seconds)
 
     def _main(self) -> None:
         asyncio.run(self._beat_for_ever())

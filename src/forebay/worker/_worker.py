@@ -35,6 +35,7 @@ from forebay.errors import (
 )
 from forebay.maintenance import Maintenance
 from forebay.ops import protocol
+from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
 from forebay.worker._children import Children, start_of
@@ -231,6 +232,8 @@ class Worker:
         while not self._stopping:
             try:
                 if not self._groups:
+                    found = await self._claims.run(schema_version())
+                    require_version(found, newer_is_fine=True)
                     groups = {}
                     for queue in self._weights:
                         groups[await self._claims.run(protocol.open_group(queue, self._group))] = (
@@ -591,14 +594,17 @@ class Worker:
                 )
 
     async def _is_idle(self) -> bool:
-        if not self._executor.is_idle or self._suspect_tasks:
+        if not self._is_quiet():
             await self._sleep(self._settings.poll_seconds)
             return False
         if not await self._settler.drained(5.0):
             return False
         promoted = await self._maintenance.run_once()
         lanes = await self._claims.run(protocol.ready(list(self._groups)))
-        return not promoted and not lanes and self._executor.is_idle and self._settler.is_idle
+        return not promoted and not lanes and self._is_quiet() and self._settler.is_idle
+
+    def _is_quiet(self) -> bool:
+        return self._executor.is_idle and not self._suspect_tasks
 
     async def _sleep(self, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
