@@ -1,0 +1,30 @@
+"""Handlers. Run them with: forebay worker app:app"""
+
+from datetime import timedelta
+
+import forebay
+
+app = forebay.App()
+
+
+@app.job(queue="mail", timeout=30)
+async def send_welcome(user_id: int, locale: str = "en") -> None:
+    print(f"welcome, user {user_id}, in {locale}")
+
+
+class RefusedByBankError(Exception):
+    """The bank said no: asking again is of no use."""
+
+
+@app.job(
+    queue="billing",
+    retry=forebay.RetryPolicy(base_seconds=2, max_attempts=8, permanent_on=(RefusedByBankError,)),
+    expires_in=timedelta(days=3),
+)
+def charge(ctx: forebay.Context, order_id: int, cents: int) -> forebay.Outcome | None:
+    if cents > 100_000:
+        return forebay.Snooze(3600)  # somebody has to look at it first; costs no attempt
+    if cents < 0:
+        raise RefusedByBankError(order_id)
+    ctx.logger.info("charged %s cents", cents)
+    return None
