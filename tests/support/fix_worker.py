@@ -16,6 +16,18 @@ from tests.support.engine import connect
 from tests.support.worker_process import FAST, Crew, crew
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="run crashes and kills for minutes instead of seconds"
+    )
+
+
+@pytest.fixture
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether crashes and kills go on for minutes."""
+    return bool(pytestconfig.getoption("--long"))
+
+
 @pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection]:
     """An autocommitting connection to the test's database."""

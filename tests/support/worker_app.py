@@ -9,9 +9,10 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 
 import forebay
-from tests.support.effects import note
+from tests.support.effects import PATH_VARIABLE, Effects, note
 
 app = forebay.App()
 
@@ -104,3 +105,17 @@ def sleep_in_thread(ctx: forebay.Context, entry: int) -> None:
 async def sleep_in_an_executor(ctx: forebay.Context, entry: int) -> None:
     started(ctx, entry)
     await asyncio.to_thread(time.sleep, 3600)
+
+
+@app.job
+async def finish_unless_retried(
+    ctx: forebay.Context, entry: int, seconds: float, fate: str
+) -> forebay.Outcome | None:
+    started(ctx, entry)
+    effects = Effects(Path(os.environ[PATH_VARIABLE]))
+    is_first = effects.count("start")[entry] == 1
+    if fate == "dead" and not is_first:
+        return forebay.Dead("decided by the second worker")
+    await asyncio.sleep(seconds)
+    ended(ctx, entry)
+    return None

@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +36,8 @@ _START_SECONDS = 60.0
 _IDLE_SECONDS = 30.0
 #: How long after the hard timeout, which the child enforces itself, its parent kills it.
 _KILL_AFTER_SECONDS = 2.0
+#: How long a suspect waits for a child that is busy before another one is started.
+_PATIENCE_SECONDS = 0.05
 
 
 class _ChildFailed(Exception):  # noqa: N818 - what happened
@@ -83,8 +86,11 @@ class Children:
         self._running: dict[int, _Child] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
-        # One child starts at a time: short suspects take turns in it, long ones get further ones.
-        self._starting = asyncio.Lock()
+        # One child starts at a time. Whoever waits takes the first that is free, a new one or an old one.
+        self._starter: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._failed_starts = 0
+        self._failure = ""
 
     @property
     def available(self) -> bool:
@@ -145,6 +151,9 @@ class Children:
 
     async def close(self) -> None:
         """End all children."""
+        if self._starter is not None:
+            self._starter.cancel()
+            await asyncio.gather(self._starter, return_exceptions=True)
         for child, timer in self._idle:
             timer.cancel()
             await child.kill()
@@ -156,6 +165,7 @@ class Children:
     def _keep(self, child: _Child) -> None:
         timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle, child)
         self._idle.append((child, timer))
+        self._changed.set()
 
     def _end_idle(self, child: _Child) -> None:
         self._idle = [item for item in self._idle if item[0] is not child]
@@ -164,13 +174,33 @@ class Children:
         task.add_done_callback(self._enders.discard)
 
     async def _child(self) -> _Child:
-        async with self._starting:
+        began, failed_starts = time.monotonic(), self._failed_starts
+        while True:
             while self._idle:
                 child, timer = self._idle.pop()
                 timer.cancel()
                 if child.process.returncode is None:
                     return child
-            return await self._started()
+            if self._failed_starts != failed_starts:
+                raise _ChildFailed(self._failure)
+            # Short suspects take turns in the children there are, long ones get further ones.
+            waited = time.monotonic() - began
+            if self._starter is None and (not self._running or waited > _PATIENCE_SECONDS):
+                self._starter = asyncio.create_task(self._start_one())
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._changed.wait()
+
+    async def _start_one(self) -> None:
+        try:
+            self._keep(await self._started())
+        except (_ChildFailed, OSError) as error:
+            self._failure = str(error)
+            self._failed_starts += 1
+            self._changed.set()
+        finally:
+            self._starter = None
 
     async def _started(self) -> _Child:
         if self._start is None:
@@ -199,6 +229,9 @@ class Children:
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await child.kill()
             raise _ChildFailed(f"it ended while importing {self._start.module}") from None
+        except BaseException:
+            await child.kill()
+            raise
         return child
 
 
