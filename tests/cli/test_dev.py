@@ -1,0 +1,137 @@
+"""``forebay dev``: a server and a worker for trying things out, as a process at a terminal."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.waiting import wait_for
+
+APP = """
+import forebay
+app = forebay.App()
+@app.job
+def greet(name: str) -> None:
+    print("hello", name, flush=True)
+"""
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder for what outlives a command, which the account that runs the server may enter."""
+    with tempfile.TemporaryDirectory(prefix="forebay-home-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@pytest.fixture
+def environment(home, pg_bin) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "PG", "DATABASE"))}
+    kept |= {"HOME": str(home), "XDG_CACHE_HOME": str(home), "COLUMNS": "120"}
+    return kept | ({"FOREBAY_PG_BIN": pg_bin} if pg_bin else {})
+
+
+def forebay(environment, *arguments) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-m", "forebay", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout + answer.stderr
+
+
+@contextmanager
+def dev(environment, folder, *arguments):
+    """Run ``forebay dev`` until the end of the block, then type Ctrl-C; lend what reads its output."""
+    with (folder / "output").open("w+b") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forebay", "dev", *arguments],
+            env=environment,
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+        def said() -> str:
+            return (folder / "output").read_text()
+
+        try:
+            yield process, said
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(30) == 0, said()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            subprocess.run(
+                [sys.executable, "-m", "forebay", "dev", "--stop"],
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
+
+
+def address_in(output: str) -> str:
+    return next(line.split()[1] for line in output.splitlines() if line.startswith("address"))
+
+
+def is_up(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_dev_runs_a_server_and_a_worker_until_it_is_interrupted(environment, tmp_path):
+    """
+    Another terminal finds the same server under the address ``embedded``; Ctrl-C stops both.
+    """
+    (tmp_path / "shop.py").write_text(APP)
+    with dev(environment, tmp_path, "shop:app") as (process, said):
+        wait_for(lambda: "has lease" in said() or process.poll() is not None, 30, said)
+        forebay(environment, "enqueue", "greet", '{"name": "Ann"}', "--dsn", "embedded")
+        wait_for(lambda: "hello Ann" in said(), 10, said)
+        dsn = address_in(said())
+        assert is_up(dsn)
+    assert not is_up(dsn)
+
+
+@pytest.mark.slow
+def test_dev_without_an_application_is_a_server_only(environment, tmp_path):
+    """
+    It says how to connect and waits.
+    """
+    with dev(environment, tmp_path) as (process, said):
+        wait_for(lambda: "Ctrl-C" in said() or process.poll() is not None, 30, said)
+        assert "psql" in said()
+        assert is_up(address_in(said()))
+
+
+@pytest.mark.slow
+def test_a_kept_server_is_found_and_stopped(environment):
+    """
+    --keep returns with the server running, --stop ends it, and neither minds being repeated.
+    """
+    dsn = address_in(forebay(environment, "dev", "--keep"))
+    try:
+        assert is_up(dsn)
+        assert address_in(forebay(environment, "dev", "--keep")) == dsn
+        forebay(environment, "doctor", "--dsn", "embedded")
+    finally:
+        assert "stopped" in forebay(environment, "dev", "--stop")
+    assert not is_up(dsn)
+    assert "no server runs" in forebay(environment, "dev", "--stop")
