@@ -186,6 +186,7 @@ async def open_connection(
     Raises:
         DatabaseUnavailable: the server cannot be reached, or refuses for now.
     """
+    conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
     try:
         async with asyncio.timeout(seconds):
             conn = await psycopg.AsyncConnection.connect(
@@ -203,10 +204,16 @@ async def open_connection(
             )
             if not autocommit:
                 await conn.set_autocommit(False)
-            return conn
+            made, conn = conn, None
+            return made
     except TimeoutError as error:
         raise DatabaseUnavailable(f"no connection within {seconds:g} s") from error
     except psycopg.Error as error:
         raise translate(error) or DatabaseUnavailable(str(error)) from error
     except OSError as error:
         raise DatabaseUnavailable(str(error)) from error
+    finally:
+        if conn is not None:
+            # Connected, but not made ready in time: nobody else would close it.
+            cut(conn)
+            await conn.close()
