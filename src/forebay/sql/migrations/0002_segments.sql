@@ -22,7 +22,7 @@ as $$ select 'forebay'::regnamespace::oid::integer $$;
 -- Claims, seals and promotions read what other transactions committed up to this very statement;
 -- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
 -- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
--- to a quarter of a second is let pass: a driver may send a statement's parts one by one.
+-- to three seconds are let pass: the parts of one statement arrive one by one, and a busy machine takes its time.
 --
 -- Errors: JQ012.
 create function forebay._require_alone(p_what text) returns void
@@ -31,7 +31,7 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed'
        or pg_current_xact_id_if_assigned() is not null
-       or statement_timestamp() - transaction_timestamp() > interval '250 milliseconds' then
+       or statement_timestamp() - transaction_timestamp() > interval '3 seconds' then
         raise exception using
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
