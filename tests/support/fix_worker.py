@@ -54,8 +54,9 @@ def workers(database: str, effects: Effects) -> Iterator[Crew]:
 
 
 def make_effect_table(conn: psycopg.Connection) -> None:
-    """Make the table that handlers with a transaction write their effects to."""
+    """Make the tables that handlers and producers write to in their own transactions."""
     conn.execute("create table effect (entry bigint, job_id bigint)")
+    conn.execute("create table witness (entry bigint)")
 
 
 @pytest.fixture

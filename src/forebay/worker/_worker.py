@@ -301,6 +301,10 @@ class Worker:
         if lease.lost:
             return
         lease.lost = True
+        if lease.retired and not lease.batches:
+            # We wanted to close it and did not hear that we had.
+            self._leases.pop(lease.lease_id, None)
+            return
         self.stats.leases_lost += 1
         dropped = self._executor.drop(lease)
         log.warning(

@@ -1,0 +1,245 @@
+"""What is promised when PostgreSQL ends sessions, crashes, or is used by strangers."""
+
+import asyncio
+import time
+from collections import Counter
+
+import psycopg
+import pytest
+
+import forebay
+from forebay import RetryPolicy
+from tests.support.account import Writers, account, for_seconds, wait_until_drained
+from tests.support.effects import Effects
+from tests.support.engine import connect, depth, one, small_segments
+from tests.support.fix_worker import make_effect_table, running
+from tests.support.waiting import wait_for, wait_for_async
+from tests.support.worker_process import Crew, crew
+
+AT_ONCE = RetryPolicy(strategy="fixed", base_seconds=0.001, cap_seconds=0.001)
+
+#: The lease of the default settings; a test of seconds must not shorten what it says is kept.
+DEFAULT_LEASE = {
+    "lease_seconds": 30.0,
+    "lease_margin_seconds": 5.0,
+    "suspect_seconds": 5.0,
+    "heartbeat_seconds": 1.0,
+}
+
+
+def revoked(conn: psycopg.Connection) -> int:
+    """Return how many leases were taken away that had been used.
+
+    A lease whose opening was not answered because the server crashed is nobody's, and ends that way.
+    """
+    return one(
+        conn,
+        "select count(*) from forebay.lease l where closed_as = 'revoked'"
+        " and exists (select from forebay.batch b where b.lease_id = l.lease_id)",
+    )
+
+
+def assert_all_lived(workers: Crew) -> None:
+    """Fail when a worker process ended, or said that it lost its lease."""
+    assert all(member.is_running for member in workers.members), workers.logs
+    assert "LeaseLost" not in workers.logs
+
+
+@pytest.mark.slow
+def test_terminating_heartbeats_costs_no_living_worker_its_lease(
+    conn, database, workers, effects, seed, is_long
+):
+    """
+    The connection that carries the heartbeats is terminated every two seconds, under load: no lease is
+    lost, nothing runs twice.
+    """
+    for _ in range(2):
+        workers.start(concurrency=5, **DEFAULT_LEASE)
+    terminated = 0
+    with Writers(database, seed, count=3) as writers:
+        clock = for_seconds(60 if is_long else 9)
+        while clock:
+            next_at = time.monotonic() + 2
+            terminated += one(
+                conn,
+                "select count(pg_terminate_backend(pid)) from (select distinct on (lease_id)"
+                " backend_pid as pid from forebay.heartbeat order by lease_id, beat_at desc) h"
+                " where exists (select from pg_stat_activity a where a.pid = h.pid)",
+            )
+            wait_for(lambda: time.monotonic() > next_at, 5)  # noqa: B023
+    wait_until_drained(database, 60, lambda: workers.logs[-20_000:])
+    print(f"terminated {terminated} sessions")
+    assert terminated >= 4
+    assert revoked(conn) == 0
+    assert_all_lived(workers)
+    found = account(conn, writers, effects)
+    found.assert_clean()
+    assert found.reruns == 0
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
+    own_server, own_database, tmp_path, monkeypatch, seed, is_long
+):
+    """
+    The server is killed again and again while producers and workers go on: every committed job is done, nothing that
+    was rolled back ran, effects are there once, no living worker lost its lease, and no process was restarted.
+    """
+    effects = Effects(tmp_path / "effects")
+    with connect(own_database) as conn:
+        make_effect_table(conn)
+    with crew(own_database, effects.path) as workers:
+        for _ in range(2):
+            workers.start(concurrency=5, **DEFAULT_LEASE)
+        with Writers(own_database, seed, count=4) as writers:
+            for crash in range(10 if is_long else 3):
+                mark = len(effects.all("end"))
+                wait_for(
+                    lambda mark=mark: len(effects.all("end")) > mark + 40,
+                    60,
+                    lambda: f"no work after crash {crash}\n{workers.logs[-20_000:]}",  # noqa: B023
+                )
+                own_server.kill()
+                own_server.start()
+        wait_until_drained(own_database, 120, lambda: workers.logs[-20_000:])
+        assert_all_lived(workers)
+        with connect(own_database) as conn:
+            in_doubt = writers.resolve(conn)
+            assert revoked(conn) == 0
+            found = account_after_crashes(conn, writers, effects)
+        print(f"{in_doubt} commits in doubt")
+        assert found > 50
+
+
+def account_after_crashes(conn, writers: Writers, effects: Effects) -> int:
+    """Check the account of a run in which claims may have been taken back; return the committed."""
+    found = account(conn, writers, effects)
+    print(f"committed {found.committed}, reruns {found.reruns}, sent back {found.sent_back}")
+    assert not found.lost, sorted(found.lost)[:20]
+    assert not found.phantom, sorted(found.phantom)[:20]
+    assert not found.double_effects
+    assert not found.double_settlements
+    return found.committed
+
+
+@pytest.mark.anyio
+async def test_of_two_groups_one_sees_each_job_once_however_often_the_other_fails(app, conn):
+    """
+    Two groups read one queue; one fails every second job at first. Its retries reach only itself.
+    """
+    runs: Counter[tuple[str, int]] = Counter()
+
+    @app.job(retry=AT_ONCE)
+    async def work(ctx: forebay.Context, number: int) -> None:
+        runs[ctx.job.group, number] += 1
+        if ctx.job.group == "failing" and number % 2 and ctx.attempt < 3:
+            raise RuntimeError("every second one")
+
+    for group in ("failing", "other"):
+        conn.execute("select forebay.open_group('default', %s)", [group])
+    async with running(app, group="failing"), running(app, group="other"):
+        work.enqueue_many(conn, [(n,) for n in range(200)])
+        await wait_for_async(
+            lambda: (
+                set(depth(conn).items()) == {("failing", (0, 0, 0)), ("other", (0, 0, 0))}
+                and len(runs) == 400
+            ),
+            30,
+        )
+    assert {n: runs["other", n] for n in range(200)} == dict.fromkeys(range(200), 1)
+    assert {n: runs["failing", n] for n in range(200)} == {n: 3 if n % 2 else 1 for n in range(200)}
+
+
+@pytest.mark.anyio
+async def test_strangers_slow_nothing_down(app, conn, database):
+    """
+    An idle producer, somebody holding the locks of a dump on every table, a paused group and a forgotten prepared
+    transaction: claims and enqueues go on, over many segments, and touch no more pages than before.
+    """
+    small_segments(conn, rows=200)
+
+    @app.job
+    async def work() -> None: ...
+
+    conn.execute("select forebay.open_group('default', 'paused', 'beginning')")
+    conn.execute("select forebay.pause_queue('default', 'paused')")
+    total = 0
+
+    async def churn(count: int) -> float:
+        """Run so many jobs and return the pages touched for each of them."""
+        nonlocal total
+        before = pages(conn)
+        for _ in range(count // 100):
+            work.enqueue_many(conn, [()] * 100)
+            total += 100
+            await wait_for_async(lambda: worker.stats.done == total, 30)
+        return (pages(conn) - before) / count
+
+    async with running(app, concurrency=10, poll_seconds=0.05) as worker:
+        await churn(600)
+        alone = await churn(1000)
+        with (
+            connect(database) as idle,
+            connect(database) as dump,
+            connect(database) as forgetful,
+        ):
+            for stranger in (idle, dump, forgetful):
+                stranger.execute("begin isolation level repeatable read")
+            work.enqueue(idle)
+            dump.execute(
+                "do $$ declare r record; begin for r in select oid::regclass as t from pg_class"
+                " where relnamespace = 'forebay'::regnamespace and relkind in ('r', 'p') loop"
+                " execute 'lock table ' || r.t || ' in access share mode'; end loop; end $$"
+            )
+            work.enqueue(forgetful)
+            forgetful.execute("prepare transaction 'forgotten'")
+            await churn(2000)
+            crowded = await churn(1000)
+            segments = one(conn, "select count(*) from forebay.segment where lo <= %s", total)
+            print(f"pages for each job: {alone:.1f} alone, {crowded:.1f} among strangers")
+            conn.execute("rollback prepared 'forgotten'")
+            idle.execute("commit")
+        total += 1
+        await wait_for_async(lambda: worker.stats.done == total, 30)
+    assert crowded <= alone * 1.3
+    assert one(conn, "select max(segment_id) from forebay.seal") >= 15
+    assert segments >= 0
+    ready, leased, _ = depth(conn)["paused"]
+    assert (ready, leased) == (total, 0)
+
+
+def pages(conn: psycopg.Connection) -> int:
+    """Return how many pages of the log's tables and indexes were touched so far."""
+    conn.execute("select pg_stat_force_next_flush()")
+    conn.execute("select pg_stat_clear_snapshot()")
+    return one(
+        conn,
+        "select sum(coalesce(heap_blks_hit, 0) + coalesce(heap_blks_read, 0)"
+        " + coalesce(idx_blks_hit, 0) + coalesce(idx_blks_read, 0))::bigint"
+        " from pg_statio_all_tables where schemaname = 'forebay'",
+    )
+
+
+@pytest.mark.anyio
+async def test_work_goes_on_while_nobody_can_read_a_sealed_segment(app, conn, database):
+    """
+    A stranger who locks old segments exclusively, to look into them or to rebuild an index, holds nobody up.
+    """
+    small_segments(conn, rows=100)
+    ran = []
+
+    @app.job
+    async def work(number: int) -> None:
+        ran.append(number)
+        await asyncio.sleep(0)
+
+    async with running(app):
+        work.enqueue_many(conn, [(n,) for n in range(450)])
+        await wait_for_async(lambda: len(ran) == 450, 30)
+        with connect(database) as stranger:
+            stranger.execute("begin")
+            stranger.execute("lock table forebay.log_1 in access exclusive mode")
+            for n in range(450, 650):
+                work.enqueue(conn, n)
+            await wait_for_async(lambda: len(ran) == 650, 30)
