@@ -257,10 +257,14 @@ def test_calls_that_must_stand_alone_refuse_a_transaction(database, call):
         caller.rollback()
         enqueue(caller)
         assert sqlstate(caller, call) == "JQ012"
-        caller.rollback()
+
+
+def test_a_claim_in_a_transaction_that_has_been_open_for_a_while_is_refused(database):
+    """A claim that would keep its turn until somebody commits is recognised by the transaction's age."""
+    with psycopg.connect(database) as caller:
         caller.execute("select 1")
-        wait_for(lambda: one(caller, "select clock_timestamp() - now() > interval '0.3 s'"))
-        assert sqlstate(caller, call) == "JQ012"
+        wait_for(lambda: one(caller, "select clock_timestamp() - now() > interval '3.1 s'"))
+        assert sqlstate(caller, "select * from forebay.claim_v1(1, 1, 1, 1, 1, 1)") == "JQ012"
 
 
 @pytest.mark.parametrize("border", [2**31, 2**32, 2**53])

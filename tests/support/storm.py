@@ -293,7 +293,7 @@ class Storm:
                 conn.rollback()
                 assert told == counted, f"depth {told}, counted {counted}"
                 self.depth_checks += 1
-                time.sleep(0.2)
+                time.sleep(0.4)
 
 
 def count_independently(conn: psycopg.Connection[Any], queue: str) -> dict[str, tuple[int, ...]]:
