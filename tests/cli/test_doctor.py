@@ -379,7 +379,7 @@ def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
     conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
     (found,) = findings("deferred")
     assert found["level"] == "warning"
-    assert "1 deferred jobs are due" in found["what"] or "1 deferred job" in found["what"]
+    assert "1 deferred job is due and not brought, the oldest for 5 min" in found["what"]
 
 
 def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):

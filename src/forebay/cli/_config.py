@@ -44,7 +44,7 @@ def config(*, dsn: Dsn = None, as_json: Json = False, flags: dict[str, Any]) -> 
     database.add_row("from", origin)
     out.print(database)
     out.print()
-    rows = table("setting", "value", "from", "meaning", right=("value",))
+    rows = table("setting", "value", "from", "meaning", right=("value",), loose=("meaning", "from"))
     for row in settings.rows():
         changed = row.source != DEFAULT
         rows.add_row(

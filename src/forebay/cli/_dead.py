@@ -29,6 +29,7 @@ from forebay.cli._output import (
     facts_table,
     json_text,
     moment,
+    one_line,
     print_json,
     table,
 )
@@ -96,7 +97,7 @@ def list_(
         return
     rows = table(
         "dead", "job", "kind", "queue", "reason", "attempts", "died", "last error",
-        right=("dead", "job", "attempts"),
+        right=("dead", "job", "attempts"), loose=("last error",),
     )  # fmt: skip
     for letter in found:
         rows.add_row(
@@ -107,7 +108,7 @@ def list_(
             Text(letter.reason, style="red"),
             str(letter.attempt),
             ago(letter.died_at),
-            _last_error(letter),
+            one_line(_last_error(letter)),
         )
     out.print(rows)
     if len(found) >= limit:

@@ -15,6 +15,7 @@ from forebay.cli._output import (
     facts_table,
     json_text,
     moment,
+    one_line,
     print_json,
     state_text,
     table,
@@ -61,8 +62,9 @@ def list_(
         out.print("no such job", style="dim")
         return
     rows = table(
-        "job", "state", "kind", "queue", "attempt", "since", "args", "tag", right=("job", "attempt")
-    )
+        "job", "state", "kind", "queue", "attempt", "since", "args", "tag",
+        right=("job", "attempt"), loose=("args", "tag"),
+    )  # fmt: skip
     for job in found:
         rows.add_row(
             str(job.job_id),
@@ -71,8 +73,8 @@ def list_(
             _queue(job),
             _attempt(job),
             _since(job),
-            compact(job.args),
-            job.tag or "-",
+            one_line(compact(job.args)),
+            one_line(job.tag or "-"),
         )
     out.print(rows)
     if len(found) >= limit:

@@ -136,8 +136,9 @@ def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., 
                     typer.Option(
                         "--" + item.name.replace("_", "-"),
                         metavar="VALUE",
-                        help=item.metadata["meaning"],
-                        show_default="not set" if item.default is None else str(item.default),
+                        help=item.metadata["meaning"]
+                        + ("" if item.default is None else f" (default {item.default})"),
+                        show_default=False,
                         rich_help_panel=f"Settings: {group}",
                     ),
                 ],

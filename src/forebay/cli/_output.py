@@ -47,17 +47,28 @@ def print_json(value: object) -> None:
     print(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table; a column named in ``right`` holds numbers."""
+def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = ()) -> Table:
+    """Return an empty table.
+
+    Args:
+        columns: their headings.
+        right: those that hold numbers.
+        loose: those that give way when the terminal is narrow; all others keep their width.
+    """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
     for column in columns:
         made.add_column(
             column,
             justify="right" if column in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
+            no_wrap=column not in loose,
+            overflow="fold",
         )
     return made
+
+
+def one_line(text: str) -> Text:
+    """Return a cell of a loose column that is cut rather than wrapped."""
+    return Text(text.partition("\n")[0], no_wrap=True, overflow="ellipsis")
 
 
 def facts_table() -> Table:

@@ -360,12 +360,13 @@ def _judge_overdue(rows: Rows) -> list[Finding]:
     ((count, seconds),) = rows
     if not count:
         return [Finding("deferred", Level.OK, "none is overdue", facts={"overdue": 0})]
-    some = f"{count:,}" if count < 10_000 else "10,000 or more"
+    some = counted(count, "deferred job") if count < 10_000 else "10,000 or more deferred jobs"
+    verb = "is" if count == 1 else "are"
     return [
         Finding(
             "deferred",
             Level.WARNING,
-            f"{some} deferred jobs are due and wait, the oldest for {human_duration(seconds)}",
+            f"{some} {verb} due and not brought, the oldest for {human_duration(seconds)}",
             "Start a worker: any one brings the deferred jobs of all queues.",
             {"overdue": count, "seconds": seconds},
         )
