@@ -174,7 +174,8 @@ class LimitSettings:
     def __post_init__(self) -> None:
         within("args_bytes_max", self.args_bytes_max, 1024, 100 * 1024 * 1024)
         # Beyond this depth Python's own recursion limit decides, in producers and in workers.
-        within("args_depth_max", self.args_depth_max, 1, 200)
+        # Less is not checked in SQL: arguments small enough to pass unmeasured can be this deep.
+        within("args_depth_max", self.args_depth_max, 64, 200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

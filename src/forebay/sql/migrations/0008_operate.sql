@@ -495,7 +495,7 @@ $$;
 -- Change a database-wide setting; returns its value before.
 --
 -- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
--- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 1000.
+-- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200.
 -- Errors: JQ001 an unknown name or a value outside its range.
 create function forebay.configure(name text, value bigint) returns bigint
 language plpgsql volatile security definer
@@ -510,7 +510,7 @@ declare
         when 'retention_days' then int8range(0, 36500, '[]')
         when 'retention_bytes' then int8range(0, null, '[]')
         when 'args_bytes_max' then int8range(1024, 104857600, '[]')
-        when 'args_depth_max' then int8range(64, 1000, '[]') end;  -- Small arguments are never deeper: see _check_args.
+        when 'args_depth_max' then int8range(64, 200, '[]') end;  -- Small arguments are never deeper: see _check_args.
 begin
     if v_range is null then
         raise exception using errcode = 'JQ001', message = format('unknown setting %s', coalesce(quote_literal(configure.name), 'null')),
