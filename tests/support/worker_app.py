@@ -8,7 +8,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import forebay
@@ -119,3 +121,36 @@ async def finish_unless_retried(
     await asyncio.sleep(seconds)
     ended(ctx, entry)
     return None
+
+
+@app.job
+async def snooze_until(ctx: forebay.Context, entry: int, seconds: float) -> forebay.Outcome | None:
+    started(ctx, entry)
+    effects = Effects(Path(os.environ[PATH_VARIABLE]))
+    if effects.count("start")[entry] == 1:
+        now = datetime.now(UTC) + timedelta(seconds=CLOCK_SKEW)
+        return forebay.Snooze(until=now + timedelta(seconds=seconds))
+    ended(ctx, entry)
+    return None
+
+
+def _set_the_clock_wrong() -> None:
+    """Let this process believe in another time of day, as the library sees it."""
+    real = time.time
+    time.time = lambda: real() + CLOCK_SKEW
+
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(seconds=CLOCK_SKEW)
+
+    for module in [m for name, m in sys.modules.items() if name.startswith("forebay.")]:
+        if getattr(module, "datetime", None) is datetime:
+            module.datetime = Skewed
+
+
+CLOCK_SKEW = float(os.environ.get("TEST_CLOCK_SKEW", "0"))
+if CLOCK_SKEW:
+    import forebay.worker._worker  # so that it is among the modules
+
+    _set_the_clock_wrong()

@@ -156,7 +156,7 @@ class Worker:
         self._claims = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
         settles = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
         upkeep = Session(
-            self._dsn, name=name, lock_timeout="1s", connect_seconds=connect, call_seconds=60
+            self._dsn, name=name, lock_timeout="1s", connect_seconds=connect, call_seconds=30
         )
         bell = Session(self._dsn, name=name, connect_seconds=connect)
         self._settler = Settler(settles, self._on_lease_lost)

@@ -1,0 +1,100 @@
+"""A worker process killed, or cut off, at the worst moments: around a claim, a start, a commit."""
+
+import pytest
+
+from tests.support.broken_twin import break_function
+from tests.support.engine import depth, enqueue, one, state
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_for
+
+
+@pytest.mark.parametrize("kind", ["write", "write_in_thread"])
+@pytest.mark.parametrize("fate", ["committed", "not committed"])
+def test_killed_while_the_commit_of_its_handler_is_in_doubt(
+    conn, database, workers, effects, kind, fate
+):
+    """
+    The process dies after it sent the commit and before it heard the answer. Whether the commit had arrived or not: one
+    effect, one completion, and the handler runs again only if nothing was committed.
+    """
+    with Proxy(database) as proxy:
+        worker = workers.start(dsn=proxy.dsn)
+        fault = (proxy.freeze if fate == "committed" else proxy.cut)("COMMIT", times=None)
+        job = enqueue(conn, kind=kind, args={"entry": 1})
+        fault.wait()
+        worker.kill()
+    workers.start()
+    wait_for(lambda: state(conn, job) == "done", 30, lambda: workers.logs)
+    assert one(conn, "select count(*) from effect") == 1
+    assert len(effects.all("start")) >= (1 if fate == "committed" else 2)
+    if fate == "committed":
+        assert len(effects.all("start")) == 1
+
+
+def test_killed_between_claim_and_start_costs_no_attempt(conn, database, workers, effects):
+    """
+    The claim is committed, its answer never arrives, the process dies: every job runs, at its first attempt.
+    """
+    with Proxy(database) as proxy:
+        worker = workers.start(dsn=proxy.dsn)
+        fault = proxy.freeze("claim_v1", times=None)
+        for entry in range(20):
+            enqueue(conn, args={"entry": entry})
+        fault.wait()
+        wait_for(lambda: one(conn, "select count(*) from forebay.batch where lease_id > 0"))
+        worker.kill()
+    assert effects.all() == []
+    workers.start()
+    wait_for(lambda: depth(conn)["default"] == (0, 0, 0), 30, lambda: workers.logs)
+    starts = effects.all("start")
+    assert sorted(s.entry for s in starts) == list(range(20))
+    assert {s.attempt for s in starts} == {1}
+
+
+def test_killed_again_while_its_suspects_run_costs_each_started_one_an_attempt(
+    conn, workers, effects
+):
+    """
+    A job whose worker died is tried alone. When that worker dies too, the job that was running pays an attempt, and
+    one that had not been started does not.
+    """
+    first = workers.start(concurrency=1)
+    job = enqueue(conn, args={"entry": 1, "seconds": 3})
+    wait_for(lambda: len(effects.all("start")) == 1)
+    first.kill()
+    second = workers.start(concurrency=1)
+    wait_for(lambda: len(effects.all("start")) == 2, 20, lambda: workers.logs)
+    waiting = enqueue(conn, args={"entry": 2})
+    second.kill()
+    workers.start()
+    wait_for(lambda: state(conn, waiting) == "done", 20, lambda: workers.logs)
+    wait_for(lambda: state(conn, job) == "done", 40, lambda: workers.logs)
+    assert [s.attempt for s in effects.all("start") if s.entry == 1] == [1, 1, 2]
+    assert [s.attempt for s in effects.all("start") if s.entry == 2] == [1]
+
+
+def frozen_and_settled_twice(conn, workers, effects) -> int:
+    """Freeze a worker until its job ran elsewhere, thaw it; return how often the job was settled."""
+    frozen = workers.start(concurrency=1)
+    enqueue(conn, args={"entry": 1, "seconds": 1.0})
+    wait_for(lambda: effects.all("start"))
+    frozen.freeze()
+    workers.start()
+    wait_for(lambda: effects.all("end"), 30)
+    wait_for(lambda: one(conn, "select count(*) from forebay.settlement") >= 2)
+    frozen.thaw()
+    frozen.wait_for_log("LeaseLost")
+    frozen.terminate()
+    frozen.wait(20)
+    return one(
+        conn,
+        "select count(*) from forebay.settlement where offsets is null or 'd' = any (outcomes)"
+        " or outcomes is null",
+    )
+
+
+def test_the_fence_is_in_the_database(conn, workers, effects):
+    """
+    A thawed worker's settlement is refused there, even if the worker itself would not notice in time.
+    """
+    assert frozen_and_settled_twice(conn, workers, effects) == 1
