@@ -51,12 +51,17 @@ async def examine(dsn: str) -> list[Finding]:
     try:
         await session.run(_PREPARE)
         found = [driver()]
-        schema = judge_installed(*await session.run(installed()))
+        missing = judge_installed(*await session.run(installed()))
+        there = {"nothing"} if missing else {"nothing", "schema", "version"}
         for check in CHECKS:
             if check.name == "schema":
-                found += schema
-            if not (schema and check.needs_schema):
-                found += await _look(session, check)
+                found += missing
+            if check.needs in there:
+                seen = await _look(session, check)
+                found += seen
+                facts = seen[-1].facts
+                if check.name == "schema" and facts.get("version") != facts.get("needed"):
+                    there.discard("version")  # what another version made is no drift
         return found
     finally:
         await session.close()

@@ -33,19 +33,19 @@ __all__ = [
 
 #: In the order in which they are read out.
 CHECKS: Final = (
-    Check("server", _server.server(), needs_schema=False),
+    Check("server", _server.server(), needs="nothing"),
     Check("schema", _schema.applied()),
-    Check("drift", _schema.drift()),
+    Check("drift", _schema.drift(), needs="version"),
     Check("cluster", _log.home()),
     Check("roles", _server.roles()),
-    Check("durability", _server.durability(), needs_schema=False),
-    Check("timeouts", _server.timeouts(), needs_schema=False),
+    Check("durability", _server.durability(), needs="nothing"),
+    Check("timeouts", _server.timeouts(), needs="nothing"),
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
     Check("deferred", _log.overdue()),
     Check("failures", _log.failures()),
     Check("room", _log.reserve()),
     Check("retention", _log.retention()),
-    Check("notifications", _server.notifications(), needs_schema=False),
-    Check("snapshots", _snapshots.snapshots(), needs_schema=False),
+    Check("notifications", _server.notifications(), needs="nothing"),
+    Check("snapshots", _snapshots.snapshots(), needs="nothing"),
 )

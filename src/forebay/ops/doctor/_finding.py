@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from forebay.ops.operation import Operation
 
@@ -53,12 +53,13 @@ class Check:
     """One look at the database, independent of all others.
 
     Attributes:
-        needs_schema: it reads tables of ours, so there is nothing to see before they exist.
+        needs: what must be there: nothing; ``schema``, our tables; ``version``, the schema of this
+            very version.
     """
 
     name: str
     operation: Operation[list[Finding]]
-    needs_schema: bool = True
+    needs: Literal["nothing", "schema", "version"] = "schema"
 
 
 def human_bytes(size: float) -> str:
