@@ -76,7 +76,15 @@ def test_an_unreachable_database_is_told_from_the_rest(command):
     assert "/nowhere" in answer.err
 
 
-@pytest.mark.parametrize("arguments", [["jobs", "list"], ["enqueue", "work"], ["queues", "list"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["jobs", "list"],
+        ["enqueue", "work"],
+        ["queues", "list"],
+        ["worker", "forebay.demo.app:app"],
+    ],
+)
 def test_a_database_without_the_schema_says_what_to_run(command, empty_database, arguments):
     """
     Whatever is asked of it, the answer is the command that helps.

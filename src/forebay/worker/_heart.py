@@ -74,7 +74,8 @@ class Heart:
 
     async def join(self, seconds: float) -> None:
         """Wait a little for the end of the thread; one that hangs ends with the process."""
-        await asyncio.to_thread(self._thread.join, seconds)
+        if self._thread.is_alive():  # a worker that got no lease never started it
+            await asyncio.to_thread(self._thread.join, seconds)
 
     def _main(self) -> None:
         asyncio.run(self._beat_for_ever())
