@@ -28,6 +28,7 @@ log = logging.getLogger("forebay.maintenance")
 
 #: Promotions of one call; a full one is followed by another at once.
 _PROMOTE_ROWS = 5000
+_SWEEP_ROWS = 1000  # what sweep_v1 takes at most of one kind
 
 
 @dataclass(slots=True)
@@ -149,8 +150,10 @@ class Maintenance:
         # A minute of overlap for transactions that committed after the last pass.
         since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
         count = await self._session.run(protocol.sweep(since))
-        self._swept_at = started
         self._note("expired", count)
+        if count >= _SWEEP_ROWS:
+            return True  # It was cut short: look from the same time on once more.
+        self._swept_at = started
         return False
 
     async def _summarize(self) -> bool:

@@ -208,9 +208,10 @@ $$;
 -- Lost: no heartbeat for lease_seconds; or none for suspect_seconds while the connection that sent the last one is
 -- gone. The caller's own session must be that old as well: after a restart, a crash of one backend
 -- or a failover every session is new, and the living get their time to report. A lease that a settlement's
--- open transaction holds is passed over: a forgotten prepared transaction delays nobody else's jobs.
+-- open transaction holds is passed over until that has ended: idle, it ends by itself after five seconds; a forgotten
+-- prepared transaction keeps its own lease from being revoked and nobody else's.
 --
--- Errors: 55P03 when every lost lease is held that way, try again; JQ012 not called alone, JQ030 foreign cluster.
+-- Errors: JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -223,7 +224,6 @@ declare
     v_at      constant timestamptz := clock_timestamp();
     v_session double precision;
     v_lost    record;
-    v_held    bigint;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
     perform forebay._require_home();
@@ -245,7 +245,6 @@ begin
         begin
             jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
         exception when lock_not_available then
-            v_held := v_lost.lease_id;
             continue;
         end;
         if jobs is not null then
@@ -256,12 +255,6 @@ begin
             return;
         end if;
     end loop;
-    if v_held is not null then
-        raise exception using
-            errcode = 'lock_not_available',
-            message = format('lease %s is lost, but a transaction that settles jobs of it is still open', v_held),
-            hint = 'It ends by itself after 5 idle seconds; a prepared transaction must be committed or rolled back by hand.';
-    end if;
 end
 $$;
 

@@ -3,12 +3,14 @@
 
 -- Expire jobs that nobody claims; returns how many.
 --
--- Two kinds of place: expired jobs at the head of a lane (the cursor moves over them), and jobs with an expiry of
--- their own anywhere (a tombstone, which the claim later reads). Each under the lane's key, so that a claim and the
--- sweep never both decide. Bounded: p_most jobs a lane, p_lanes lanes a pass, in random order.
+-- Two kinds of place: jobs with an expiry of their own anywhere (a tombstone, which the claim later reads), and expired
+-- jobs at the head of a lane (the cursor moves over them). Each under the lane's key, so that a claim and the
+-- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
+-- random order. When p_most or more came back, there may be more: call it again with the same p_since.
 --
--- Parameters: p_since, look at expiries after this time only (the last pass, with an overlap); null: all.
--- Errors: JQ012 not called alone, JQ030 foreign cluster.
+-- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+--   null: all. p_most, p_lanes, at least 1.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
 returns bigint
 language plpgsql volatile security definer
@@ -25,7 +27,17 @@ declare
     v_before  bigint;
     v_count   bigint := 0;
     v_at      constant timestamptz := forebay._now();
+    v_rows       forebay.log[] := '{}';
+    v_groups     bigint[] := '{}';
+    v_queues     text[] := '{}';
+    v_priorities integer[] := '{}';
+    v_audiences  bigint[] := '{}';
+    v_starts     pg_snapshot[] := '{}';
 begin
+    if (p_most >= 1 and p_lanes >= 1) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+    end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
@@ -37,6 +49,46 @@ begin
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
     loop
         perform forebay.open_group(v_queue);
+    end loop;
+
+    -- First all that is to be looked for, then the locks: claims must not wait for the search.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.lo >= forebay._archived_below()
+        order by s.segment_id
+    loop
+        for v_row in execute format(
+            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
+             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
+                   from forebay.queue_group g
+                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
+                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
+                   offset 0) p on p.lane = l.lane
+             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+               and (p.snap_from is null
+                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+               and not exists (select from forebay.tombstone t
+                               where t.job_id = coalesce(l.job_id, l.seq) and (t.group_id is null or t.group_id = p.group_id))
+             limit $3', v_segment)
+            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+        loop
+            v_rows := v_rows || v_row.r;
+            v_groups := v_groups || v_row.group_id;
+            v_queues := v_queues || v_row.queue;
+            v_priorities := v_priorities || v_row.priority;
+            v_audiences := v_audiences || v_row.audience;
+            v_starts := v_starts || v_row.start_after;
+        end loop;
+        exit when cardinality(v_rows) >= p_most;
+    end loop;
+    for v_nr in 1 .. cardinality(v_rows) loop
+        v_count := v_count + forebay._expire_one(
+            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
     end loop;
 
     for v_place in
@@ -59,26 +111,6 @@ begin
               where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
     end loop;
 
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-          and s.lo >= forebay._archived_below()
-        order by s.segment_id
-    loop
-        for v_row in execute format(
-            'select row(l.*)::forebay.log as r, g.group_id, g.queue, i.priority, i.audience, g.start_after
-             from (select * from forebay.log_%s x
-                   where x.expires_at <= $1 and x.expires_at > $2 order by x.expires_at limit 10000) l
-             join lateral (select * from forebay.lane j where j.lane = l.lane limit 1) i on true
-             join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or abs(i.audience) = g.group_id)
-             where not exists (select from forebay.tombstone t
-                               where t.job_id = coalesce(l.job_id, l.seq) and (t.group_id is null or t.group_id = g.group_id))
-             order by g.group_id, l.lane', v_segment)
-            using v_at, coalesce(p_since, '-infinity')
-        loop
-            v_count := v_count + forebay._expire_one(v_row.r, v_row.group_id, v_row.queue, v_row.priority, v_row.audience, v_row.start_after);
-        end loop;
-    end loop;
     return v_count;
 end
 $$;
@@ -238,6 +270,25 @@ end
 $$;
 
 
+-- Does a job still wait, run or lie ahead of a cursor, for any group?
+create function forebay._is_unfinished(p_job_id bigint) returns boolean
+language sql stable
+as $$
+    select exists (select from forebay.deferred d where d.job_id = p_job_id)
+        or exists (
+            select from forebay._rows_of(p_job_id) r
+            join lateral (select l.queue, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
+            left join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or abs(i.audience) = g.group_id)
+            left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                               from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                               where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
+            where r.seq >= forebay._archived_below()
+              and (c.snap_from is null
+                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
+        or exists (select from forebay.job(p_job_id) j where j.state = 'leased')
+$$;
+
+
 -- Delete what lies behind: promoted deferred rows, old heartbeats, and batches, settlements, leases and failures whose
 -- segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
 --
@@ -277,17 +328,27 @@ begin
     delete from forebay.heartbeat h
     where h.beat_at < forebay._now() - interval '10 minutes'
       and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
-           or exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is not null));
+           or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
     v_total := v_total + v_rows;
 
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
-    for v_lane in select distinct b.group_id, b.lane from forebay.batch b loop
+    for v_lane in
+        select g.group_id, l.lane
+        from forebay.queue_group g
+        join lateral (select distinct i.lane from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+    loop
+        -- high_seq rises with no: what can go is at the front, and mostly the first row says that nothing can.
+        continue when (select b.high_seq >= v_first from forebay.batch b
+                       where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
         with gone as (
             delete from forebay.batch b
             where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.high_seq < v_first
               and b.no < (select i.no from forebay.batch i
                           where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no desc limit 1)
+              and b.no <= (select i.no from forebay.batch i
+                           where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no limit 1) + p_most
               and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
                               and b.claim_no >= (select i.floor from forebay.batch i
                                                  where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
@@ -305,11 +366,12 @@ begin
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
+    -- Errors outlive their jobs' attempts; a tombstone is needed for as long as a claim or a settlement may ask for it.
     delete from forebay.failure f
-    where f.failed_at < forebay._now() - make_interval(days => 2 * v_days::integer);
+    where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.tombstone t
     where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
-      and not exists (select from forebay.deferred d where d.job_id = t.job_id);
+      and not forebay._is_unfinished(t.job_id);
     return v_total;
 end
 $$;
