@@ -177,6 +177,21 @@ def test_flat_cost(database, statistics):
             fresh.close()
 
 
+def test_trimming_does_not_read_the_history_that_stays(database):
+    """With a thousand batches that have to stay, a trim touches about as many pages as with ten."""
+    with connect(database) as conn:
+        enqueue(conn)
+        load(conn, 12_000)
+        churn(database, batches=10)
+        trim = "select forebay.trim_v1()"
+        pages(conn, trim)
+        few = pages(conn, trim)
+        with Reader(database) as reader:
+            for _ in range(1000):
+                reader.finish(reader.claim(10))
+        assert pages(conn, trim) <= few * 1.5 + 12
+
+
 def test_flat_cost_over_many_segments_with_an_idle_writer(database):
     """
     Two hundred segments and a writer idle since the first change little; a report of what each call
