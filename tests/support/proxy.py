@@ -13,7 +13,6 @@ A fault is armed for a text that occurs in a statement, and strikes the next so 
 """
 
 import contextlib
-import os
 import shutil
 import socket
 import tempfile
@@ -195,7 +194,9 @@ class _Link:
         self._client = client
         self._server = server
         self._prepared: dict[str, str] = {}
-        self._frozen = threading.Event()
+        #: What comes from the client, what comes from the server, is swallowed.
+        self._deaf = threading.Event()
+        self._mute = threading.Event()
         self._lost = threading.Event()
 
     def start(self) -> None:
@@ -216,7 +217,7 @@ class _Link:
         try:
             while data := self._client.recv(65536):
                 self._proxy.open.wait()
-                if self._frozen.is_set():
+                if self._deaf.is_set():
                     continue
                 buffer += data
                 while (end := _message_end(buffer, typed=is_started)) is not None:
@@ -229,7 +230,7 @@ class _Link:
         except OSError:
             pass
         finally:
-            if not self._frozen.is_set():
+            if not self._mute.is_set():
                 self.close()
 
     def _to_client(self) -> None:
@@ -237,7 +238,7 @@ class _Link:
         try:
             while data := self._server.recv(65536):
                 self._proxy.open.wait()
-                if self._frozen.is_set():
+                if self._mute.is_set():
                     continue
                 if not self._lost.is_set():
                     self._client.sendall(data)
@@ -250,7 +251,7 @@ class _Link:
         except OSError:
             pass
         finally:
-            if not self._frozen.is_set():
+            if not self._mute.is_set():
                 self.close()
 
     def _inspect(self, message: bytes) -> None:
@@ -268,9 +269,11 @@ class _Link:
         elif fault.action == "delay":
             time.sleep(fault.seconds)
         elif fault.action == "freeze":
+            self._mute.set()
             # What belongs to this statement follows at once: give it a moment to pass.
-            threading.Timer(0.05, self._frozen.set).start()
-            self._lost.set()
+            timer = threading.Timer(0.05, self._deaf.set)
+            timer.daemon = True
+            timer.start()
 
     def _executed(self, message: bytes) -> str | None:
         """Return the statement that a message executes, if it does."""
@@ -296,8 +299,3 @@ def _message_end(buffer: bytes, *, typed: bool) -> int | None:
         return None
     end = head + int.from_bytes(buffer[head : head + 4], "big")
     return end if len(buffer) >= end else None
-
-
-def descriptors() -> int:
-    """Return how many files and sockets this process has open."""
-    return len(os.listdir("/proc/self/fd"))

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from forebay.db.errors import translate
 from forebay.db.session import KEEPALIVE
+from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from forebay.ops.operation import Operation, T
-
-__all__ = ["PoolTimeout", "async_pool", "run_on", "run_on_sync", "sync_pool"]
 
 
 #: Far more than there are slots, which are what bounds the use of a pool. A handler that ignores its
@@ -50,6 +49,13 @@ def sync_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> Connectio
         kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
         name=name,
     )
+
+
+def spoils_connection(error: BaseException) -> bool:
+    """Whether an error says that its connection is of no further use, such as one to a server that is read-only now."""
+    if isinstance(error, psycopg.Error):
+        return isinstance(translate(error), DatabaseUnavailable)
+    return isinstance(error, DatabaseUnavailable)
 
 
 async def run_on(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:

@@ -14,10 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.db.pools import PoolTimeout, async_pool, run_on, run_on_sync, sync_pool
+from forebay.db.pools import async_pool, run_on, run_on_sync, spoils_connection, sync_pool
 from forebay.db.session import cut
 from forebay.errors import (
-    DatabaseUnavailable,
     HandlerError,
     HardTimeout,
     InvalidJob,
@@ -288,20 +287,21 @@ class Executor:
                 result = await self._result_of(call)
                 for held, ended in zip(helds, _running.endings(call, result), strict=True):
                     self._finish(held, ended)
-        except (DatabaseUnavailable, PoolTimeout) as error:
-            if kind.transaction and call.context.conn is None:
-                # Not the handler's fault, and it never started.
-                self._finish_all(call, helds, [Ended(0, "handed_back", after=1.0) for _ in helds])
-                log.warning("no connection for a transaction: %s", error)
-            else:
-                self._fail(call, helds, error)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
-            self._fail(call, helds, error)
+            if kind.transaction and not call.started and call.why is None:
+                # A pooled connection that the server had ended, or none at all: not the handler's fault.
+                self._finish_all(call, helds, [Ended(0, "handed_back", after=1.0) for _ in helds])
+                log.warning("no transaction for job %s: %s", helds[0].row.job_id, _short(error))
+            else:
+                if call.connection is not None and spoils_connection(error):
+                    cut(call.connection)
+                self._fail(call, helds, error)
         finally:
             self._ended(call, helds)
 
     async def _result_of(self, call: Call) -> Any:
         positional, named = call.arguments()
+        call.started = True
         if call.kind.is_async:
             result = call.kind.function(*positional, **named)
             return await result if inspect.isawaitable(result) else result
@@ -340,6 +340,7 @@ class Executor:
             call.context.conn = call.connection = conn
             with conn.transaction():
                 positional, named = call.arguments()
+                call.started = True
                 result = call.kind.function(*positional, **named)
                 endeds = _running.endings(call, result)
                 operation = self._own_settlement(call, helds, endeds)

@@ -57,6 +57,7 @@ class Call:
     task: asyncio.Task[Any] | None = None
     thread_call: Any = None
     connection: Any = None
+    started: bool = False
     why: HandlerError | None = None
     settling: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)

@@ -55,6 +55,9 @@ log = logging.getLogger("forebay.worker")
 #: After an empty-handed claim of a lane that was reported ready, somebody else was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 
+#: A call that takes longer has lost its connection without a word; none waits for a lock so long.
+_CALL_SECONDS = 20.0
+
 #: How long a call to the database may take when the worker is told to stop.
 _LAST_CALL_SECONDS = 1.0
 
@@ -153,10 +156,26 @@ class Worker:
         settings = self._settings
         name = f"forebay {self.name}"[:63]
         connect = settings.connect_timeout_seconds
-        self._claims = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
-        settles = Session(self._dsn, name=name, lock_timeout="5s", connect_seconds=connect)
+        self._claims = Session(
+            self._dsn,
+            name=name,
+            lock_timeout="5s",
+            connect_seconds=connect,
+            call_seconds=_CALL_SECONDS,
+        )
+        settles = Session(
+            self._dsn,
+            name=name,
+            lock_timeout="5s",
+            connect_seconds=connect,
+            call_seconds=_CALL_SECONDS,
+        )
         upkeep = Session(
-            self._dsn, name=name, lock_timeout="1s", connect_seconds=connect, call_seconds=30
+            self._dsn,
+            name=name,
+            lock_timeout="1s",
+            connect_seconds=connect,
+            call_seconds=_CALL_SECONDS,
         )
         bell = Session(self._dsn, name=name, connect_seconds=connect)
         self._settler = Settler(settles, self._on_lease_lost)
