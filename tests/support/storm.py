@@ -265,8 +265,9 @@ class Storm:
             while self._writing.is_set():
                 time.sleep(rng.expovariate(self.revocations_per_second))
                 with self._lock:
-                    lease_id = rng.choice([r.lease_id for r in self.leases.values()])
-                self._take_away(conn, lease_id)
+                    leases = [r.lease_id for r in self.leases.values()]
+                if leases:  # Before the first reader has one there is none to take away.
+                    self._take_away(conn, rng.choice(leases))
 
     def _take_away(self, conn: psycopg.Connection[Any], lease_id: int) -> None:
         with conn.transaction():
