@@ -73,28 +73,41 @@ def test_killed_again_while_its_suspects_run_costs_each_started_one_an_attempt(
     assert [s.attempt for s in effects.all("start") if s.entry == 2] == [1]
 
 
-def frozen_and_settled_twice(conn, workers, effects) -> int:
-    """Freeze a worker until its job ran elsewhere, thaw it; return how often the job was settled."""
-    frozen = workers.start(concurrency=1)
-    enqueue(conn, args={"entry": 1, "seconds": 1.0})
+def settlements_as_done(conn, workers, effects) -> int:
+    """Freeze a worker that does not watch its own lease until its job ran elsewhere, thaw it, and count."""
+    frozen = workers.start(concurrency=1, environment={"TEST_WITHOUT_OWN_FENCE": "1"})
+    job = enqueue(conn, args={"entry": 1, "seconds": 1.0})
     wait_for(lambda: effects.all("start"))
     frozen.freeze()
     workers.start()
-    wait_for(lambda: effects.all("end"), 30)
-    wait_for(lambda: one(conn, "select count(*) from forebay.settlement") >= 2)
+    wait_for(lambda: state(conn, job) == "done", 30)
     frozen.thaw()
-    frozen.wait_for_log("LeaseLost")
+    wait_for(lambda: len(effects.all("end")) == 2)
     frozen.terminate()
     frozen.wait(20)
-    return one(
-        conn,
-        "select count(*) from forebay.settlement where offsets is null or 'd' = any (outcomes)"
-        " or outcomes is null",
-    )
+    return one(conn, DONE)
+
+
+#: Jobs settled as done: a settlement without outcomes is one of whole batches.
+DONE = "select count(*) from forebay.settlement where outcomes is null"
 
 
 def test_the_fence_is_in_the_database(conn, workers, effects):
     """
-    A thawed worker's settlement is refused there, even if the worker itself would not notice in time.
+    A thawed worker that does not notice that its lease is gone is refused all the same, and told so.
     """
-    assert frozen_and_settled_twice(conn, workers, effects) == 1
+    assert settlements_as_done(conn, workers, effects) == 1
+    assert "LeaseLost" in workers.members[0].log
+
+
+def test_the_fence_breaks_without_its_two_guards(conn, database, workers, effects):
+    """
+    The same with a settlement that asks neither for the lease nor for what is settled: both count.
+    """
+    break_function(
+        database,
+        "settle_v1",
+        ("and l.closed_at is null for key share", "for key share"),
+        ("and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)", "and false"),
+    )
+    assert settlements_as_done(conn, workers, effects) == 2

@@ -154,3 +154,13 @@ if CLOCK_SKEW:
     import forebay.worker._worker  # so that it is among the modules
 
     _set_the_clock_wrong()
+
+
+if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
+    from forebay.worker import Worker
+
+    async def _watch_nothing(worker: Worker) -> None:
+        await asyncio.Event().wait()
+
+    Worker._watch = _watch_nothing
+    Worker._on_beat = lambda *_: None
