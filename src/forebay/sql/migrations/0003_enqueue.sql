@@ -111,9 +111,11 @@ end
 $$;
 
 
--- Refuse arguments that are too large or too deep. Up to 500 bytes nothing can be either: a level takes 8 bytes.
+-- Refuse arguments that are too large, too deep, or hold a number that clients do not read. A value of at most 500
+-- bytes and 500 characters is none of these: a level takes 8 bytes. Both are asked, since a number like 1e100000
+-- takes a few bytes and a hundred thousand characters.
 --
--- Errors: JQ002 too large, JQ003 too deep.
+-- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
 create function forebay._check_args(p_args jsonb, p_index bigint) returns void
 language plpgsql stable
 as $$
@@ -134,6 +136,13 @@ begin
             errcode = 'JQ003',
             message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
             hint = 'Pass flat arguments, or the nested document as a string.';
+    end if;
+    if v_bytes > 4300 and jsonb_path_exists(
+           p_args, 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
+        raise exception using
+            errcode = 'JQ001', column = 'args',
+            message = format('%sargs hold a number of more than 4300 digits', v_where),
+            hint = 'Pass it as a string.';
     end if;
 end
 $$;
@@ -183,7 +192,7 @@ begin
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
     -- The concatenation makes of a value that comes compressed out of a table what it is in full.
-    if pg_column_size(enqueue.args || '{}') > 500 then
+    if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
         perform forebay._check_args(enqueue.args, null);
     end if;
 
@@ -240,7 +249,7 @@ begin
         where (u.kind ~ v_name and u.queue ~ v_name
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
-               and pg_column_size(u.args) <= 500
+               and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
                and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers) = 0
               ) is not true
         order by u.nr
@@ -257,7 +266,7 @@ begin
                 message = format('job %s: %s', v_odd.nr - 1, v_problem),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
-        if pg_column_size(v_odd.args) > 500 then
+        if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
             perform forebay._check_args(v_odd.args, v_odd.nr - 1);
         end if;
     end loop;
