@@ -169,6 +169,35 @@ def test_limits_hold_for_arguments_that_come_compressed_from_a_table(conn, compr
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        ("1e4299", None),
+        ("-1e4299", None),
+        ("1e4300", "JQ001"),
+        ("-1e4300", "JQ001"),
+        ("1e100000", "JQ001"),
+        ("1" * 5000, "JQ001"),
+        ("1e-5000", None),
+        ('"' + "1" * 5000 + '"', None),
+    ],
+)
+def test_numbers_that_clients_do_not_read_are_refused(database, conn, number, code):
+    """Python reads no integer of more than 4300 digits: one such job would fail each claim of it."""
+    document = f'{{"a": [{number}]}}'
+    assert sqlstate(conn, "select forebay.enqueue('work', %s::jsonb)", document) == code
+    assert sqlstate(conn, "select forebay.enqueue_many('work', array[%s::jsonb])", document) == code
+    with Reader(database) as reader:
+        assert len(reader.claim().jobs) == (0 if code else 2)
+
+
+def test_size_counts_what_is_written_out(conn):
+    """Twenty numbers of a few bytes each that fill two million characters are too large."""
+    document = '{"a": [' + ",".join(["1e100000"] * 20) + "]}"
+    assert one(conn, "select pg_column_size(%s::jsonb)", document) < 500
+    assert sqlstate(conn, "select forebay.enqueue('work', %s::jsonb)", document) == "JQ002"
+
+
 def test_a_document_too_deep_for_the_server_is_refused_by_it(conn):
     """Twenty thousand levels do not reach the function, and do not harm the session."""
     assert sqlstate(conn, "select forebay.enqueue('work', %s::jsonb)", nested(20_000)) == "54001"
