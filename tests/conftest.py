@@ -1,3 +1,8 @@
 """Loads the test support, nothing else."""
 
-pytest_plugins = ["tests.support.fix_db", "tests.support.fix_loop", "tests.support.fix_storm", "tests.support.fix_worker"]
+pytest_plugins = [
+    "tests.support.fix_db",
+    "tests.support.fix_loop",
+    "tests.support.fix_storm",
+    "tests.support.fix_worker",
+]

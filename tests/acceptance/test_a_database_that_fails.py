@@ -66,7 +66,7 @@ def test_terminating_heartbeats_costs_no_living_worker_its_lease(
                 " backend_pid as pid from forebay.heartbeat order by lease_id, beat_at desc) h"
                 " where exists (select from pg_stat_activity a where a.pid = h.pid)",
             )
-            wait_for(lambda: time.monotonic() > next_at, 5)  # noqa: B023
+            wait_for(lambda: time.monotonic() > next_at, 5)
     wait_until_drained(database, 60, lambda: workers.logs[-20_000:])
     print(f"terminated {terminated} sessions")
     assert terminated >= 4
@@ -98,7 +98,7 @@ def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
                 wait_for(
                     lambda mark=mark: len(effects.all("end")) > mark + 40,
                     60,
-                    lambda: f"no work after crash {crash}\n{workers.logs[-20_000:]}",  # noqa: B023
+                    lambda: f"no work after crash {crash}\n{workers.logs[-20_000:]}",
                 )
                 own_server.kill()
                 own_server.start()

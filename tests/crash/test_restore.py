@@ -193,7 +193,7 @@ def test_a_restored_log_runs_nothing_until_it_is_adopted(
 
 
 @pytest.mark.parametrize(("direction", "resume"), [("ahead", True), ("behind", False)])
-def test_a_restored_log_in_a_cluster_of_quite_other_xids(  # noqa: PLR0917
+def test_a_restored_log_in_a_cluster_of_quite_other_xids(
     server, database, own_server, tmp_path, place, direction, resume
 ):
     """The same where the cluster's transaction ids are twenty thousand million ahead or behind."""

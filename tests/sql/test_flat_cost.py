@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, lane_of, one, small_segments
+from tests.support.engine import Reader, connect, enqueue, lane_of, one, shift_clock, small_segments
 
 _WAITING = 100_000
 
@@ -175,6 +175,30 @@ def test_flat_cost(database, statistics):
             compare(small, meter.measure())
             meter.close()
             fresh.close()
+
+
+def test_a_bulk_that_is_still_uncommitted_is_not_walked_over(database):
+    """
+    Thirty thousand uncommitted rows in the middle of a lane: once the cursor has moved behind them,
+    as it does within a second, neither the look for ready lanes nor a claim reads them again.
+    """
+    with connect(database) as conn, psycopg.connect(database) as bulk:
+        enqueue(conn)
+        load(conn, 1000)
+        meter = Meter(database)
+        meter.measure()
+        small = meter.measure()
+        meter.reader.claim(2000)
+        load(bulk, 30_000)
+        shift_clock(conn, 5)
+        meter.reader.claim_all()
+        shift_clock(conn, 10)
+        meter.reader.claim_all()
+        load(conn, 1000)
+        compare(small, meter.measure())
+        bulk.commit()
+        assert len(meter.reader.claim(10_000).jobs) == 10_000
+        meter.close()
 
 
 def test_trimming_does_not_read_the_history_that_stays(database):

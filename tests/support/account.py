@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.support.effects import Effects
-from tests.support.engine import connect, depth, one
+from tests.support.engine import connect, depth
 from tests.support.waiting import wait_for
 
 KINDS = ("work", "write", "work_in_thread", "write_in_thread")

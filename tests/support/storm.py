@@ -234,7 +234,7 @@ class Storm:
         reader.open_claims.discard(batch.claim_no)
         return True
 
-    def _settle(self, reader, claim_no, done, ended, flush_no, entry) -> None:  # noqa: PLR0917
+    def _settle(self, reader, claim_no, done, ended, flush_no, entry) -> None:
         status = reader.settle(claim_no, done, flush_no=flush_no, ended=ended)
         assert status == "settled", status
         finished = list(entry) if done is None else [*done]

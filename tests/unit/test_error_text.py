@@ -1,4 +1,4 @@
-# ruff: noqa: N818, PLE0307, PT017 - exceptions as they should not be.
+# ruff: noqa: PLE0307, PT017 - exceptions as they should not be.
 import sys
 
 import pytest

@@ -61,7 +61,7 @@ def plain(user_id: int, locale: str = "en", *, force: bool = False):
     return user_id, locale, force
 
 
-def everything(  # noqa: PLR0917 - one parameter of every sort.
+def everything(
     order: Order,
     colour: Colour,
     price: Decimal,
