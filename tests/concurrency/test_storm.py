@@ -15,7 +15,7 @@ def test_nothing_is_lost_or_doubled_in_a_storm(database, seed, storm_seconds):
     duplicates" and "counters agree".
     """
     with connect(database) as conn:
-        small_segments(conn, rows=100, reserve=3000)
+        small_segments(conn, rows=100, reserve=6000)
         conn.execute("update forebay.segment set removed_at = now() where hi - lo > 1000")
         conn.execute("select forebay.configure('retention_days', 0)")
     storm = Storm(database, seed, storm_seconds)
@@ -44,7 +44,7 @@ def test_transactions_that_did_not_overlap_are_handed_out_in_commit_order(databa
     Guards "order".
     """
     with connect(database) as conn:
-        small_segments(conn, rows=300)
+        small_segments(conn, rows=300, reserve=10_000)
     storm = Storm(database, seed, 3, revocations_per_second=0, deferred_share=0)
     storm.outcomes = {"done": 1}
     ledger = storm.run()

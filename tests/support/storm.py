@@ -246,7 +246,7 @@ class Storm:
     # -- everybody else --------------------------------------------------------------------------
 
     def _keep_up(self, rng: random.Random) -> None:
-        calls = ["extend", "seal", "promote", "promote", "promote", "retain", "trim", "sweep"]
+        calls = ["extend"] * 4 + ["promote"] * 3 + ["seal", "retain", "trim", "sweep"]
         with connect(self.dsn) as conn:
             while self._running.is_set() and not self.errors:
                 call = rng.choice(calls)
