@@ -96,7 +96,13 @@ def test_workers_killed_under_load_lose_and_double_nothing(
 KINDS_THAT_FINISH_LATE = ("work", "work_in_thread", "write", "write_in_thread")
 
 
-@pytest.mark.parametrize("when", ["after its jobs ran elsewhere", "while they run elsewhere"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "after its jobs ran elsewhere",
+        pytest.param("while they run elsewhere", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_was_frozen_too_long_changes_nothing(conn, workers, effects, when):
     """
     Stopped in the middle of its jobs until they were given to another worker, and then continued: none of its
@@ -149,6 +155,7 @@ def test_a_frozen_worker_cannot_change_what_was_decided_meanwhile(conn, workers,
     assert one(conn, "select count(*) from forebay.dead_letter") == (fate == "dead")
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effects, is_long):
     """
     With the default settings, from the kill of a process to the second start of its jobs: ten seconds at most.
@@ -184,7 +191,14 @@ def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effec
     assert p99 <= 15  # 10 s on a machine that does nothing else.
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "segfault"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "exit",
+        pytest.param("kill", marks=pytest.mark.slow),
+        pytest.param("segfault", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
     conn, database, workers, effects, how
 ):
@@ -223,6 +237,7 @@ def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
     assert len([e for e in effects.all("start") if e.entry == 0]) == 3
 
 
+@pytest.mark.slow
 def test_freezing_and_killing_at_random_moments(conn, database, workers, effects, seed, is_long):
     """
     Kills, freezes shorter and longer than the lease, and orderly restarts, in random order under load.

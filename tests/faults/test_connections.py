@@ -121,6 +121,7 @@ async def test_while_no_connection_is_to_be_had_nothing_is_spent(app, conn, data
     assert {attempt for _, attempt in attempts} == {1}
 
 
+@pytest.mark.slow
 async def test_a_full_server_costs_no_running_job_its_lease(pg_bin, caplog):
     """
     All connections are taken when the claiming one is lost. The heartbeat has its own, so running jobs are kept; when
@@ -206,7 +207,13 @@ async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, con
 
 
 @pytest.mark.parametrize(
-    "tables", ["batch", "settlement", "log, deferred, promotion", "lane, queue_group"]
+    "tables",
+    [
+        "batch",
+        pytest.param("settlement", marks=pytest.mark.slow),
+        pytest.param("log, deferred, promotion", marks=pytest.mark.slow),
+        pytest.param("lane, queue_group", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_table_locked_by_a_stranger_delays_and_loses_nothing(app, conn, database, tables):
     """
@@ -261,7 +268,14 @@ async def test_a_locked_heartbeat_table_stops_handlers_and_work_goes_on_afterwar
     assert set(ran) == set(range(10))
 
 
-@pytest.mark.parametrize("skew", ["-36000", "36000", "315360000"])
+@pytest.mark.parametrize(
+    "skew",
+    [
+        "-36000",
+        pytest.param("36000", marks=pytest.mark.slow),
+        pytest.param("315360000", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_worker_whose_clock_is_wrong_starts_nothing_early_and_expires_nothing(
     conn, workers, effects, skew
 ):

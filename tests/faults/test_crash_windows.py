@@ -8,7 +8,7 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for
 
 
-@pytest.mark.parametrize("kind", ["write", "write_in_thread"])
+@pytest.mark.parametrize("kind", ["write", pytest.param("write_in_thread", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fate", ["committed", "not committed"])
 def test_killed_while_the_commit_of_its_handler_is_in_doubt(
     conn, database, workers, effects, kind, fate
@@ -51,6 +51,7 @@ def test_killed_between_claim_and_start_costs_no_attempt(conn, database, workers
     assert {s.attempt for s in starts} == {1}
 
 
+@pytest.mark.slow
 def test_killed_again_while_its_suspects_run_costs_each_started_one_an_attempt(
     conn, workers, effects
 ):

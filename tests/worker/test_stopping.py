@@ -83,7 +83,7 @@ def test_a_second_signal_ends_it_at_once(conn, workers, effects, number):
     print(f"ended after {took:.2f} s")
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_ends_in_time_though_the_database_does_not_answer(
     conn, database, workers, effects, times
 ):
@@ -136,6 +136,7 @@ def test_it_ends_while_it_waits_for_a_database_that_is_not_there(database, worke
     assert worker.process.returncode == 0, worker.log
 
 
+@pytest.mark.slow
 def test_rolling_restarts_under_load_lose_nothing_and_spend_nothing(conn, workers, effects, seed):
     """
     Workers replaced one after the other, by one signal, two, or SIGINT: every job runs to its end exactly
