@@ -476,7 +476,9 @@ class Worker:
                 claimed += taken
                 left -= taken
         if claimed == 0:
-            await self._sleep(_EMPTY_CLAIM_PAUSE_SECONDS)
+            # With no slot free, what is ready are suspects: a slot that becomes free wakes us.
+            is_full = self._executor.busy >= settings.concurrency
+            await self._sleep(settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS)
         return True
 
     def _room(self) -> int:
