@@ -23,8 +23,8 @@ $$;
 --
 -- Returns: how many jobs were appended anew, and how many were discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the segments in use (waits for enqueues under way there, new ones go on
---   elsewhere).
+-- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues under way there, new ones go on
+--   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -153,6 +153,16 @@ begin
         discarded := discarded + v_count;
     end if;
     delete from forebay.promotion;
+
+    -- An enqueue that drew its number before the move and writes its row after this commit would write it where nobody
+    -- reads any more: refuse it, and the transaction with it.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= v_last and s.removed_at is null
+          and not exists (select from forebay.seal f where f.segment_id = s.segment_id)
+    loop
+        execute format('alter table forebay.log_%s add constraint adopted check (false) not valid', v_segment.segment_id);
+    end loop;
 
     delete from forebay.seal;
     insert into forebay.seal (segment_id, xid, sealed_at)
