@@ -218,6 +218,36 @@ def test_a_copy_of_a_database_is_foreign_too(own_server):
     assert run_everything(source, "first")  # The original is at home and goes on.
 
 
+def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_silence(database):
+    """
+    A producer has drawn a number and not yet written its row when the log is adopted. Its row would
+    land in the archive, where nobody reads: it is refused instead, and its transaction with it.
+    """
+    with connect(database) as conn, connect(database) as gate, connect(database) as producer:
+        conn.execute("update forebay.cluster set system_identifier = system_identifier + 1")
+        conn.execute(
+            "create function public.draw_slowly() returns bigint language plpgsql as $$"
+            " declare v bigint := nextval('forebay.log_seq');"
+            " begin perform pg_advisory_xact_lock(1, 1); return v; end $$"
+        )
+        conn.execute("alter table forebay.log alter column seq set default public.draw_slowly()")
+        gate.execute("begin")
+        gate.execute("select pg_advisory_xact_lock(1, 1)")
+        results = []
+        thread = threading.Thread(
+            target=lambda: results.append(sqlstate(producer, "select forebay.enqueue('work')"))
+        )
+        thread.start()
+        pid = producer.info.backend_pid
+        wait_for(lambda: one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid))
+        conn.execute("select forebay.adopt_v1(false)")
+        gate.execute("commit")
+        thread.join()
+        with Reader(database) as reader:
+            handed = [i for b in reader.claim_all() for i in b.job_ids]
+        assert results == ["23514"] or handed, "the job was committed and nobody is handed it"
+
+
 def test_adopting_at_home_is_refused(database):
     """There is nothing to adopt where the log has always been."""
     with connect(database) as conn:
