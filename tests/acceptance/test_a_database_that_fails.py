@@ -1,6 +1,8 @@
 """What is promised when PostgreSQL ends sessions, crashes, or is used by strangers."""
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 
@@ -77,10 +79,28 @@ def test_terminating_heartbeats_costs_no_living_worker_its_lease(
     assert found.reruns == 0
 
 
+def kill_everything(server, dsn: str) -> None:
+    """Kill every process of the server, and start it again."""
+    server.kill()
+    server.start()
+
+
+def kill_one_backend(server, dsn: str) -> None:
+    """Kill one session's process: the server then ends all sessions and recovers by itself."""
+    with connect(dsn) as conn:
+        pid = one(
+            conn,
+            "select pid from pg_stat_activity where application_name like 'forebay %'"
+            " order by random() limit 1",
+        )
+    os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.parametrize("crash", [kill_everything, kill_one_backend])
 def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
-    own_server, own_database, tmp_path, monkeypatch, seed, is_long
+    own_server, own_database, tmp_path, seed, is_long, crash
 ):
     """
     The server is killed again and again while producers and workers go on: every committed job is done, nothing that
@@ -93,15 +113,14 @@ def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
         for _ in range(2):
             workers.start(concurrency=5, **DEFAULT_LEASE)
         with Writers(own_database, seed, count=4) as writers:
-            for crash in range(10 if is_long else 3):
+            for turn in range(10 if is_long else 3):
                 mark = len(effects.all("end"))
                 wait_for(
                     lambda mark=mark: len(effects.all("end")) > mark + 40,
                     60,
-                    lambda: f"no work after crash {crash}\n{workers.logs[-20_000:]}",
+                    lambda: f"no work after crash {turn}\n{workers.logs[-20_000:]}",
                 )
-                own_server.kill()
-                own_server.start()
+                crash(own_server, own_database)
         wait_until_drained(own_database, 120, lambda: workers.logs[-20_000:])
         assert_all_lived(workers)
         with connect(own_database) as conn:

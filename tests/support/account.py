@@ -171,9 +171,12 @@ def wait_until_drained(dsn: str, seconds: float = 90, describe=lambda: "") -> No
     """Wait until no group has anything ready, leased or deferred."""
 
     def drained() -> bool:
-        with connect(dsn) as conn:
-            numbers = depth(conn)
-            return bool(numbers) and not any(sum(each) for each in numbers.values())
+        try:
+            with connect(dsn) as conn:
+                numbers = depth(conn)
+        except psycopg.OperationalError:
+            return False  # It is recovering from a crash.
+        return bool(numbers) and not any(sum(each) for each in numbers.values())
 
     def seen() -> str:
         with connect(dsn) as conn:
