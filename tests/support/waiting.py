@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.01
 
 def wait_for(
     condition: Callable[[], T],
-    deadline_seconds: float = 10,
+    deadline_seconds: float = 30,
     describe: str | Callable[[], str] = "",
 ) -> T:
     """Call ``condition`` until it is true and return what it returned; fail at the deadline.
@@ -36,7 +36,7 @@ def wait_for(
 
 async def wait_for_async(
     condition: Callable[[], T | Awaitable[T]],
-    deadline_seconds: float = 10,
+    deadline_seconds: float = 30,
     describe: str | Callable[[], str] = "",
 ) -> T:
     """Do as ``wait_for`` while the event loop runs on; ``condition`` may be a coroutine function."""
