@@ -179,7 +179,6 @@ async def open_connection(
     name: str,
     seconds: float = 5.0,
     lock_timeout: str | None = None,
-    autocommit: bool = True,
 ) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """Connect within a deadline.
 
@@ -202,8 +201,6 @@ async def open_connection(
                 " set_config('lock_timeout', coalesce(%s, current_setting('lock_timeout')), false)",
                 [lock_timeout],
             )
-            if not autocommit:
-                await conn.set_autocommit(False)
             made, conn = conn, None
             return made
     except TimeoutError as error:

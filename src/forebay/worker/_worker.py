@@ -156,27 +156,18 @@ class Worker:
         settings = self._settings
         name = f"forebay {self.name}"[:63]
         connect = settings.connect_timeout_seconds
-        self._claims = Session(
-            self._dsn,
-            name=name,
-            lock_timeout="5s",
-            connect_seconds=connect,
-            call_seconds=_CALL_SECONDS,
-        )
-        settles = Session(
-            self._dsn,
-            name=name,
-            lock_timeout="5s",
-            connect_seconds=connect,
-            call_seconds=_CALL_SECONDS,
-        )
-        upkeep = Session(
-            self._dsn,
-            name=name,
-            lock_timeout="1s",
-            connect_seconds=connect,
-            call_seconds=_CALL_SECONDS,
-        )
+
+        def new_session(lock_timeout: str) -> Session:
+            return Session(
+                self._dsn,
+                name=name,
+                lock_timeout=lock_timeout,
+                connect_seconds=connect,
+                call_seconds=_CALL_SECONDS,
+            )
+
+        self._claims = new_session("5s")
+        settles, upkeep = new_session("5s"), new_session("1s")
         bell = Session(self._dsn, name=name, connect_seconds=connect)
         self._settler = Settler(settles, self._on_lease_lost)
         self._maintenance = Maintenance(upkeep, on_work=self._wake.set)
