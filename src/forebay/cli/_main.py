@@ -13,6 +13,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from forebay.cli import (
+    _bench,
     _config,
     _dead,
     _demo,
@@ -55,6 +56,7 @@ _OPERATE = "Operate it"
 
 program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
+program.command("bench", rich_help_panel=_TRY)(_bench.bench)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)

@@ -1,0 +1,129 @@
+"""Turns, medians and spread; CPU time and write-ahead log of what was measured."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import psycopg
+
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What several rounds of one contestant gave."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+def in_turns(
+    contestants: Mapping[str, Callable[[], float]],
+    rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Let each contestant run once a round, in alternating order; return what each call returned.
+
+    What disturbs the machine for a while then disturbs all of them, and none always comes first.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        order = list(contestants) if number % 2 == 0 else list(reversed(contestants))
+        for name in order:
+            progress(f"round {number + 1} of {rounds}: {name}")
+            found[name].append(contestants[name]())
+    return found
+
+
+def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the ratios of equal rounds: steadier than the ratio of the medians."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that a share of the values does not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def per_second(count: int, work: Callable[[], object]) -> float:
+    """Return how many of ``count`` things a second the work did."""
+    started = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - started)
+
+
+def round_figure(value: float | None, digits: int = 3) -> float | None:
+    """Return a figure with so many significant digits; rates keep whole numbers."""
+    if value is None:
+        return None
+    if abs(value) >= 1000:
+        return round(value)
+    return float(f"{value:.{digits}g}")
+
+
+def wal_bytes(conn: psycopg.Connection[Any]) -> int:
+    """Return the position of the server's write-ahead log: differences are bytes written, by everybody."""
+    row = conn.execute(
+        "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def server_cpu_seconds(postmaster_pid: int) -> float | None:
+    """Return CPU seconds that a server on this machine used so far, its ended processes included.
+
+    None where the system does not tell (it is read from /proc).
+    """
+    try:
+        total = _cpu_seconds(postmaster_pid, with_children=True)
+        for pid in _children_of(postmaster_pid):
+            total += _cpu_seconds(pid, with_children=False)
+    except OSError:
+        return None
+    return total
+
+
+def process_cpu_seconds(pid: int) -> float | None:
+    """Return CPU seconds of a process so far; None where the system does not tell."""
+    try:
+        return _cpu_seconds(pid, with_children=False)
+    except OSError:
+        return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the memory of a process that is in RAM now; None where the system does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_seconds(pid: int, *, with_children: bool) -> float:
+    # Fields after the name in parentheses, which may hold spaces: utime, stime, cutime, cstime are 11 to 14.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    ticks = sum(int(value) for value in fields[11 : 15 if with_children else 13])
+    return ticks / _TICKS_PER_SECOND
+
+
+def _children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return [int(child) for child in listed]

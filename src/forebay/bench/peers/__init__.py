@@ -1,0 +1,42 @@
+"""Other libraries, used when installed, at the best settings that they document.
+
+Each module has ``NAME`` and what its library can do of: ``enqueuer`` (single enqueues), ``filler`` (many at once),
+``drainer`` (work until empty). A library that is not installed is left out, and a report says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Final
+
+from forebay.errors import ConfigError, shown
+
+#: Module of this package, and what must be importable for it.
+PEERS: Final = {"procrastinate": "procrastinate", "pgqueuer": "pgqueuer"}
+
+
+def installed(compare: tuple[str, ...] | None) -> list[ModuleType]:
+    """Return the peers that take part.
+
+    Args:
+        compare: names of contestants, of which those that are no peers are somebody else's; None takes every
+            installed one.
+
+    Raises:
+        ConfigError: one that was named is not installed.
+    """
+    found = []
+    for name, package in PEERS.items():
+        if compare is not None and name not in compare:
+            continue
+        if importlib.util.find_spec(package) is not None:
+            found.append(importlib.import_module(f"forebay.bench.peers.{name}"))
+        elif compare is not None:
+            raise ConfigError(
+                "--compare",
+                f"names {shown(name)}, which is not installed",
+                hint="pip install 'forebay[bench]'",
+            )
+    return found

@@ -1,0 +1,1 @@
+"""The scenarios, one module each: run(place, options, progress) returns a Report."""
