@@ -13,6 +13,7 @@ import pytest
 from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
+    claimed,
     connect,
     enqueue,
     lane_of,
@@ -105,11 +106,12 @@ def claim_on(conn: psycopg.Connection[Any], context: SimpleNamespace, limit: int
     """Claim for the race's reader on the session's own connection; return the jobs."""
     context.reader.claim_no += 1
     number = context.reader.claim_no
-    rows = conn.execute(
-        "select job_id from forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
-        [context.reader.lease_id, number, 1, context.reader.group_id, context.lane, limit],
-    ).fetchall()
-    jobs = [job_id for (job_id,) in rows]
+    text = one(
+        conn,
+        "select forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
+        *[context.reader.lease_id, number, 1, context.reader.group_id, context.lane, limit],
+    )
+    jobs = [job["job_id"] for job in claimed(text)]
     context.claimed += jobs
     return jobs
 

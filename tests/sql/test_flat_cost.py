@@ -63,7 +63,7 @@ class Meter:
             "claim",
             pages(
                 reader.conn,
-                "select * from forebay.claim_v1(%s, %s, %s, %s, %s, 10)",
+                "select forebay.claim_v1(%s, %s, %s, %s, %s, 10)",
                 reader.lease_id,
                 number,
                 number,

@@ -271,7 +271,7 @@ def test_a_read_only_transaction_is_told_so(database):
 @pytest.mark.parametrize(
     "call",
     [
-        "select * from forebay.claim_v1(1, 1, 1, 1, 1, 1)",
+        "select forebay.claim_v1(1, 1, 1, 1, 1, 1)",
         "select forebay.promote_v1()",
         "select forebay.seal_v1()",
         "select forebay.sweep_v1()",
@@ -293,7 +293,7 @@ def test_a_claim_in_a_transaction_that_has_been_open_for_a_while_is_refused(data
     with psycopg.connect(database) as caller:
         caller.execute("select 1")
         wait_for(lambda: one(caller, "select clock_timestamp() - now() > interval '3.1 s'"))
-        assert sqlstate(caller, "select * from forebay.claim_v1(1, 1, 1, 1, 1, 1)") == "JQ012"
+        assert sqlstate(caller, "select forebay.claim_v1(1, 1, 1, 1, 1, 1)") == "JQ012"
 
 
 @pytest.mark.parametrize("border", [2**31, 2**32, 2**53])

@@ -10,7 +10,12 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, violation
+from tests.support.broken_twin import (
+    break_function,
+    break_shortcut,
+    violation,
+    without_shortcut,
+)
 from tests.support.engine import (
     Reader,
     connect,
@@ -222,7 +227,15 @@ def test_nothing_is_lost_when_a_lease_is_revoked_during_its_claim(database):
 
 def test_nothing_lost_breaks_when_claims_do_not_lock_the_lease(database):
     """A claim that only reads the lease puts jobs where no revocation looks any more."""
+    without_shortcut(database)
     break_function(database, "_take", ("for key share) held", ") held"))
+    with violation():
+        claim_under_revocation_takes_nothing(database)
+
+
+def test_nothing_lost_breaks_when_the_shortcut_does_not_lock_the_lease(database):
+    """The same of the claim in one statement."""
+    break_shortcut(database, ("for key share) held", ") held"))
     with violation():
         claim_under_revocation_takes_nothing(database)
 
@@ -272,14 +285,9 @@ def test_once_per_lease(database):
 @pytest.mark.parametrize("also_without_the_key", [False, True])
 def test_once_per_lease_breaks_when_claims_do_not_take_turns(database, also_without_the_key):
     """Without the lane's lock claims collide in the key; without that too, jobs go out twice."""
-    break_function(
-        database,
-        "_take",
-        (
-            "perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));",
-            "",
-        ),
-    )
+    key = "pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane))"
+    break_function(database, "_take", (f"perform {key};", ""))
+    break_function(database, "claim_v1", (f"or {key} is null", ""))
     if also_without_the_key:
         with connect(database) as conn:
             conn.execute("alter table forebay.batch drop constraint batch_pkey")

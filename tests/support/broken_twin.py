@@ -33,6 +33,19 @@ def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None
         conn.execute(source)
 
 
+def without_shortcut(dsn: str) -> None:
+    """Let every claim go through ``forebay._take``, so that a guard taken out of it is missed."""
+    break_function(dsn, "claim_v1", ("if v_segment is not null then", "if false then"))
+
+
+def break_shortcut(dsn: str, *substitutions: tuple[str, str]) -> None:
+    """Replace pieces of the one-statement claim of every segment that exists."""
+    with connect(dsn) as conn:
+        segments = conn.execute("select segment_id from forebay.segment").fetchall()
+    for (segment_id,) in segments:
+        break_function(dsn, f"_take_{segment_id}", *substitutions)
+
+
 @contextmanager
 def violation(*also: type[psycopg.Error]) -> Iterator[None]:
     """Expect the promise to be seen broken: an assertion that fails, or a database error."""

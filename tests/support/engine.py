@@ -6,12 +6,15 @@ Tests of the SQL use this instead of Forebay's worker, so that nothing but the S
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import psycopg
 from psycopg.rows import dict_row
 
 Row = dict[str, Any]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -95,6 +98,35 @@ def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     )
 
 
+def claimed(text: str | None) -> list[Row]:
+    """Read what a claim returned; apart from Forebay's own decoder, which has its own tests."""
+    jobs = []
+    for offset, item in enumerate(json.loads(f"[{text or ''}]"), 1):
+        seq, kind, enqueued, args, *more = item
+        job_id, expires, attempt, limit, pauses, tag, correlation_id, headers = more or [None] * 8
+        enqueued_at = EPOCH + timedelta(microseconds=enqueued)
+        jobs.append(
+            {
+                "batch_offset": offset,
+                "seq": seq,
+                "job_id": job_id or seq,
+                "kind": kind,
+                "args": args,
+                "attempt": attempt or 0,
+                "max_attempts": limit,
+                "pauses": pauses or 0,
+                "enqueued_at": enqueued_at,
+                "expires_at": enqueued_at + timedelta(days=30)
+                if expires is None
+                else EPOCH + timedelta(microseconds=expires),
+                "tag": tag,
+                "correlation_id": correlation_id,
+                "headers": headers,
+            }
+        )
+    return jobs
+
+
 @dataclass
 class Batch:
     """What one claim handed out."""
@@ -162,11 +194,13 @@ class Reader:
             lane = lane_of(self.queue, self.conn, priority)
         self.claim_no += 1
         floor = min(self.open_claims, default=self.claim_no)
-        with self.conn.cursor(row_factory=dict_row) as cursor:
-            jobs = cursor.execute(
-                "select * from forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
-                [self.lease_id, self.claim_no, floor, self.group_id, lane, limit],
-            ).fetchall()
+        jobs = claimed(
+            one(
+                self.conn,
+                "select forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
+                *[self.lease_id, self.claim_no, floor, self.group_id, lane, limit],
+            )
+        )
         if jobs:
             self.open_claims.add(self.claim_no)
         return Batch(self.claim_no, jobs)

@@ -8,6 +8,7 @@ import pytest
 
 import forebay
 from forebay import Cancel, Dead, Job, Retry, RetryPolicy, Snooze
+from tests.support.broken_twin import break_function
 from tests.support.engine import depth, enqueue, one, state
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for_async
@@ -373,3 +374,28 @@ async def test_hostile_exceptions_cost_one_attempt_and_nothing_else(app, conn, f
         assert (reason, used, len(errors)) == ("exhausted", 1, 1), which
         assert len(errors[0]["message"].encode()) <= 4096
         assert len(errors[0]["traceback"].encode()) <= 16384
+
+
+async def test_a_claim_whose_answer_would_be_too_large_is_made_smaller(app, conn, database):
+    """Jobs that together pass the size of one value are claimed in smaller batches."""
+    done = []
+
+    @app.job
+    async def heavy(number: int) -> None:
+        done.append(number)
+
+    break_function(
+        database,
+        "claim_v1",
+        (
+            "perform forebay._require_alone('forebay.claim_v1()');\n    end if;",
+            """perform forebay._require_alone('forebay.claim_v1()');
+            end if;
+            if p_limit > 3 then
+                raise program_limit_exceeded using message = 'the text would be too large';
+            end if;""",
+        ),
+    )
+    heavy.enqueue_many(conn, [{"number": number} for number in range(20)])
+    await run_until_idle(app)
+    assert sorted(done) == list(range(20))

@@ -36,6 +36,8 @@ KEEPALIVE: Final[dict[str, Any]] = {
     "tcp_user_timeout": 15_000,
 }
 
+_PROGRAM_LIMIT_EXCEEDED: Final = "54000"
+
 
 class Session:
     """One connection in autocommit mode, for one task at a time.
@@ -131,11 +133,12 @@ class Session:
     @staticmethod
     def refused(error: BaseException) -> bool:
         """Whether the server itself refused a call, so that nothing of it was committed."""
-        while not isinstance(error, psycopg.Error):
-            if error.__cause__ is None:
-                return False
-            error = error.__cause__
-        return error.sqlstate is not None
+        return _sqlstate(error) is not None
+
+    @staticmethod
+    def is_too_large(error: BaseException) -> bool:
+        """Whether the server refused a call because its answer would pass the size of a value."""
+        return _sqlstate(error) == _PROGRAM_LIMIT_EXCEEDED
 
     async def close(self) -> None:
         """Close the connection; the session can be used again."""
@@ -171,6 +174,14 @@ def cut(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     with contextlib.suppress(OSError, psycopg.Error):
         with socket.socket(fileno=os.dup(conn.pgconn.socket)) as mine:
             mine.shutdown(socket.SHUT_RDWR)
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    while not isinstance(error, psycopg.Error):
+        if error.__cause__ is None:
+            return None
+        error = error.__cause__
+    return error.sqlstate
 
 
 async def open_connection(

@@ -5,9 +5,10 @@ What each call promises, locks and raises stands in the header of its SQL functi
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -36,23 +37,51 @@ class ReadyLane:
     is_suspect: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedJob:
-    """One row that a claim handed out. ``attempts_used`` counts those before this claim."""
+class ClaimedJob(msgspec.Struct, array_like=True):
+    """One row that a claim handed out, as ``forebay._job_json()`` writes it.
 
-    offset: int
+    Attributes:
+        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None is 30 days after.
+        args: the arguments as decoded JSON.
+        attempt, pauses: None is none.
+        offset: its place in the batch, from 1.
+    """
+
     seq: int
-    job_id: int
     kind: str
+    enqueued_micros: int
     args: Any
-    attempts_used: int
-    max_attempts: int | None
-    pauses: int
-    enqueued_at: datetime
-    expires_at: datetime
-    tag: str | None
-    correlation_id: str | None
-    headers: dict[str, str] | None
+    job_id: int = 0
+    expires_micros: int | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    pauses: int | None = None
+    tag: str | None = None
+    correlation_id: str | None = None
+    headers: dict[str, str] | None = None
+    offset: int = 0
+
+    @property
+    def attempts_used(self) -> int:
+        """Attempts before this claim."""
+        return self.attempt or 0
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When its transaction enqueued it."""
+        return _EPOCH + timedelta(microseconds=self.enqueued_micros)
+
+    @property
+    def expires_at(self) -> datetime:
+        """From when on it is not started any more."""
+        if self.expires_micros is None:
+            return self.enqueued_at + _EXPIRES_AFTER
+        return _EPOCH + timedelta(microseconds=self.expires_micros)
+
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_EXPIRES_AFTER: Final = timedelta(days=30)
+_CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 
 
 @dataclass(slots=True)
@@ -150,10 +179,9 @@ def claim(
 ) -> Operation[list[ClaimedJob]]:
     """Take jobs of one lane."""
     return Operation(
-        "select batch_offset, seq, job_id, kind, args, attempt, max_attempts, pauses, enqueued_at,"
-        " expires_at, tag, correlation_id, headers"
-        " from forebay.claim_v1(%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
-        lambda rows: [ClaimedJob(*row) for row in rows],
+        "select forebay.claim_v1("
+        "%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
+        lambda rows: claimed_jobs(rows[0][0]),
         {
             "lease": lease_id,
             "claim_no": claim_no,
@@ -163,6 +191,21 @@ def claim(
             "limit": limit,
         },
     )
+
+
+def claimed_jobs(text: str | None) -> list[ClaimedJob]:
+    """Decode what a claim returned: a JSON array for each job, without brackets around them all."""
+    if text is None:
+        return []
+    try:
+        jobs = _CLAIMED.decode(f"[{text}]")
+    except msgspec.ValidationError:
+        # A number beyond the range of floats; the standard decoder makes it infinite.
+        jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
+    for offset, job in enumerate(jobs, 1):
+        job.offset = offset
+        job.job_id = job.job_id or job.seq
+    return jobs
 
 
 def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:

@@ -180,7 +180,7 @@ def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
     return Ended(
         0,
         "unknown",
-        after=unknown_kind_seconds(row.pauses + 1, random.random()),
+        after=unknown_kind_seconds((row.pauses or 0) + 1, random.random()),
         error={"type": record.type, "message": record.message, "traceback": ""},
     )
 

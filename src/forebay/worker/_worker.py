@@ -498,16 +498,21 @@ class Worker:
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
         claim_no = lease.next_claim_no()
-        rows = await self._claims.run(
-            protocol.claim(
-                lease_id=lease.lease_id,
-                claim_no=claim_no,
-                floor=lease.floor,
-                group_id=lane.group_id,
-                lane=lane.lane,
-                limit=count,
+        try:
+            rows = await self._claims.run(
+                protocol.claim(
+                    lease_id=lease.lease_id,
+                    claim_no=claim_no,
+                    floor=lease.floor,
+                    group_id=lane.group_id,
+                    lane=lane.lane,
+                    limit=count,
+                )
             )
-        )
+        except Exception as error:
+            if count > 1 and self._claims.is_too_large(error):
+                return await self._claim_lane(lease, lane, count // 2)
+            raise
         if not rows:
             return 0
         if lease.lost:

@@ -165,7 +165,8 @@ end
 $$;
 
 
--- Take at most p_limit jobs of one lane for a lease; returns them in order, offset 1 first.
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
+-- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
 --
 -- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
@@ -176,15 +177,13 @@ $$;
 --   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
--- Errors: JQ001 a bad number, floor or limit, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
+-- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
 -- Locks, in order: the lane's advisory key, the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
-returns table (
-    batch_offset integer, seq bigint, job_id bigint, kind text, args jsonb, attempt integer, max_attempts integer,
-    pauses integer, enqueued_at timestamptz, expires_at timestamptz, tag text, correlation_id text, headers jsonb)
+returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -193,7 +192,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_taken forebay.log[];
+    v_segment bigint;
+    v_jobs    text;
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
@@ -203,15 +203,35 @@ begin
             message = format('claim %s with floor %s: the number is at least 1, the floor at most the number',
                              coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
     end if;
-    perform forebay._require_alone('forebay.claim_v1()');
-    perform set_config('synchronous_commit', 'off', true);
-    v_taken := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
-    return query
-        select u.nr::integer, u.seq, coalesce(u.job_id, u.seq), u.kind, u.args, coalesce(u.attempt, 0), u.max_attempts,
-               coalesce(u.pauses, 0), u.enqueued_at, coalesce(u.expires_at, u.enqueued_at + interval '30 days'),
-               u.tag, u.correlation_id, u.headers
-        from unnest(v_taken) with ordinality
-             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers, nr);
+    -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
+    if forebay._is_alone() is not true then
+        perform forebay._require_alone('forebay.claim_v1()');
+    end if;
+    if set_config('synchronous_commit', 'off', true) is null
+       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+        raise exception 'unreachable';
+    end if;
+    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    v_segment := coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.nr)
+        into v_jobs
+        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality
+             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
+                   correlation_id, headers, nr);
+    end if;
+    return v_jobs;
 end
 $$;
 
