@@ -360,6 +360,24 @@ def test_settling_once_breaks_without_the_comparison_of_offsets(database):
         overlapping_settlements_are_refused(database)
 
 
+def test_settling_once_breaks_when_a_whole_batch_is_not_compared(database):
+    """Without the look at earlier settlements a whole batch is settled beside its parts."""
+    break_function(
+        database,
+        "settle_v1",
+        (
+            "and not exists (select from forebay.settlement s",
+            "and (true or not exists (select from forebay.settlement s",
+        ),
+        (
+            "s.claim_no = settle_v1.claim_no)\n            on conflict",
+            "s.claim_no = settle_v1.claim_no))\n            on conflict",
+        ),
+    )
+    with violation():
+        overlapping_settlements_are_refused(database)
+
+
 # -- single holder -------------------------------------------------------------------------------
 
 

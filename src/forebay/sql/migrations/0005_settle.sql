@@ -88,6 +88,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_worker   text;
+    v_was      text;
     v_flush    jsonb;
     v_item     jsonb;
     v_batch    record;
@@ -105,15 +106,33 @@ begin
             message = format('lease %s is closed', p_lease_id),
             hint = 'Its jobs were given to other workers; this settlement changed nothing.';
     end if;
-    perform set_config('idle_in_transaction_session_timeout', '5s', true);
+    v_was := set_config('idle_in_transaction_session_timeout', '5s', true);
 
-    for v_flush in select f.value from jsonb_array_elements(p_flushes) f loop
+    for v_index in 0 .. coalesce(jsonb_array_length(p_flushes), 0) - 1 loop
+        v_flush := p_flushes -> v_index;
         claim_no := (v_flush ->> 'claim_no')::bigint;
         flush_no := (v_flush ->> 'flush_no')::integer;
         v_ended := coalesce(v_flush -> 'ended', '[]');
         v_offsets := null;
         v_outcomes := null;
-        v_millis := null;
+        v_millis := case when jsonb_typeof(v_flush -> 'millis') = 'array'
+                         then translate(v_flush ->> 'millis', '[]', '{}')::integer[] end;
+
+        -- Nearly always all of a batch is done, and nothing of it was settled before: one statement.
+        if jsonb_typeof(v_flush -> 'done') is distinct from 'array' and v_ended = '[]' then
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
+            select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
+            from forebay.batch b
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no
+              and not exists (select from forebay.settlement s
+                              where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
+            on conflict do nothing;
+            if found then
+                status := 'settled';
+                return next;
+                continue;
+            end if;
+        end if;
 
         select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size into v_batch
         from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
@@ -129,9 +148,6 @@ begin
             continue;
         end if;
 
-        if jsonb_typeof(v_flush -> 'millis') = 'array' then
-            v_millis := array(select m::integer from jsonb_array_elements_text(v_flush -> 'millis') m);
-        end if;
         if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
             if jsonb_typeof(v_flush -> 'done') = 'array' then
                 v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
