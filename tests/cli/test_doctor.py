@@ -12,6 +12,7 @@ from forebay.db.examine import read_catalog
 from forebay.ops.doctor import CHECKS, Level, judge_drift
 from forebay.ops.doctor import _server as server_checks
 from forebay.ops.doctor import _snapshots as snapshot_checks
+from forebay.policy.holders import Holder
 from forebay.sql import expected_catalog, latest_version
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
 from tests.support.waiting import wait_for
@@ -245,6 +246,8 @@ def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):
         ("statement_timeout = '2s'", "warning", "statement_timeout is 2 s"),
         ("statement_timeout = '1h'", "notice", "statement_timeout is 1 h"),
         ("idle_in_transaction_session_timeout = '1s'", "warning", "idle_in_transaction"),
+        ("idle_in_transaction_session_timeout = '5min'", "notice", "if handlers need longer"),
+        ("idle_in_transaction_session_timeout = 0", "notice", "let `forebay guard` end them"),
         ("idle_session_timeout = '30s'", "warning", "idle_session_timeout is 30 s"),
     ],
 )
@@ -258,6 +261,26 @@ def test_session_settings_that_stop_a_worker_are_found(findings, database, setti
     found = findings("timeouts")
     assert level in levels(found)
     assert said in text(found)
+
+
+def test_a_limit_for_transactions_is_judged_where_the_server_has_one(findings, conn, database):
+    """
+    transaction_timeout came with PostgreSQL 17. Too short it cuts handlers off; long enough it ends
+    what forgot its transaction, so that nothing more is asked for.
+    """
+    if one(conn, "select current_setting('server_version_num')::int") < 170_000:
+        assert "transaction_timeout" not in findings("timeouts")[0]["facts"]
+        return
+    name = database.rpartition("/")[2].partition("?")[0]
+    conn.execute(f"alter database {name} set transaction_timeout = '5s'")
+    found = findings("timeouts")
+    assert "warning" in levels(found)
+    assert "transaction_timeout is 5 s" in text(found)
+    assert "session_timeout is off" not in text(found)
+    conn.execute(f"alter database {name} set transaction_timeout = '2h'")
+    found = findings("timeouts")
+    assert "warning" not in levels(found)
+    assert "transaction_timeout is 2 h" in text(found)
 
 
 def test_commits_that_a_crash_takes_back_are_found(findings, conn, database):
@@ -543,24 +566,27 @@ def test_a_replication_slot_without_a_consumer_is_named(findings, pg_bin):
 
 
 @pytest.mark.parametrize(
-    ("row", "level", "remedy"),
+    ("holder", "level", "remedy"),
     [
-        (("session", "7", "app", 10.0, 5, False, "select"), "ok", None),
-        (("session", "7", "app", 900.0, 5, False, "select"), "notice", "pg_terminate_backend(7)"),
-        (("session", "7", "app", 9000.0, 5, False, "select"), "warning", "pg_terminate_backend"),
-        (("idle in transaction", "7", "", 70.0, 5, True, ""), "notice", "pg_terminate_backend"),
-        (("idle in transaction", "7", "", 3600.0, 5, True, ""), "warning", "terminate"),
-        (("prepared transaction", "g", "", 61.0, 5, True, None), "warning", "rollback prepared"),
-        (("standby", "s1", "", None, 50, False, None), "ok", None),
-        (("standby", "s1", "", None, 200_000, False, None), "notice", "query on the standby"),
-        (("replication slot", "s", "", None, 20_000_000, False, None), "warning", "fell behind"),
+        ({"sort": "session", "seconds": 10.0}, "ok", None),
+        ({"sort": "session", "seconds": 900.0}, "notice", "pg_terminate_backend(7)"),
+        ({"sort": "session", "seconds": 9000.0}, "warning", "pg_terminate_backend"),
+        ({"sort": "handler", "seconds": 900.0, "application": "forebay w"}, "notice", "a timeout"),
+        ({"sort": "idle in transaction", "seconds": 70.0}, "notice", "pg_terminate_backend(7)"),
+        ({"sort": "idle in transaction", "seconds": 3600.0}, "warning", "terminate"),
+        ({"sort": "prepared transaction", "seconds": 61.0}, "warning", "rollback prepared '7'"),
+        ({"sort": "standby", "age": 50}, "ok", None),
+        ({"sort": "standby", "age": 200_000}, "notice", "query on the standby"),
+        ({"sort": "replication slot", "age": 20_000_000}, "warning", "fell behind"),
+        ({"sort": "inactive replication slot"}, "warning", "pg_drop_replication_slot('7')"),
+        ({"sort": "background process", "seconds": 9000.0}, "warning", "ends by itself"),
     ],
 )
-def test_how_old_is_too_old_depends_on_who_holds_it(row, level, remedy):
+def test_how_old_is_too_old_depends_on_who_holds_it(holder, level, remedy):
     """
     A prepared transaction after a minute, a session after an hour, a standby by what passed since.
     """
-    found = snapshot_checks._judge([row])[0]
+    found = snapshot_checks.judge_holders([Holder(name="7", **holder)])[0]
     assert found.level == level
     assert (remedy or "") in (found.remedy or "")
     assert (found.remedy is None) == (remedy is None)

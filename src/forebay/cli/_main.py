@@ -20,6 +20,7 @@ from forebay.cli import (
     _dev,
     _doctor,
     _enqueue,
+    _guard,
     _jobs,
     _queues,
     _schema,
@@ -63,6 +64,7 @@ program.command("worker", rich_help_panel=_RUN)(_worker.worker)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("config", rich_help_panel=_RUN)(_config.config)
 program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
+program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)

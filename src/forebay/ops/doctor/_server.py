@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.ops.doctor._finding import Finding, Level
@@ -176,37 +177,86 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
                 facts,
             )
         )
-    short = {
-        "statement_timeout": (10.0, "upkeep and handlers' statements are cut off"),
-        "transaction_timeout": (60.0, "transaction=True handlers are cut off, and run again"),
-        "idle_in_transaction_session_timeout": (
-            5.0,
-            "transaction=True handlers that compute longer than this are cut off",
-        ),
-        "idle_session_timeout": (60.0, "workers' listening connections are cut off and reopened"),
-    }
-    for name, (least, consequence) in short.items():
-        seconds = float(settings.get(name) or 0) / 1000
-        if seconds > 0:
-            level = Level.WARNING if seconds < least else Level.NOTICE
-            found.append(
-                Finding(
-                    "timeouts",
-                    level,
-                    f"{name} is {human_duration(seconds)}: {consequence}",
-                    f"alter role ... set {name} = 0, for the workers' role."
-                    if level is Level.WARNING
-                    else None,
-                    facts,
-                )
+    for name, limit in _LIMITS.items():
+        if settings.get(name) is not None:  # transaction_timeout: since PostgreSQL 17
+            found += limit.judge(name, float(settings[name]) / 1000, facts)
+    if not float(settings["idle_in_transaction_session_timeout"]) and not float(
+        settings.get("transaction_timeout") or 0
+    ):
+        found.append(
+            Finding(
+                "timeouts",
+                Level.NOTICE,
+                "idle_in_transaction_session_timeout is off: a session that forgot its transaction"
+                " keeps dead rows and segments until somebody ends it",
+                "alter role ... set idle_in_transaction_session_timeout = '5min', for the"
+                " applications' roles; or let `forebay guard` end them.",
+                facts,
             )
+        )
     found += [
-        Finding("timeouts", Level.NOTICE, override, None, facts)
+        Finding("timeouts", Level.NOTICE, override, _override_remedy(override), facts)
         for override in overrides
         if not override.endswith("=0") and "synchronous_commit" not in override
     ]
-    return found or [Finding("timeouts", Level.OK, "no session timeouts are set", facts=facts)]
+    if any(finding.level in {Level.WARNING, Level.ERROR} for finding in found):
+        return found
+    off = [name for name in _LIMITS if name in settings and not float(settings[name])]
+    what = f"off: {', '.join(off)}" if off else "no session timeout is too short for workers"
+    return [*found, Finding("timeouts", Level.OK, what, facts=facts)]
 
+
+def _override_remedy(override: str) -> str:
+    name = override.rpartition(": ")[2].partition("=")[0]
+    return f"If it is too short for workers that get it: alter role ... set {name} = 0."
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """What a timeout of the server does to workers when it is short.
+
+    Attributes:
+        least: seconds below which it is a warning.
+        consequence: what is cut off.
+        fits: what it may be for workers.
+    """
+
+    least: float
+    consequence: str
+    fits: str
+
+    def judge(self, name: str, seconds: float, facts: dict[str, Any]) -> list[Finding]:
+        """Return what there is to say; nothing when it is off."""
+        if not seconds:
+            return []
+        level = Level.WARNING if seconds < self.least else Level.NOTICE
+        what = f"{name} is {human_duration(seconds)}: {self.consequence}"
+        remedy = f"alter role ... set {name} = 0, for the workers' role{self.fits}."
+        if level is Level.NOTICE:
+            remedy = f"Enough for most; if handlers need longer: {remedy}"
+        return [Finding("timeouts", level, what, remedy, facts)]
+
+
+_LIMITS: Final = {
+    "statement_timeout": _Limit(
+        10.0,
+        "upkeep and handlers' statements that take longer are cut off",
+        "; or more than their longest statement takes",
+    ),
+    "transaction_timeout": _Limit(
+        60.0,
+        "transaction=True handlers that take longer are cut off, and run again",
+        "; or more than their longest handler's timeout",
+    ),
+    "idle_in_transaction_session_timeout": _Limit(
+        5.0,
+        "transaction=True handlers that compute longer than this are cut off",
+        "; or more than they compute between two statements",
+    ),
+    "idle_session_timeout": _Limit(
+        60.0, "workers' listening connections are cut off and reopened", ""
+    ),
+}
 
 _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
 

@@ -289,8 +289,8 @@ as $$
 $$;
 
 
--- Delete what lies behind: promoted deferred rows, old heartbeats, and batches, settlements, leases and failures whose
--- segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+-- Delete what lies behind: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements, leases
+-- and failures whose segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.trim_v1(p_most integer default 20000) returns bigint
@@ -369,6 +369,8 @@ begin
     -- Errors outlive their jobs' attempts; a tombstone is needed for as long as a claim or a settlement may ask for it.
     delete from forebay.failure f
     where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
+    delete from forebay.guard_event e
+    where e.at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.tombstone t
     where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);

@@ -1,0 +1,84 @@
+-- The guard's acts: whose transaction it ended, when, and what came of it.
+
+
+-- One row for each act, written and committed before the act. outcome is filled in afterwards; a row without one
+-- is an act of a guard that was stopped in between, so that it may have happened or not.
+create table forebay.guard_event (
+    event_id      bigint generated always as identity primary key,
+    at            timestamptz not null,
+    acted_as      text not null,         -- the login role the guard ran as
+    server        text not null,         -- leader, or which replica
+    action        text not null check (action in ('cancel', 'terminate', 'rollback prepared')),
+    holder        text not null,         -- session, idle in transaction, handler, prepared transaction
+    name          text not null,         -- pid, or global transaction id
+    user_name     text,
+    application   text,
+    database_name text,
+    state         text,
+    xact_start    timestamptz,
+    seconds       double precision,      -- how old the transaction was
+    age           bigint,                -- and how many were begun since
+    reason        text not null,
+    query         text,                  -- its last statement, the first 200 characters
+    outcome       text,                  -- ended, still there, gone before, or what the server said
+    outcome_at    timestamptz,
+    check ((outcome is null) = (outcome_at is null))
+);
+create index guard_event_by_time on forebay.guard_event (at);
+
+comment on table forebay.guard_event is 'Transactions that forebay guard ended, or tried to; kept as long as errors of jobs.';
+
+
+-- Record an act of the guard that is about to happen; returns the event's number.
+--
+-- Invariant: "no act without its record". Durable on this server when it returns, whatever the session's
+-- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
+--
+-- Errors: JQ001 an unknown action, or something missing.
+create function forebay.note_act(
+    p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
+    p_application text default null, p_database text default null, p_state text default null,
+    p_xact_start timestamptz default null, p_seconds double precision default null, p_age bigint default null,
+    p_query text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_event_id bigint;
+begin
+    if (p_action in ('cancel', 'terminate', 'rollback prepared')) is not true then
+        raise exception using errcode = 'JQ001', column = 'action',
+            message = format('%s is no action of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
+    elsif p_server is null or p_holder is null or p_name is null or p_reason is null then
+        raise exception using errcode = 'JQ001', message = 'an act needs a server, a holder, its name and a reason';
+    end if;
+    perform set_config('synchronous_commit', 'local', true);
+    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+                                     state, xact_start, seconds, age, reason, query)
+    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+            p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
+            left(p_reason, 200), left(p_query, 200))
+    returning event_id into v_event_id;
+    return v_event_id;
+end
+$$;
+
+
+-- Record what came of an act: once, and only by whoever recorded the act.
+--
+-- Errors: JQ001 no such act of this role that is without an outcome.
+create function forebay.note_outcome(p_event_id bigint, p_outcome text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update forebay.guard_event e
+    set outcome = left(coalesce(p_outcome, ''), 200), outcome_at = forebay._now()
+    where e.event_id = p_event_id and e.outcome is null and e.acted_as = session_user;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'event_id',
+            message = format('there is no act %s of %s without an outcome', coalesce(p_event_id::text, 'null'), session_user);
+    end if;
+end
+$$;
