@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,15 +31,33 @@ class WorkerProcess:
     held: int = 0
 
     @classmethod
-    def start(cls, number: int, dsn: str, *, concurrency: int, log: Path) -> WorkerProcess:
-        """Start a worker of the demo's application."""
+    def start(
+        cls,
+        number: int,
+        dsn: str,
+        *,
+        concurrency: int,
+        log: Path,
+        app: str = "forebay.demo.app:app",
+        settings: Mapping[str, str] = {},
+    ) -> WorkerProcess:
+        """Start a worker.
+
+        Args:
+            number: what it is called.
+            dsn: the database.
+            concurrency: how many slots it has.
+            log: the file that its output is appended to.
+            app: module and attribute of the application; the demo's, unless it is said.
+            settings: further variables of its environment.
+        """
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "forebay", "worker", "forebay.demo.app:app"),
+                    *(sys.executable, "-m", "forebay", "worker", app),
                     *("--concurrency", str(concurrency), "--log-level", "warning"),
                 ],
-                env={**_environment(), "FOREBAY_DATABASE_URL": dsn},
+                env={**_environment(), "FOREBAY_DATABASE_URL": dsn, **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
