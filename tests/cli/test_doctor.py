@@ -135,7 +135,7 @@ def test_segments_made_later_are_no_drift(findings, conn):
     The number of segments, and their borders, are nobody's mistake.
     """
     small_segments(conn)
-    assert levels(findings("drift")) == {"ok"}
+    assert levels(findings("drift")) == {"ok"}, text(findings("drift"))
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,16 @@ part (is_leaf, object, definition) as (
            concat_ws(' ', q.seqtypid::regtype, q.seqincrement, q.seqcache, q.seqcycle)
     from relation r join pg_sequence q on q.seqrelid = r.oid
     union all
-    select p.proname ~ '^_(read|moved)_\d+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved)_\d+$', '\1_#'),
+    select p.proname ~ '^_(read|moved|take)_\d+$',
+           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take)_\d+$', '\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
-           md5(concat_ws('|', regexp_replace(p.prosrc, '(forebay\.log)_\d+', '\1_#', 'g'),
+           md5(concat_ws('|',
+                         -- A claim's own function for a segment also has its border, its number and the seal before.
+                         case when p.proname ~ '^_take_\d+$'
+                              then regexp_replace(regexp_replace(p.prosrc,
+                                       'exists \(select from forebay\.seal f where f\.segment_id = \d+ and'
+                                       ' f\.xid <= pg_snapshot_xmax\(s\.stop\)\)', 'true'), '\m(log_)?\d+\M', '\1#', 'g')
+                              else regexp_replace(p.prosrc, '(forebay\.log)_\d+', '\1_#', 'g') end,
                          pg_get_function_result(p.oid), pg_get_function_arguments(p.oid),
                          p.provolatile, p.prosecdef,
                          (select string_agg(o, ',' order by o) from unnest(p.proconfig) o)))
