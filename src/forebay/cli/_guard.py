@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -175,6 +176,7 @@ async def _watch(
                 is_first = False
                 if as_json:
                     _print(seen, rule, address, dry_run=dry_run, as_json=True)
+                    sys.stdout.flush()
                 said = _log_news(seen, said, rule, dry_run=dry_run)
             try:
                 await asyncio.wait_for(stop.wait(), pause)
@@ -214,6 +216,7 @@ def _print(seen: Pass, rule: Rule, address: str, *, dry_run: bool, as_json: bool
                 "dry_run": dry_run or not rule.acts,
                 "found": [_facts(one) for one in seen.found],
                 "unseen": seen.unseen,
+                "segments_seen": seen.segments_seen,
             }
         )
         return
@@ -342,7 +345,10 @@ def _summary(seen: Pass, rule: Rule, *, dry_run: bool) -> Text:
         parts.append(Text(f"{kinds['spared']} excepted", "default"))
     if kinds["young"]:
         parts.append(Text(f"{kinds['young']} younger", "default"))
-    line = Text(", ").join(parts) if parts else Text("nobody holds anything back", "bold green")
+    nobody = Text("nobody holds anything back", "bold green")
+    if seen.unseen:
+        nobody = Text("nobody who was seen holds anything back")
+    line = Text(", ").join(parts) if parts else nobody
     if rule.acts and dry_run:
         line.append("; nothing was done: --dry-run", "dim")
     due = sorted({number for one in seen.found if not one.has_ended for number in one.pins.due})

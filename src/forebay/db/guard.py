@@ -111,7 +111,9 @@ def _judged(rule: Rule, place: Place, found: list[Holder], kept: Sequence[Segmen
 
 async def _segments(session: Session, home: Server) -> list[Segment] | None:
     """Return the sealed segments; None when this role may not see them, or not in time."""
-    if not home.has_schema or not home.may_read:
+    if not home.has_segments:
+        return []
+    if not home.may_read:
         return None
     with contextlib.suppress(psycopg.Error):
         return await session.run(calls.segments())
@@ -166,7 +168,7 @@ def _require_record(home: Server) -> None:
             "needs the leader, and --dsn names a standby",
             hint="Acts are recorded on the leader: give its address, and this one as --replica.",
         )
-    if not home.has_schema:
+    if not home.has_record:
         raise SchemaError.from_sql(
             f"there is no table to record acts in; version {latest_version()} of the schema has one",
             hint="Run `forebay migrate`. Without --act nothing is needed.",

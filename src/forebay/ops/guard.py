@@ -21,15 +21,17 @@ class Server:
     Attributes:
         cluster: the identifier that a leader and its standbys have in common.
         place: its name, and whether it is a standby that reports its needs.
-        has_schema: the schema is there, with the table of acts.
+        has_segments: the schema is there.
         may_read: this role may read which segments there are.
-        may_note: this role may record an act.
+        has_record: there is a place to record acts in.
+        may_note: this role may.
     """
 
     cluster: str
     place: Place
-    has_schema: bool
+    has_segments: bool
     may_read: bool
+    has_record: bool
     may_note: bool
 
 
@@ -72,7 +74,7 @@ class Pass:
         at: when.
         found: everybody who holds something; by server, the oldest first.
         unseen: replicas that could not be looked at.
-        segments_seen: it is known which segments are kept.
+        segments_seen: it is known which segments there are.
     """
 
     at: datetime
@@ -90,8 +92,9 @@ class Pass:
 _SERVER_SQL: Final = """
 select c.system_identifier::text, pg_is_in_recovery(),
        pg_is_in_recovery() and current_setting('hot_standby_feedback')::boolean,
-       t.oid is not null,
+       s.oid is not null,
        coalesce(has_schema_privilege(n.oid, 'usage') and has_table_privilege(s.oid, 'select'), false),
+       t.oid is not null and f.oid is not null,
        coalesce(has_function_privilege(f.oid, 'execute'), false)
 from pg_control_system() c
 left join pg_namespace n on n.nspname = 'forebay'
@@ -105,9 +108,8 @@ def server(name: str) -> Operation[Server]:
     """Return the call that asks a server what it is; ``name`` is what it is called."""
 
     def decode(rows: Rows) -> Server:
-        ((cluster, standby, feedback, has_schema, may_read, may_note),) = rows
-        place = Place(name=name, standby=standby, feedback=feedback)
-        return Server(cluster, place, has_schema, may_read, may_note)
+        ((cluster, standby, feedback, *rest),) = rows
+        return Server(cluster, Place(name=name, standby=standby, feedback=feedback), *rest)
 
     return Operation(_SERVER_SQL, decode)
 

@@ -20,7 +20,8 @@ locked as (
     where c.relnamespace = to_regnamespace('forebay') and c.relname ~ '^log_[0-9]+$'
     group by 1, 2)
 select case when a.backend_type <> 'client backend' then 'background process'
-            when a.application_name ~ '^forebay .+:[0-9]+'
+            -- Host, pid and a token; of a long host name the rest is cut off.
+            when a.application_name ~ '^forebay (\\S+:[0-9]+|\\S{55})'
                  and (a.state ~ '^idle in' or a.query !~ 'forebay\\.\\w+_v1\\(') then 'handler'
             when a.state ~ '^idle in' then 'idle in transaction'
             else 'session' end as sort,
