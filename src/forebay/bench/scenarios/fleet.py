@@ -95,7 +95,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     """Run the scenario."""
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (6.0 if options.full else 0.8) * options.scale
-    sizes: Sequence[int] = (1, 2) if options.scale < 0.2 else _FULL if options.full else _QUICK
+    sizes: Sequence[int] = (2,) if options.scale < 0.2 else _FULL if options.full else _QUICK
     ended_while_held = max(100, round(_ENDED_WHILE_HELD * min(1.0, options.scale)))
     rates = _claim_one_by_one(
         place, sizes, rounds, seconds, ended_while_held=ended_while_held, progress=progress

@@ -122,7 +122,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             crew.start()
             idle = [_measure_idle(place, dsn, 1, idle_seconds)]
             numbers = itertools.count()
-            _load(dsn, Case("listen", 50), 0.5, numbers, notes)  # nothing is cold then
+            _load(dsn, Case("listen", 50), 0.3, numbers, notes)  # nothing is cold then
             for number in range(rounds):
                 for case in cases if number % 2 == 0 else reversed(cases):
                     progress(f"round {number + 1} of {rounds}: {case.per_s}/s, {WAYS[case.way]}")
@@ -204,11 +204,11 @@ def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: N
 
 
 def _arrivals(per_s: float, seconds: float) -> list[float]:
-    """Return random moments, at least ten of them."""
+    """Return random moments, at least four of them."""
     rng = random.Random(f"{per_s} {seconds}")
     moments: list[float] = []
     at = 0.0
-    while at < seconds or len(moments) < 10:
+    while at < seconds or len(moments) < 4:
         at += rng.expovariate(per_s)
         moments.append(at)
     return moments

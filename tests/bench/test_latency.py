@@ -1,0 +1,63 @@
+"""The latency scenario: every case is measured, and every commit found its handler."""
+
+from itertools import pairwise
+
+import pytest
+
+from forebay.bench import Options, Place
+from forebay.bench.scenarios import latency
+
+
+@pytest.fixture(scope="module")
+def report(server):
+    """What a run gives that is a hundredth of a quick one."""
+    place = Place(server.dsn(), is_own=False, postmaster_pid=server.pid)
+    return latency.run(place, Options(scale=0.01), lambda _: None)
+
+
+def test_each_way_and_rate_is_measured(report):
+    """
+    The promised names, ordered percentiles, and a wait for each job that was committed.
+    """
+    cases = report.figures["cases"]
+    assert {(case["case"], case["per_s"]) for case in cases} == {
+        (way, rate) for way in ("listen", "poll", "slow_commit") for rate in (10, 200, 2000)
+    }
+    for case in cases:
+        assert case["jobs"] >= 4
+        assert case["p50_ms"] <= case["p95_ms"] <= case["p99_ms"]
+        # A worker may be faster than the producer's answer, and never sees a job before its commit.
+        assert case["p50_ms"] > -5
+
+
+def test_idle_workers_are_scaled_to_the_promise(report):
+    """
+    The cost of the workers that were there, scaled to two hundred and said so.
+    """
+    few, many = report.figures["idle"]
+    assert few["workers"] == 1
+    assert many["workers"] >= 2
+    expected = many["core_share"] * 200 / many["workers"]
+    assert report.figures["idle_core_share"] == pytest.approx(expected, rel=0.02)
+    assert any("scaled to 200" in note for note in report.notes)
+
+
+def test_without_a_server_of_ours_the_idle_cost_is_not_known(server):
+    """
+    The processor time of a server elsewhere cannot be read: the figure is null, the bar open.
+    """
+    place = Place(server.dsn(), is_own=False)
+    with place.database("idle") as dsn:
+        idle = latency._measure_idle(place, dsn, 1, 0.05)
+    assert idle.core_share is None
+
+
+def test_arrivals_are_random_and_repeatable():
+    """
+    Rising moments with gaps that vary, about as many as the rate says, the same at each call.
+    """
+    moments = latency._arrivals(200, 2.0)
+    assert moments == sorted(moments) == latency._arrivals(200, 2.0)
+    assert 300 < len(moments) < 500
+    gaps = [b - a for a, b in pairwise(moments)]
+    assert max(gaps) > 5 * min(gaps)
