@@ -7,13 +7,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forebay.errors import JobCancelled
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forebay.errors import HandlerError
     from forebay.model.job import Job
+
+#: Held for a moment by who begins to wait and by who asks to stop.
+_waiting = threading.Lock()
 
 
 class Context:
@@ -26,7 +27,6 @@ class Context:
             None. Asynchronous for a coroutine function, synchronous for a plain one. Do not commit it.
         deadline: when the hard timeout strikes, on ``time.monotonic()``'s clock; None without one.
         resources: what the app's resource factories built for this worker, by name.
-        logger: a logger that names the job.
     """
 
     __forebay_context__: ClassVar[bool] = True
@@ -45,12 +45,19 @@ class Context:
         self.conn = conn
         self.deadline = deadline
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
-        self.logger = logging.LoggerAdapter(
-            logging.getLogger(f"forebay.job.{job.kind}"),
-            {"job_id": job.job_id, "attempt": job.attempt},
-        )
-        self._stop = threading.Event()
+        self._logger: logging.LoggerAdapter[logging.Logger] | None = None
+        self._stop: threading.Event | None = None  # made for whoever waits for it
         self._why: HandlerError | None = None
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that names the job."""
+        if self._logger is None:
+            self._logger = logging.LoggerAdapter(
+                logging.getLogger(f"forebay.job.{self.job.kind}"),
+                {"job_id": self.job.job_id, "attempt": self.job.attempt},
+            )
+        return self._logger
 
     @property
     def attempt(self) -> int:
@@ -60,7 +67,7 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether the handler should stop: cancelled, timed out, or its lease is lost."""
-        return self._stop.is_set()
+        return self._why is not None
 
     @property
     def seconds_left(self) -> float | None:
@@ -74,14 +81,21 @@ class Context:
             JobCancelled: somebody cancelled the job, or the worker lost it.
             SoftTimeout: its time is up.
         """
-        if self._stop.is_set():
-            raise self._why or JobCancelled(self.job.job_id)
+        if self._why is not None:
+            raise self._why
 
     def wait_cancelled(self, seconds: float | None = None) -> bool:
         """Wait until the handler should stop, at most so many seconds; in a thread only."""
+        with _waiting:
+            if self._stop is None:
+                self._stop = threading.Event()
+                if self._why is not None:
+                    self._stop.set()
         return self._stop.wait(seconds)
 
     def ask_to_stop(self, why: HandlerError) -> None:
         """Tell the handler to stop; called by the worker."""
-        self._why = why
-        self._stop.set()
+        with _waiting:
+            self._why = why
+            if self._stop is not None:
+                self._stop.set()

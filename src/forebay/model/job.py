@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
+import msgspec
 
 
 class JobState(StrEnum):
@@ -35,8 +33,7 @@ class JobState(StrEnum):
 _FINAL = frozenset({JobState.DONE, JobState.CANCELLED, JobState.EXPIRED, JobState.DEAD})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job, for one group.
 
     Attributes:
@@ -54,14 +51,14 @@ class Job:
     kind: str
     queue: str
     priority: int
-    args: Mapping[str, Any]
+    args: dict[str, Any]
     attempt: int
     max_attempts: int
     enqueued_at: datetime
     expires_at: datetime | None = None
     tag: str | None = None
     correlation_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
     group: str = "default"
 
     @property

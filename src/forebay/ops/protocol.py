@@ -69,17 +69,16 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     @property
     def enqueued_at(self) -> datetime:
         """When its transaction enqueued it."""
-        return _EPOCH + timedelta(microseconds=self.enqueued_micros)
+        return datetime.fromtimestamp(self.enqueued_micros / 1_000_000, UTC)
 
     @property
     def expires_at(self) -> datetime:
         """From when on it is not started any more."""
         if self.expires_micros is None:
             return self.enqueued_at + _EXPIRES_AFTER
-        return _EPOCH + timedelta(microseconds=self.expires_micros)
+        return datetime.fromtimestamp(self.expires_micros / 1_000_000, UTC)
 
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _EXPIRES_AFTER: Final = timedelta(days=30)
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -108,7 +109,9 @@ class Parameters:
             InvalidJob: a required argument is missing, or one has the wrong type.
         """
         self._refuse_missing(wire.keys())
-        model = convert(dict(wire), self._model, None)
+        model = convert(wire if type(wire) is dict else dict(wire), self._model, None)
+        if wire.keys() == self._native.keys():
+            return msgspec.structs.asdict(model)
         given = {name: getattr(model, name) for name in self._native if name in wire}
         for name, check in self._adapted.items():
             if name in wire:
@@ -137,9 +140,9 @@ class Parameters:
         self._refuse_missing(values.keys())
         return values
 
-    def _refuse_missing(self, names: Collection[str]) -> None:
-        missing = self._required.difference(names)
-        if missing:
+    def _refuse_missing(self, names: AbstractSet[str]) -> None:
+        if not self._required <= names:
+            missing = self._required.difference(names)
             raise InvalidJob(next(name for name in self._checks if name in missing), "is missing")
 
 

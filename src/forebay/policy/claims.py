@@ -53,6 +53,8 @@ def claim_size(
     1000
     >>> claim_size(0, concurrency=10, buffered=20, mean_seconds=0.02)
     30
+    >>> claim_size(0, concurrency=10, buffered=30, mean_seconds=0.02)
+    0
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
     """
@@ -60,7 +62,9 @@ def claim_size(
     if mean_seconds is not None:
         # Below a microsecond the quotient says nothing that rows_max does not.
         ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(rows_max)))
-    return max(0, min(free_slots + ahead - buffered, rows_max))
+    # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
+    more = ahead - buffered if 2 * buffered <= ahead else 0
+    return max(0, min(free_slots + more, rows_max))
 
 
 def mean_duration(
@@ -81,6 +85,8 @@ def mean_duration(
     """
     if mean_seconds is None:
         return seconds
+    if jobs == 1:
+        return mean_seconds + (seconds - mean_seconds) / memory
     return mean_seconds + (seconds - mean_seconds) * (1.0 - (1.0 - 1.0 / memory) ** jobs)
 
 

@@ -8,6 +8,7 @@ free although the handler may not have noticed; and dropped when its lease is lo
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import time
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from forebay.worker._held import HeldJob, Lease
 
 log = logging.getLogger("forebay.worker")
+
+#: How long calls that never wait may keep the loop to themselves.
+_LOOP_SECONDS_MAX = 0.002
 
 #: Threads that never came back from their handler before the worker says so at each further one.
 _ABANDONED_MANY = 10
@@ -99,6 +103,10 @@ class Executor:
         self._apool: Any = None
         self._spool: Any = None
         self._reserved = 0
+        self._runners: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        #: What handlers find their context variables to be.
+        self._context = contextvars.copy_context()
         self.buffered = 0
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds: dict[str, float] = {}
@@ -239,8 +247,7 @@ class Executor:
         """Let threads end and close the pools."""
         self._threads.close()
         for call in list(self._calls):
-            if call.task is not None:
-                call.task.cancel()
+            call.task.cancel()
         if self._apool is not None:
             await self._apool.close(timeout=1)
         if self._spool is not None:
@@ -249,27 +256,57 @@ class Executor:
     # --- one call ---
 
     def _start_waiting(self) -> None:
-        while self._waiting and self.busy < self._settings.concurrency:
-            kind, helds, jobs, items = self._waiting.popleft()
-            self.buffered -= len(helds)
-            soft, hard = self._timeouts(kind)
-            now = time.monotonic()
-            context = Context(
-                job=jobs[0],
-                jobs=jobs,
-                deadline=None if hard is None else now + hard,
-                resources=self._resources,
+        """See to it that each call that can start has a runner."""
+        room = self._settings.concurrency - self.busy
+        for _ in range(min(len(self._waiting), room) - self._starting):
+            self._starting += 1
+            task = asyncio.get_running_loop().create_task(
+                self._run_calls(), context=self._context.copy()
             )
-            call = Call(kind, jobs, items, context)
-            self._calls[call] = helds
-            for held in helds:
-                held.started_at = now
-            loop = asyncio.get_running_loop()
-            if soft is not None:
-                call.timers.append(loop.call_later(soft, self._on_soft, call, soft))
-            if hard is not None:
-                call.timers.append(loop.call_later(hard, self._on_hard, call, hard))
-            call.task = loop.create_task(self._run(call, helds))
+            self._runners.add(task)
+            task.add_done_callback(self._runners.discard)
+
+    async def _run_calls(self) -> None:
+        """Run calls one after another while some wait and there is a slot.
+
+        A task for several calls, because making one for each costs more than a short handler. No handler notices: a
+        task that was asked to cancel, or whose context variables a handler has changed, runs no other call.
+        """
+        self._starting -= 1
+        task = asyncio.current_task()
+        assert task is not None
+        clean = contextvars.copy_context()
+        pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+        while self._waiting and self.busy < self._settings.concurrency:
+            call, helds = self._begin(task)
+            await self._run(call, helds)
+            if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
+                self._start_waiting()
+                return
+            if self._waiting and time.monotonic() >= pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+
+    def _begin(self, task: asyncio.Task[None]) -> tuple[Call, list[HeldJob]]:
+        kind, helds, jobs, items = self._waiting.popleft()
+        self.buffered -= len(helds)
+        soft, hard = self._timeouts(kind)
+        now = time.monotonic()
+        context = Context(
+            job=jobs[0],
+            jobs=jobs,
+            deadline=None if hard is None else now + hard,
+            resources=self._resources,
+        )
+        call = Call(kind, jobs, items, context, task)
+        self._calls[call] = helds
+        for held in helds:
+            held.started_at = now
+        if soft is not None:
+            call.timers.append(task.get_loop().call_later(soft, self._on_soft, call, soft))
+        if hard is not None:
+            call.timers.append(task.get_loop().call_later(hard, self._on_hard, call, hard))
+        return call, helds
 
     def _timeouts(self, kind: Kind) -> tuple[float | None, float | None]:
         soft = kind.soft_timeout_seconds
@@ -297,7 +334,10 @@ class Executor:
                     cut(call.connection)
                 self._fail(call, helds, error)
         finally:
-            self._ended(call, helds)
+            for timer in call.timers:
+                timer.cancel()
+            if self._calls.pop(call, None) is not None:
+                self._on_free()
 
     async def _result_of(self, call: Call) -> Any:
         positional, named = call.arguments()
@@ -417,14 +457,6 @@ class Executor:
                 self.mean_seconds.get(queue), time.monotonic() - held.started_at
             )
 
-    def _ended(self, call: Call, helds: list[HeldJob]) -> None:
-        del helds
-        for timer in call.timers:
-            timer.cancel()
-        if self._calls.pop(call, None) is not None:
-            self._start_waiting()
-            self._on_free()
-
     # --- interruptions ---
 
     def _interrupt(self, call: Call, why: HandlerError) -> None:
@@ -433,8 +465,7 @@ class Executor:
         call.why = call.why or why
         call.context.ask_to_stop(why)
         if call.kind.is_async:
-            if call.task is not None:
-                call.task.cancel()
+            call.task.cancel()
         elif call.thread_call is not None:
             self._threads.interrupt(call.thread_call, _ready_made(why))
 
@@ -476,6 +507,13 @@ class Executor:
         if self._calls.pop(call, None) is not None:
             self._start_waiting()
             self._on_free()
+
+
+def _is_same(context: contextvars.Context, other: contextvars.Context) -> bool:
+    try:
+        return context == other
+    except Exception:  # a comparison of two values of a handler's own variable
+        return False
 
 
 def _ready_made(error: HandlerError) -> type[HandlerError]:

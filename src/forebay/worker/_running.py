@@ -54,7 +54,7 @@ class Call:
     jobs: list[Job]
     items: list[Any]
     context: Context
-    task: asyncio.Task[Any] | None = None
+    task: asyncio.Task[None]
     thread_call: Any = None
     connection: Any = None
     started: bool = False
