@@ -43,7 +43,7 @@ def in_turns(
     """
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
-        order = list(contestants) if number % 2 == 0 else list(reversed(contestants))
+        order = list(contestants)[:: 1 if number % 2 == 0 else -1]
         for name in order:
             progress(f"round {number + 1} of {rounds}: {name}")
             found[name].append(contestants[name]())

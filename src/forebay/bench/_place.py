@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -19,7 +20,6 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 #: What the server of its own is given. Durability is never touched: fsync and synchronous_commit stay on.
 SERVER_SETTINGS: Final = {
@@ -145,7 +145,7 @@ def _facts(dsn: str) -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()

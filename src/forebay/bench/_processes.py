@@ -149,6 +149,11 @@ class Script:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def tell(self, command: object) -> None:
         """Send a command."""
         assert self._process.stdin is not None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from matplotlib.axes import Axes
+
+    from forebay.bench._measure import Spread
 
 #: A colour per contestant, the same in every plot; distinguishable with the common colour blindnesses (Okabe, Ito 2008).
 COLOURS: Final = {
@@ -27,7 +29,7 @@ COLOURS: Final = {
 
 def save(draw: Callable[[Figure], None], path: Path) -> None:
     """Draw a figure and write it; the suffix decides the format."""
-    style = {
+    style: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.size": 11,
         "axes.spines.top": False,
@@ -50,3 +52,35 @@ def label_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     axes.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", color=colour, va="center"
     )
+
+
+def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -> None:
+    """Draw a bar for each contestant, by its label: jobs a second with their spread, and whose colour it has."""
+    axes = figure.subplots()
+    labels = list(found)
+    spreads = [spread for spread, _ in found.values()]
+    medians = [spread.median for spread in spreads]
+    axes.barh(
+        labels,
+        medians,
+        xerr=[
+            [spread.median - spread.low for spread in spreads],
+            [spread.high - spread.median for spread in spreads],
+        ],
+        color=[COLOURS[whose] for _, whose in found.values()],
+        ecolor="#333333",
+        height=0.6,
+    )
+    for place, spread in enumerate(spreads):
+        axes.annotate(
+            f"{spread.median:,.0f}",
+            (spread.high, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("jobs a second")
+    axes.set_title(title)
