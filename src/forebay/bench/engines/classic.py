@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg import sql
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -78,10 +76,9 @@ def retry(conn: psycopg.Connection[Any], ids: Sequence[int]) -> None:
 
 
 def dead_rows(conn: psycopg.Connection[Any]) -> int:
-    """Return how many dead rows the statistics count in the table."""
+    """Return how many dead rows the statistics count in the table; they run a second or so behind."""
     row = conn.execute(
-        sql.SQL("select n_dead_tup from pg_stat_user_tables where relname = {}").format(
-            "classic_job"
-        )
+        "select n_dead_tup from pg_stat_user_tables where relname = 'classic_job'"
     ).fetchone()
-    return int(row[0]) if row else 0
+    assert row is not None
+    return int(row[0])

@@ -33,3 +33,22 @@ INSERT: Final = "insert into plain_job (lane, kind, args) values (%s, %s, %s)"
 def create(conn: psycopg.Connection[Any]) -> None:
     """Make the table and its index."""
     conn.execute(SCHEMA)
+
+
+def insert_select(conn: psycopg.Connection[Any], count: int) -> None:
+    """Insert so many rows by one statement."""
+    conn.execute(
+        "insert into plain_job (lane, kind, args)"
+        " select 1, 'noop', jsonb_build_object('number', i) from generate_series(1, %s) i",
+        [count],
+    )
+
+
+def copy(conn: psycopg.Connection[Any], count: int) -> None:
+    """Copy so many rows from an iterator, as text that needs no conversion on the way."""
+    with (
+        conn.cursor() as cursor,
+        cursor.copy("copy plain_job (lane, kind, args) from stdin") as copying,
+    ):
+        for number in range(count):
+            copying.write('1\tnoop\t{"number": %d}\n' % number)  # noqa: UP031 - braces

@@ -1,7 +1,8 @@
 """Other libraries, used when installed, at the best settings that they document.
 
-Each module has ``NAME`` and what its library can do of: ``enqueuer`` (single enqueues), ``filler`` (many at once),
-``drainer`` (work until empty). A library that is not installed is left out, and a report says so.
+Each module has ``NAME``, ``NOTE`` (the settings it is given, for the report), ``create`` (install its schema in an empty
+database) and ``Queue``, a ``Contestant``, which runs in a process of its own. A library that is not installed is left out,
+and a report says so.
 """
 
 from __future__ import annotations

@@ -1,77 +1,102 @@
 """one: a committed enqueue at a time, on one connection and on eight.
 
 The rival is the cheapest thing that could be done instead: the same row into a plain table with the same columns and
-the same index, in a transaction of its own.
+the same index, in a transaction of its own. Both as a prepared statement of psycopg with the same arguments, each
+connection in a process of its own.
+
+Beside the peers stands our enqueue in Python, ``handler.enqueue(conn, ...)``, since theirs is in Python too: arguments
+are checked and encoded in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from forebay.bench._contestant import player
 from forebay.bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
+from forebay.bench._processes import scripts
 from forebay.bench._report import Bar, Report, Table
 from forebay.bench.engines import plain
 from forebay.bench.peers import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
 
     from forebay.bench._place import Place
+    from forebay.bench._processes import Script
     from forebay.bench._run import Options
 
-_ENQUEUE: Final = "select forebay.enqueue(%s, %s, %s)"
-_ARGS: Final = '{"user_id": 42, "template": "welcome"}'
+_CONNECTIONS: Final = 8
+
+_LABELS: Final = {
+    "ours": "Forebay",
+    "python": "Forebay, from Python",
+    "plain": "plain table",
+    "ours8": "Forebay, 8 connections",
+    "plain8": "plain table, 8 connections",
+}
 
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    rounds = options.rounds or (5 if options.full else 3)
-    seconds = (8.0 if options.full else 2.0) * options.scale
+    rounds = options.rounds or (7 if options.full else 4)
+    seconds = (8.0 if options.full else 1.2) * options.scale
+    peers = installed(options.compare)
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(place.database("one"))
         other = stack.enter_context(place.database("plain", migrated=False))
         with psycopg.connect(other, autocommit=True) as conn:
             plain.create(conn)
-        peers = {
-            peer.NAME: stack.enter_context(peer.enqueuer(place))
-            for peer in installed(options.compare)
+        crew = stack.enter_context(
+            scripts("forebay.bench._enqueuers", *([[ours, other]] * _CONNECTIONS))
+        )
+        contestants: dict[str, Callable[[], float]] = {
+            "ours": partial(_turn, "ours", crew[:1], seconds),
+            "plain": partial(_turn, "plain", crew[:1], seconds),
+            "python": partial(_turn, "python", crew[:1], seconds),
         }
-        contestants: dict[str, Callable[[], float]] = {}
-        for connections, suffix in ((1, ""), (8, "8")):
-            contestants["ours" + suffix] = _single(
-                ours, _ENQUEUE, ["noop", _ARGS, "bench"], connections, seconds
-            )
-            contestants["plain" + suffix] = _single(
-                other, plain.INSERT, [1, "noop", _ARGS], connections, seconds
-            )
-        for name, enqueue_for in peers.items():
-            contestants[name] = _peer(enqueue_for, seconds)
+        for peer in peers:
+            process = stack.enter_context(player(peer.NAME, place, create=peer.create))
+            contestants[peer.NAME] = partial(process.ask, "enqueue", seconds=seconds)
+        contestants["ours8"] = partial(_turn, "ours", crew, seconds)
+        contestants["plain8"] = partial(_turn, "plain", crew, seconds)
         found = in_turns(contestants, rounds, progress)
+    return _report(found, [peer.NAME for peer in peers], [peer.NOTE for peer in peers], rounds)
+
+
+def _turn(name: str, crew: Sequence[Script], seconds: float) -> float:
+    """Let the processes enqueue at once; return how many a second they committed together."""
+    begins = time.monotonic() + 0.05
+    until = begins + seconds
+    for script in crew:
+        script.tell({"name": name, "from": begins, "until": until})
+    return sum(int(script.hear()) for script in crew) / seconds
+
+
+def _report(
+    found: dict[str, list[float]], peers: Sequence[str], notes: Sequence[str], rounds: int
+) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
     figures: dict[str, Any] = {
-        f"{name}_per_s": round_figure(spreads[name].median)
-        for name in ("ours", "plain", "ours8", "plain8")
+        f"{name}_per_s": round_figure(spreads[name].median) for name in _LABELS
     }
     figures["peers"] = {name: round_figure(spreads[name].median) for name in peers}
-    labels = {
-        "ours": "Forebay",
-        "plain": "plain table",
-        "ours8": "Forebay, 8 connections",
-        "plain8": "plain table, 8 connections",
-    }
+    order = ["ours", "python", "plain", *peers, "ours8", "plain8"]
     rows = [
         (
-            labels.get(name, name),
-            f"{spread.median:,.0f}",
-            f"{spread.low:,.0f} to {spread.high:,.0f}",
+            _LABELS.get(name, name),
+            f"{spreads[name].median:,.0f}",
+            f"{spreads[name].low:,.0f} to {spreads[name].high:,.0f}",
             f"{ratio_of_rounds(found[name], found['plain8' if name.endswith('8') else 'plain']):.2f}",
         )
-        for name, spread in spreads.items()
+        for name in order
     ]
     bars = [
         Bar(
@@ -85,61 +110,32 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             at_least=0.65,
         ),
         Bar(
-            "one connection, against pgqueuer",
-            ratio_of_rounds(found["ours"], found["pgqueuer"]) if "pgqueuer" in found else None,
+            "one connection, from Python, against pgqueuer",
+            ratio_of_rounds(found["python"], found["pgqueuer"]) if "pgqueuer" in found else None,
             at_least=1.1,
         ),
     ]
+    columns = ["", "enqueues/s", f"{rounds} rounds", "of plain"]
     return Report(
         figures,
-        [
-            Table(
-                ["", "enqueues/s", f"{rounds} rounds", "of plain"],
-                rows,
-                right=["enqueues/s", f"{rounds} rounds", "of plain"],
-            )
-        ],
+        [Table(columns, rows, right=columns[1:])],
         bars,
-        notes=["peers enqueue on one connection, one job a transaction"],
+        notes=[
+            "every enqueue is a transaction that waits for the disk; no worker runs, so nothing rings",
+            "peers enqueue on one connection from Python, as 'Forebay, from Python' does",
+            "the plain row names its lane itself, checks nothing and has no reader",
+            *notes,
+        ],
+        draw=partial(_draw, spreads, order),
     )
 
 
-def _single(
-    dsn: str, statement: str, parameters: list[Any], connections: int, seconds: float
-) -> Callable[[], float]:
-    """Return a round: the statement as often as it goes on so many connections, each on its own thread."""
+def _draw(spreads: dict[str, Spread], order: Sequence[str], figure: Figure) -> None:
+    from forebay.bench.plot import rates  # noqa: PLC0415 - imports matplotlib
 
-    def run_round() -> float:
-        counts = [0] * connections
-        ready = threading.Barrier(connections + 1)
-
-        def work(number: int) -> None:
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                for _ in range(20):
-                    conn.execute(statement, parameters, prepare=True)
-                ready.wait()
-                end = time.perf_counter() + seconds
-                count = 0
-                while time.perf_counter() < end:
-                    conn.execute(statement, parameters, prepare=True)
-                    count += 1
-                counts[number] = count
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(connections)]
-        for thread in threads:
-            thread.start()
-        ready.wait()
-        started = time.perf_counter()
-        for thread in threads:
-            thread.join()
-        return sum(counts) / (time.perf_counter() - started)
-
-    return run_round
-
-
-def _peer(enqueue_for: Callable[[float], int], seconds: float) -> Callable[[], float]:
-    def run_round() -> float:
-        started = time.perf_counter()
-        return enqueue_for(seconds) / (time.perf_counter() - started)
-
-    return run_round
+    whose = {"ours": "forebay", "python": "forebay", "ours8": "forebay", "plain8": "plain"}
+    rates(
+        figure,
+        "Committed enqueues, one at a time",
+        {_LABELS.get(name, name): (spreads[name], whose.get(name, name)) for name in order},
+    )

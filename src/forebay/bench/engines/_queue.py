@@ -1,0 +1,53 @@
+"""What every engine can do, so that one loop can drive them all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+
+class Taken(NamedTuple):
+    """A job that was handed out."""
+
+    key: Any
+    """What the engine needs to end it."""
+    number: int
+    """The same at each of its attempts."""
+    attempts: int
+    """Before this one."""
+    written_at: float
+    """When it was enqueued, or for an engine that keeps only that, when it was due: seconds since 1970."""
+
+
+class Queue(Protocol):
+    """An engine on one connection."""
+
+    def enqueue(self, count: int, delay_seconds: float = 0) -> None:
+        """Enqueue so many jobs in one statement, due after a delay."""
+
+    def write_one(self, conn: psycopg.Connection[Any]) -> None:
+        """Enqueue one job in a transaction of somebody else."""
+
+    def claim(self, limit: int) -> list[Taken]:
+        """Take up to so many jobs."""
+
+    def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
+        """End what the last claim took; what failed is ready again at once."""
+
+    def dead_rows(self) -> int:
+        """Return how many dead rows the statistics count in its tables."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+def dead_rows_of(conn: psycopg.Connection[Any], table: str) -> int:
+    """Return how many dead rows the statistics count in one table."""
+    row = conn.execute(
+        "select n_dead_tup from pg_stat_user_tables where relname = %s", [table]
+    ).fetchone()
+    return int(row[0]) if row else 0
