@@ -1,6 +1,7 @@
 """What a handler returns or raises decides how its job ends."""
 
 import asyncio
+import contextvars
 from dataclasses import dataclass
 
 import psycopg
@@ -399,3 +400,27 @@ async def test_a_claim_whose_answer_would_be_too_large_is_made_smaller(app, conn
     heavy.enqueue_many(conn, [{"number": number} for number in range(20)])
     await run_until_idle(app)
     assert sorted(done) == list(range(20))
+
+
+async def test_a_handler_finds_nothing_of_the_one_before_it(app, conn):
+    """
+    Short calls share a task; a context variable that one of them sets, or a cancellation that it
+    leaves behind, does not reach the next.
+    """
+    request = contextvars.ContextVar("request", default="none")
+    seen, cancelling = [], []
+
+    @app.job
+    async def leave_traces(number: int) -> None:
+        task = asyncio.current_task()
+        seen.append(request.get())
+        cancelling.append(task.cancelling())
+        if number % 3 == 0:
+            request.set(f"of job {number}")
+        if number % 3 == 1:
+            task.cancel()
+
+    leave_traces.enqueue_many(conn, [{"number": number} for number in range(30)])
+    await run_until_idle(app, concurrency=1)
+    assert seen == ["none"] * 30
+    assert cancelling == [0] * 30

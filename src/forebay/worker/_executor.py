@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind, Kinds
-    from forebay.model.job import Job
     from forebay.ops.operation import Operation
     from forebay.worker._held import HeldJob, Lease
 
@@ -97,7 +96,7 @@ class Executor:
         self._resources = resources
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
-        self._waiting: deque[tuple[Kind, list[HeldJob], list[Job], list[Any]]] = deque()
+        self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
         self._apool: Any = None
@@ -135,20 +134,17 @@ class Executor:
         self._start_waiting()
         self._on_free()
 
-    def prepare(self, held: HeldJob) -> tuple[Kind, Job, Any] | None:
+    def prepare(self, held: HeldJob) -> tuple[Kind, Any] | None:
         """Find the handler of a job and decode its arguments; settle the job when that fails."""
-        row, lane = held.row, held.lane
+        row = held.row
         try:
             kind = self._kinds.get(row.kind)
         except UnknownKind as error:
             log.warning("job %s put aside: %s", row.job_id, error)
             self._finish(held, _running.unknown_kind(row, error))
             return None
-        job = _running.job_of(
-            row, kind=kind, queue=lane.queue, priority=lane.priority, group=self._group
-        )
         try:
-            return kind, job, _running.decode_item(kind, job)
+            return kind, _running.decode_item(kind, held, self._group)
         except InvalidJob as error:
             log.warning("job %s is dead: %s", row.job_id, error)
             self._finish(held, _running.bad_arguments(error))
@@ -156,28 +152,28 @@ class Executor:
         except Exception as error:
             # The application's own code, in the type of an argument: as if the handler had raised it.
             log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
+            job = _running.job_of(held, kind, self._group)
             self._finish(held, _running.failure(kind, job, error))
             return None
 
     def take(self, helds: Iterable[HeldJob]) -> None:
         """Run jobs of one claim as slots become free."""
-        batches: dict[str, tuple[Kind, list[HeldJob], list[Job], list[Any]]] = {}
+        batches: dict[str, tuple[Kind, list[HeldJob], list[Any]]] = {}
         for held in helds:
             prepared = self.prepare(held)
             if prepared is None:
                 continue
-            kind, job, item = prepared
+            kind, item = prepared
             self.buffered += 1
             if kind.batch_size is None:
-                self._waiting.append((kind, [held], [job], [item]))
+                self._waiting.append((kind, [held], [item]))
                 continue
             unit = batches.get(kind.name)
             if unit is None or len(unit[1]) >= kind.batch_size:
-                unit = batches[kind.name] = (kind, [], [], [])
+                unit = batches[kind.name] = (kind, [], [])
                 self._waiting.append(unit)
             unit[1].append(held)
-            unit[2].append(job)
-            unit[3].append(item)
+            unit[2].append(item)
         self._start_waiting()
 
     def hand_back_waiting(self) -> int:
@@ -223,7 +219,7 @@ class Executor:
             return held.lease is lease and (gone is None or held.batch.claim_no in gone)
 
         dropped: list[int] = []
-        kept: deque[tuple[Kind, list[HeldJob], list[Job], list[Any]]] = deque()
+        kept: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         for unit in self._waiting:
             if lost(unit[1][0]):
                 dropped.extend(held.row.job_id for held in unit[1])
@@ -288,17 +284,18 @@ class Executor:
                 pause_at = time.monotonic() + _LOOP_SECONDS_MAX
 
     def _begin(self, task: asyncio.Task[None]) -> tuple[Call, list[HeldJob]]:
-        kind, helds, jobs, items = self._waiting.popleft()
+        kind, helds, items = self._waiting.popleft()
         self.buffered -= len(helds)
         soft, hard = self._timeouts(kind)
         now = time.monotonic()
-        context = Context(
-            job=jobs[0],
-            jobs=jobs,
-            deadline=None if hard is None else now + hard,
-            resources=self._resources,
-        )
-        call = Call(kind, jobs, items, context, task)
+        call = Call(kind, helds, items, self._group, task)
+        if kind.takes_context:
+            call.context = Context(
+                job=call.jobs[0],
+                jobs=call.jobs,
+                deadline=None if hard is None else now + hard,
+                resources=self._resources,
+            )
         self._calls[call] = helds
         for held in helds:
             held.started_at = now
@@ -356,7 +353,7 @@ class Executor:
             # Several calls may get here at once; opening an open pool does nothing.
             await self._apool.open(wait=False)
             async with self._apool.connection() as conn:
-                call.context.conn = call.connection = conn
+                self._lend(call, conn)
                 async with conn.transaction():
                     result = await self._result_of(call)
                     endeds = _running.endings(call, result)
@@ -377,7 +374,7 @@ class Executor:
     def _body_in_transaction(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         # Runs in a thread.
         with self._spool.connection() as conn:
-            call.context.conn = call.connection = conn
+            self._lend(call, conn)
             with conn.transaction():
                 positional, named = call.arguments()
                 call.started = True
@@ -386,6 +383,12 @@ class Executor:
                 operation = self._own_settlement(call, helds, endeds)
                 self._check_statuses(helds, run_on_sync(conn, operation))
                 return endeds
+
+    @staticmethod
+    def _lend(call: Call, conn: Any) -> None:
+        call.connection = conn
+        if call.context is not None:
+            call.context.conn = conn
 
     def _own_settlement(
         self, call: Call, helds: list[HeldJob], endeds: list[Ended | None]
@@ -463,7 +466,8 @@ class Executor:
         if call.settling:
             return
         call.why = call.why or why
-        call.context.ask_to_stop(why)
+        if call.context is not None:
+            call.context.ask_to_stop(why)
         if call.kind.is_async:
             call.task.cancel()
         elif call.thread_call is not None:
@@ -471,7 +475,7 @@ class Executor:
 
     def _on_soft(self, call: Call, seconds: float) -> None:
         if call in self._calls and call.why is None:
-            log.warning("job %s is asked to stop after %g s", call.jobs[0].job_id, seconds)
+            log.warning("job %s is asked to stop after %g s", call.helds[0].row.job_id, seconds)
             self._interrupt(call, SoftTimeout(seconds))
 
     def _on_hard(self, call: Call, seconds: float) -> None:
@@ -479,7 +483,7 @@ class Executor:
         if helds is None:
             return
         error = HardTimeout(seconds)
-        log.warning("job %s is stopped after %g s", call.jobs[0].job_id, seconds)
+        log.warning("job %s is stopped after %g s", call.helds[0].row.job_id, seconds)
         self._cut(call)
         self._finish_all(
             call, helds, [_running.failure(call.kind, job, error) for job in call.jobs]

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from forebay.kinds import Kind
     from forebay.model.context import Context
     from forebay.ops.protocol import ClaimedJob
+    from forebay.worker._held import HeldJob
 
 
-def job_of(row: ClaimedJob, *, kind: Kind | None, queue: str, priority: int, group: str) -> Job:
+def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
     """Return the job as a handler sees it."""
+    row = held.row
     return Job(
         job_id=row.job_id,
         kind=row.kind,
-        queue=queue,
-        priority=priority,
+        queue=held.lane.queue,
+        priority=held.lane.priority,
         args=row.args,
         attempt=row.attempts_used + 1,
-        max_attempts=row.max_attempts or (kind.retry.max_attempts if kind is not None else 20),
+        max_attempts=row.max_attempts or kind.retry.max_attempts,
         enqueued_at=row.enqueued_at,
         expires_at=row.expires_at,
         tag=row.tag,
@@ -48,19 +50,28 @@ def job_of(row: ClaimedJob, *, kind: Kind | None, queue: str, priority: int, gro
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a handler."""
+    """One call of a handler. ``context`` is None where nobody could see it."""
 
     kind: Kind
-    jobs: list[Job]
+    helds: list[HeldJob]
     items: list[Any]
-    context: Context
+    group: str
     task: asyncio.Task[None]
+    context: Context | None = None
     thread_call: Any = None
     connection: Any = None
     started: bool = False
     why: HandlerError | None = None
     settling: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    _jobs: list[Job] | None = None
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs as the handler sees them; made for whoever asks, which a short handler does not."""
+        if self._jobs is None:
+            self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
+        return self._jobs
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the handler."""
@@ -70,14 +81,14 @@ class Call:
         return before, self.items[0]
 
 
-def decode_item(kind: Kind, job: Job) -> Any:
+def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
     """Return what the handler gets for a job; a batch of ``Job`` values gets the job itself.
 
     Raises:
         InvalidJob: the arguments do not fit the handler.
     """
-    item = kind.decode(job.args)
-    return job if kind.is_batch and item is job.args else item
+    item = kind.decode(held.row.args)
+    return job_of(held, kind, group) if kind.is_batch and item is held.row.args else item
 
 
 def endings(call: Call, result: Any) -> list[Ended | None]:
@@ -88,20 +99,20 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
     Raises:
         TypeError: the sequence does not fit the jobs.
     """
+    if result is None:
+        return [None] * len(call.helds)
     if not call.kind.is_batch:
         return [ending(call.kind, call.jobs[0], result)]
-    if result is None:
-        return [None] * len(call.jobs)
     if isinstance(result, Snooze | Retry | Cancel | Dead):
         return [ending(call.kind, job, result) for job in call.jobs]
     if (
         isinstance(result, str | bytes | Mapping)
         or not isinstance(result, Sequence)
-        or len(result) != len(call.jobs)
+        or len(result) != len(call.helds)
     ):
         message = (
             f"batch handler {call.kind.name} must return None or one entry for each of its"
-            f" {len(call.jobs)} jobs, not {type(result).__name__}"
+            f" {len(call.helds)} jobs, not {type(result).__name__}"
         )
         raise TypeError(message)
     return [

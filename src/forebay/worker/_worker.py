@@ -42,6 +42,7 @@ from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
 if TYPE_CHECKING:
@@ -557,7 +558,8 @@ class Worker:
                 self._executor.take([held])
                 continue
             self._executor.reserve()
-            kind, job, _item = prepared
+            kind, _item = prepared
+            job = job_of(held, kind, self._group)
             task = asyncio.create_task(self._run_suspect(held, kind, job))
             self._suspect_tasks.add(task)
             task.add_done_callback(self._suspect_tasks.discard)
