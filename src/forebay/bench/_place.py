@@ -26,7 +26,7 @@ SERVER_SETTINGS: Final = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "15min",
-    "max_connections": "300",
+    "max_connections": "500",
     "max_prepared_transactions": "10",
     "max_locks_per_transaction": "1024",
     "wal_level": "logical",

@@ -24,6 +24,12 @@ T = TypeVar("T")
 #: The application of ``jobs``, as the command line names it.
 APP: Final = "forebay.bench.jobs:app"
 
+#: What a worker without work has open: claims, settlements, upkeep, bell, heart.
+CONNECTIONS_OF_WORKER: Final = 5
+
+#: Left to others: the scenario's own, the server's workers, somebody who looks.
+_CONNECTIONS_LEFT: Final = 20
+
 _START_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.02
 
@@ -45,6 +51,17 @@ def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
             raise ForebayError(f"{what}: not within {seconds:g} s")
         time.sleep(_PAUSE_SECONDS)
     return answer
+
+
+def room_for_workers(dsn: str) -> int:
+    """Return how many workers the server has connections for."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        row = conn.execute(
+            "select current_setting('max_connections')::integer - count(*)::integer"
+            " from pg_stat_activity where backend_type = 'client backend'"
+        ).fetchone()
+    assert row is not None
+    return max(0, int(row[0]) - _CONNECTIONS_LEFT) // CONNECTIONS_OF_WORKER
 
 
 class Workers:

@@ -34,7 +34,7 @@ import psycopg
 from forebay.bench import jobs
 from forebay.bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
 from forebay.bench._notes import Notes
-from forebay.bench._processes import Script, scripts, wait_until, workers
+from forebay.bench._processes import Script, room_for_workers, scripts, wait_until, workers
 from forebay.bench._report import Bar, Report, Table
 from forebay.bench._upkeep import upkeep
 from forebay.bench.engines import classic
@@ -67,6 +67,13 @@ select forebay.enqueue_many(
     'noop', array(select jsonb_build_object('i', i) from generate_series(1, least(10000, %s)) i), 'bench')
 """
 
+_FILL_SLOW: Final = """
+select forebay.enqueue_many('wait_a_little', array_fill('{}'::jsonb, array[%s::integer]), 'slow')
+"""
+
+#: How long the slow jobs last beyond what is planned.
+_SPARE_SECONDS: Final = 5.0
+
 _READY: Final = "select coalesce(sum(ready), 0)::integer from forebay.depth('bench')"
 
 LABELS: Final = {
@@ -96,6 +103,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (6.0 if options.full else 0.8) * options.scale
     sizes: Sequence[int] = (2,) if options.scale < 0.2 else _FULL if options.full else _QUICK
+    room = room_for_workers(place.dsn)
+    sizes = [size for size in sizes if size <= room] or sizes[:1]
     ended_while_held = max(100, round(_ENDED_WHILE_HELD * min(1.0, options.scale)))
     rates = _claim_one_by_one(
         place, sizes, rounds, seconds, ended_while_held=ended_while_held, progress=progress
@@ -248,16 +257,14 @@ def _use_slots(
             for size in sizes:
                 progress(f"{size} worker processes with slow handlers")
                 crew.start(size - len(crew.members))
+                settle_seconds = min(seconds, 0.5 + 0.1 * size)
                 # They have something to do from before the measurement until after it.
-                jobs_left = int(size * _SLOTS * (seconds + 6) / jobs.SLOW_SECONDS)
-                conn.execute(
-                    "select forebay.enqueue_many("
-                    "'wait_a_little', array_fill('{}'::jsonb, array[%s::integer]), 'slow')",
-                    [jobs_left],
-                )
+                lasts = settle_seconds + seconds + _SPARE_SECONDS
+                conn.execute(_FILL_SLOW, [int(size * _SLOTS * lasts / jobs.SLOW_SECONDS)])
                 before = notes.count
                 wait_until(partial(_has, notes, before + size * _SLOTS), 30, "slots are in use")
-                began = time.monotonic() + min(1.0, seconds / 2)  # measured durations settle in
+                # Processes that have just started measure their handlers first, and share the cores meanwhile.
+                began = time.monotonic() + settle_seconds
                 time.sleep(began + seconds - time.monotonic())
                 until = time.monotonic()
                 ended = sum(began <= at < until for _, at in notes.read(before))
@@ -337,6 +344,10 @@ def _report(
         "the upkeep of a worker runs beside ours, autovacuum beside the classic table",
         "slots: a handler counts as 100 ms, however long a busy machine lets it wait",
     ]
+    if sizes[-1] < _FULL[-1]:
+        notes.append(
+            f"no more than {sizes[-1]} processes: --full has up to {_FULL[-1]}, where the server allows enough connections"
+        )
     if "unordered" not in shown:
         notes.append("unordered: this version has no queues that are declared so")
     return Report(

@@ -36,7 +36,13 @@ from forebay.bench._child import sleep_until
 from forebay.bench._measure import percentile, round_figure, server_cpu_seconds
 from forebay.bench._notes import Notes
 from forebay.bench._place import SERVER_SETTINGS, Place
-from forebay.bench._processes import scripts, wait_until, workers
+from forebay.bench._processes import (
+    CONNECTIONS_OF_WORKER,
+    room_for_workers,
+    scripts,
+    wait_until,
+    workers,
+)
 from forebay.bench._report import Bar, Report, Table
 from forebay.db.migrate import migrate
 from forebay.embedded import temporary_server
@@ -68,9 +74,6 @@ _HELD_PER_SECOND_MAX: Final = 200
 _IDLE_WORKERS: Final = 200
 _IDLE_WORKERS_QUICK: Final = 20
 _IDLE_WORKERS_PER_PROCESS: Final = 50
-
-#: What an idle worker has open: claims, settlements, upkeep, bell, heart.
-_CONNECTIONS_OF_WORKER: Final = 5
 
 _ARRIVAL_SECONDS: Final = 30.0
 
@@ -232,16 +235,11 @@ def _many_idle(
     """Measure many idle workers, on a server that has room for their connections."""
     wanted = _IDLE_WORKERS if options.full else _IDLE_WORKERS_QUICK
     count = max(2, round(wanted * min(1.0, options.scale)))
-    with psycopg.connect(place.dsn, autocommit=True) as conn:
-        row = conn.execute(
-            "select current_setting('max_connections')::int - count(*)::int from pg_stat_activity"
-        ).fetchone()
-    assert row is not None
-    room = (row[0] - 20) // _CONNECTIONS_OF_WORKER
+    room = room_for_workers(place.dsn)
     with contextlib.ExitStack() as stack:
         if count > room and place.is_own:
             progress("a server with more connections")
-            connections = count * _CONNECTIONS_OF_WORKER + 100
+            connections = count * CONNECTIONS_OF_WORKER + 100
             server = stack.enter_context(
                 temporary_server(
                     place.bin_dir,
@@ -311,6 +309,10 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
     elif many.workers != _IDLE_WORKERS:
         notes.append(
             f"idle_core_share is that of {many.workers} workers, scaled to {_IDLE_WORKERS}"
+        )
+    if many.transactions_per_s < 0.8 * many.workers * idle[0].transactions_per_s:
+        notes.append(
+            "this machine was too busy for all idle workers to look as often as they would: the share is too low"
         )
     figures = {
         "cases": [case.figures() for case in cases],
