@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "pgqueuer"
 NOTE: Final = (
-    "pgqueuer: asyncpg, uvloop, batch_size 1000, its autovacuum settings, logged tables;"
+    "pgqueuer: asyncpg, uvloop, batch_size 500, its autovacuum settings, logged tables;"
     " it also writes a log row for each job that ends"
 )
 LOOP_FACTORY: Final = uvloop.new_event_loop
 
 #: Jobs of one dequeue, and of one write of what ended.
-BATCH: Final = 1000
+BATCH: Final = 500
 
 #: Jobs of one enqueue statement, where there are many.
 CHUNK: Final = 5000

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "procrastinate"
 NOTE: Final = (
-    "procrastinate: psycopg, uvloop, concurrency 30 on 10 connections without checks, ended jobs deleted;"
+    "procrastinate: psycopg, uvloop, concurrency 10 on 4 connections without checks, ended jobs deleted;"
     " it fetches one job at a time"
 )
 LOOP_FACTORY: Final = uvloop.new_event_loop
 
 #: Jobs at a time, and connections for them.
-CONCURRENCY: Final = 30
-CONNECTIONS: Final = 10
+CONCURRENCY: Final = 10
+CONNECTIONS: Final = 4
 
 #: Jobs of one enqueue statement, where there are many.
 CHUNK: Final = 5000

@@ -1,0 +1,79 @@
+"""The ordinary queue that ours is compared with does what it should."""
+
+import pytest
+
+from forebay.bench import Place
+from forebay.bench._contestant import player
+from forebay.bench.engines import classic
+from tests.support.engine import connect, one
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def table(empty_database):
+    with connect(empty_database) as conn:
+        classic.create(conn)
+        yield conn
+
+
+def test_each_job_is_handed_out_once_in_order(table, empty_database):
+    """
+    Two claimers, one in an open transaction, get different jobs; together all of them, the oldest first.
+    """
+    classic.fill(table, 10)
+    with connect(empty_database) as other, other.transaction():
+        first = classic.claim(other, 4)
+        second = classic.claim(table, 10)
+    ids = [sorted(job[0] for job in jobs) for jobs in (first, second)]
+    assert ids == [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
+    assert classic.claim(table, 10) == []
+
+
+def test_a_finished_job_is_gone_and_a_retried_one_comes_again(table):
+    """
+    With an attempt more.
+    """
+    classic.fill(table, 2)
+    classic.claim(table, 2)
+    classic.finish(table, [1])
+    classic.retry(table, [2])
+    ((job_id, kind, args, attempts, _run_at),) = classic.claim(table, 2)
+    assert (job_id, kind, args, attempts) == (2, "noop", {"i": 2}, 2)
+    assert one(table, "select count(*) from classic_job") == 1
+
+
+def test_a_delayed_job_waits(table):
+    """
+    It is not handed out before its time.
+    """
+    classic.fill(table, 1, delay_seconds=60)
+    assert classic.claim(table, 1) == []
+
+
+def test_dead_rows_are_counted(table):
+    """
+    By the server's statistics, which know them a moment later.
+    """
+    table.execute("alter table classic_job set (autovacuum_enabled = off)")
+    assert classic.dead_rows(table) == 0
+    classic.fill(table, 20)
+    classic.finish(table, [job[0] for job in classic.claim(table, 20)])
+    # An update and a delete: two dead rows for each job.
+    wait_for(lambda: classic.dead_rows(table) == 40, 10, lambda: str(classic.dead_rows(table)))
+
+
+def test_its_loop_empties_the_table(server):
+    """
+    As a contestant it ends what was enqueued, and leaves nothing.
+    """
+
+    def create(dsn: str) -> None:
+        with connect(dsn) as conn:
+            classic.create(conn)
+
+    place = Place(server.dsn(), is_own=False)
+    with player("classic", place, create=create) as process:
+        process.ask("fill", count=1100)
+        assert process.ask("drain", handler="")["ended"] == 1100
+        with connect(process.dsn) as conn:
+            assert one(conn, "select count(*) from classic_job") == 0

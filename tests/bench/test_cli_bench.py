@@ -1,0 +1,147 @@
+"""``forebay bench``: what it lists, prints, draws and refuses."""
+
+import json
+
+import pytest
+
+from forebay.bench import SCENARIOS, Report, Table
+from forebay.bench._report import Bar
+from forebay.cli._main import run
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run the command line in an empty folder; return exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def scenario(monkeypatch):
+    """A scenario in place of a real one, with a bar that is kept, one that is missed and one not measured."""
+    from forebay.bench.scenarios import one
+
+    asked = []
+
+    def pretend(place, options, progress):
+        asked.append(options)
+        return Report(
+            {"ours_per_s": 5},
+            [Table(["who", "jobs/s"], [("ours", "5")], right=["jobs/s"])],
+            [
+                Bar("kept", 2, at_least=1),
+                Bar("missed", 2, at_most=1),
+                Bar("open", None, at_least=1),
+            ],
+            notes=["unfair to nobody"],
+            draw=lambda figure: figure.subplots().plot([1, 2]),
+        )
+
+    monkeypatch.setattr(one, "run", pretend)
+    return asked
+
+
+def test_without_a_scenario_they_are_listed(command):
+    """
+    Each with what it measures.
+    """
+    code, out, _ = command("bench")
+    assert code == 0
+    for name, summary in SCENARIOS.items():
+        assert name in out
+        assert summary in out
+
+
+def test_people_get_a_table_the_promises_and_the_machine(command, scenario, server):
+    """
+    A missed promise is marked, and is no failure by itself.
+    """
+    code, out, _ = command("bench", "one", "--dsn", server.dsn())
+    assert code == 0
+    for text in (
+        "jobs/s",
+        "✓ kept: 2",
+        "✗ missed: 2",
+        "open: not measured",
+        "unfair",
+        "PostgreSQL",
+    ):
+        assert text in out
+
+
+def test_programs_get_a_line_of_json_with_the_facts_of_the_run(command, scenario, server):
+    """
+    The figures by name, and what a figure is worthless without.
+    """
+    code, out, _ = command("bench", "one", "--dsn", server.dsn(), "--json")
+    assert code == 0
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    assert found["scenario"] == "one"
+    assert found["ours_per_s"] == 5
+    facts = found["run"]
+    assert {"postgresql", "settings", "machine", "forebay", "commit", "command"} <= facts.keys()
+    assert (
+        facts["settings"]["fsync"] == "off"
+    )  # the suite's server is not durable, and a run says so
+
+
+def test_a_check_fails_when_a_promise_is_missed(command, scenario, server):
+    """
+    For scripts, which read the exit code.
+    """
+    code, _, _ = command("bench", "one", "--dsn", server.dsn(), "--check")
+    assert code == 1
+
+
+def test_options_reach_the_scenario(command, scenario, server):
+    """
+    As they were given; none is a name for nobody.
+    """
+    command(
+        *("bench", "one", "--dsn", server.dsn(), "--full", "--scale", "0.5", "--rounds", "4"),
+        *("--compare", "pgqueuer, classic"),
+    )
+    command("bench", "one", "--dsn", server.dsn(), "--compare", "none")
+    given, nobody = scenario
+    assert (given.full, given.scale, given.rounds) == (True, 0.5, 4)
+    assert given.compare == ("pgqueuer", "classic")
+    assert nobody.compare == ()
+
+
+def test_a_plot_is_written(command, scenario, server, tmp_path):
+    """
+    The same twice, byte for byte, so that an unchanged plot is an unchanged file.
+    """
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "b.svg"):
+        code, _, _ = command("bench", "one", "--dsn", server.dsn(), "--plot", name)
+        assert code == 0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["swim"], "swim"),
+        (["one", "--dsn", "x", "--pg-bin", "y"], "--pg-bin"),
+        (["one", "--plot", "plot.txt"], ".svg"),
+        (["one", "--plot", "nowhere/plot.svg"], "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(command, scenario, arguments, problem):
+    """
+    With the reason.
+    """
+    code, _, err = command("bench", *arguments)
+    assert code == 2
+    assert problem in err
+    assert scenario == []
