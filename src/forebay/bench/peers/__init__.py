@@ -15,7 +15,10 @@ from typing import Final
 from forebay.errors import ConfigError, shown
 
 #: Module of this package, and what must be importable for it.
-PEERS: Final = {"procrastinate": "procrastinate", "pgqueuer": "pgqueuer"}
+PEERS: Final = {
+    "pgqueuer": ("pgqueuer", "asyncpg", "uvloop"),
+    "procrastinate": ("procrastinate", "uvloop"),
+}
 
 
 def installed(compare: tuple[str, ...] | None) -> list[ModuleType]:
@@ -29,10 +32,10 @@ def installed(compare: tuple[str, ...] | None) -> list[ModuleType]:
         ConfigError: one that was named is not installed.
     """
     found = []
-    for name, package in PEERS.items():
+    for name, packages in PEERS.items():
         if compare is not None and name not in compare:
             continue
-        if importlib.util.find_spec(package) is not None:
+        if all(importlib.util.find_spec(package) is not None for package in packages):
             found.append(importlib.import_module(f"forebay.bench.peers.{name}"))
         elif compare is not None:
             raise ConfigError(
