@@ -1,6 +1,6 @@
 """mixed: a producer and a worker at once, with a bounded number of jobs waiting.
 
-The producer commits 100 jobs at a time, by the call that its library has for many jobs, and pauses while 10,000 wait;
+The producer commits 100 jobs at a time, by the call that its library has for many jobs, and pauses while 5,000 wait;
 the worker's handler counts. What is told is how many handlers ran a second in the middle of the run, after which the
 producer ends and the worker empties the queue: every job that was committed must have been handled, once.
 
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 #: Jobs of one transaction of the producer.
 _BATCH: Final = 100
 
-#: Most jobs that wait.
-_BACKLOG: Final = 10_000
+#: Most jobs that wait; fewer for who needs long to work them off.
+_BACKLOG: Final = 5_000
+_BACKLOGS: Final = {"procrastinate": 200}
 
 #: Not measured: connections open, plans are made, durations are learned.
 _WARM_UP_SHARE: Final = 0.25
@@ -85,6 +86,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 producers[name],
                 seconds,
                 memory if name == "forebay" and not options.full else None,
+                backlog=_BACKLOGS.get(name, _BACKLOG),
                 per_second=None,
             )
             for name, worker in workers.items()
@@ -98,6 +100,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 producers["forebay"],
                 max(5.0, _PACED_SECONDS * options.scale),
                 memory,
+                backlog=_BACKLOG,
                 per_second=_PACED_PER_SECOND,
             )
     return _report(found, memory, options, rounds)
@@ -120,6 +123,7 @@ def _turn(
     seconds: float,
     memory: Memory | None,
     *,
+    backlog: int,
     per_second: float | None,
 ) -> float:
     """Let both work; return how many jobs a second were handled."""
@@ -130,7 +134,7 @@ def _turn(
             path=tally.path,
             seconds=seconds,
             batch=_BATCH,
-            backlog=_BACKLOG,
+            backlog=backlog,
             per_second=per_second,
         )
         wait_until(lambda: tally.handled > 0, _START_SECONDS, "the first job is handled")
@@ -197,7 +201,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
         tables,
         bars,
         notes=[
-            f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait",
+            f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait, 200 for procrastinate",
             "on two cores the producer, the worker and the server share them: a cheaper enqueue leaves more for the worker",
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
             "memory: ten minutes of 100,000 jobs a minute"
