@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.bench._run import Options
 
 #: What a peer enqueues of the whole, so that the slow ones do not take all the time.
-_SHARES: Final = {"procrastinate": 0.25}
+_SHARES: Final = {"procrastinate": 0.1}
 
 _LABELS: Final = {
     "ours": "Forebay, iterator",
@@ -43,7 +43,7 @@ _LABELS: Final = {
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    rounds = options.rounds or 3
+    rounds = options.rounds or (3 if options.full else 2)
     count = max(1, int((1_000_000 if options.full else 100_000) * options.scale))
     with contextlib.ExitStack() as stack:
         players = stack.enter_context(lent(place, options.compare))
@@ -126,7 +126,7 @@ def _report(
         "the plain table is emptied before each turn; the queues grow",
         "COPY gets rows as text that is ready to send; the queues check and encode arguments",
         "pgqueuer gets lists of 5,000 in one transaction",
-        "procrastinate commits each list of 5,000, and does a quarter of the jobs",
+        "procrastinate commits each list of 5,000, and does a tenth of the jobs",
         *(peer.NOTE for peer in installed(options.compare)),
     ]
     return Report(

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from forebay.bench._place import Place
     from forebay.bench._run import Options
 
-#: Jobs of a turn in the quick form: some two seconds of work for each contestant.
+#: Jobs of a turn in the quick form: a second or two of work for each contestant.
 _JOBS: Final = {
-    "async": 60_000,
-    "thread": 20_000,
-    "batch": 150_000,
-    "tx": 2_500,
-    "classic": 80_000,
-    "pgqueuer": 16_000,
-    "procrastinate": 800,
+    "async": 45_000,
+    "thread": 12_000,
+    "batch": 75_000,
+    "tx": 1_200,
+    "classic": 60_000,
+    "pgqueuer": 12_000,
+    "procrastinate": 500,
 }
 
 _LABELS: Final = {
