@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import psycopg
+
+_TRIES: Final = 10
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
@@ -91,13 +94,14 @@ def server_cpu_seconds(postmaster_pid: int) -> float | None:
 
     None where the system does not tell (it is read from /proc).
     """
-    try:
-        total = _cpu_seconds(postmaster_pid, with_children=True)
-        for pid in _children_of(postmaster_pid):
-            total += _cpu_seconds(pid, with_children=False)
-    except OSError:
-        return None
-    return total
+    for _ in range(_TRIES):
+        # A process that ends meanwhile would be missed: its time is its parent's a moment later.
+        with contextlib.suppress(OSError):
+            total = _cpu_seconds(postmaster_pid, with_children=True)
+            for pid in _children_of(postmaster_pid):
+                total += _cpu_seconds(pid, with_children=False)
+            return total
+    return None
 
 
 def process_cpu_seconds(pid: int) -> float | None:
