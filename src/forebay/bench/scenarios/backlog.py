@@ -1,0 +1,231 @@
+"""backlog: what a claim and an enqueue cost by the number of jobs that wait.
+
+Each size has a database of its own on one server, filled through the public function, ten thousand jobs a call, on two
+connections, while no worker and no upkeep runs: the state after workers were down for a night. Then upkeep starts, and the sizes
+take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that as many
+wait afterwards as before. A round gives the medians of its steps; a size is compared with the smallest one round by round.
+
+``claim_p50_ms`` is the claim alone, at its p50 over all rounds; ``enqueue_p50_ms`` an enqueue with its commit.
+``enqueue_errors`` counts calls that failed while the queue was filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from forebay.bench._measure import percentile, ratio_of_rounds, round_figure
+from forebay.bench._report import Bar, Report, Table
+from forebay.bench._upkeep import upkeep
+from forebay.bench.engines.forebay_log import Log
+from forebay.bench.plot import COLOURS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from forebay.bench._place import Place
+    from forebay.bench._run import Options
+
+_QUICK: Final = (1_000, 100_000, 1_000_000)
+_FULL: Final = (1_000, 100_000, 10_000_000)
+_ROUNDS: Final = 5
+_CLAIM_ROWS: Final = 10
+_QUICK_STEPS: Final = 60
+_FULL_STEPS: Final = 300
+_FILL_ROWS: Final = 10_000
+_FILL_CONNECTIONS: Final = 2
+
+
+@dataclass
+class Size:
+    """A log of some size, and what was measured on it, a list for each round."""
+
+    size: int
+    log: Log
+    claims: list[list[float]] = field(default_factory=list)
+    enqueues: list[list[float]] = field(default_factory=list)
+
+    def take_turn(self, steps: int) -> None:
+        """Measure so many steps."""
+        claims, enqueues = [], []
+        # What was asked last of this size lies a while back: let it warm up as a worker at work is warm.
+        for number in range(-5, steps):
+            seconds, count = self.log.claim_and_settle(_CLAIM_ROWS)
+            each = [self.log.enqueue_one() for _ in range(_CLAIM_ROWS)]
+            if number >= 0 and count == _CLAIM_ROWS:
+                claims.append(seconds)
+                enqueues += each
+        self.claims.append(claims)
+        self.enqueues.append(enqueues)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How the filling of a queue went."""
+
+    errors: int
+    per_second: float
+
+
+def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
+    """Run the scenario."""
+    wanted = _FULL if options.full else _QUICK
+    sizes = tuple(dict.fromkeys(max(100, int(size * options.scale)) for size in wanted))
+    steps = max(2, int((_FULL_STEPS if options.full else _QUICK_STEPS) * min(1.0, options.scale)))
+    errors, rates = 0, []
+    with contextlib.ExitStack() as stack:
+        measured: list[Size] = []
+        for size in sizes:
+            progress(f"{size:,} jobs are enqueued while nobody works")
+            dsn = stack.enter_context(place.database(f"backlog_{size}"))
+            log = Log(dsn)
+            stack.callback(log.conn.close)
+            filled = fill(dsn, size)
+            errors += filled.errors
+            rates.append(filled.per_second)
+            stack.enter_context(upkeep(dsn))
+            measured.append(Size(size, log))
+        measure(measured, options.rounds or _ROUNDS, steps, progress)
+    figures: dict[str, Any] = {
+        "backlog": [figures_of(each) for each in measured],
+        "enqueued": sum(sizes),
+        "enqueue_errors": errors,
+        "enqueued_per_s": round_figure(rates[-1]),
+    }
+    smallest, largest = measured[0], measured[-1]
+    bars = [
+        Bar(
+            f"claim, {each.size:,} waiting to {smallest.size:,}",
+            ratio(each.claims, smallest.claims),
+            at_most=1.25,
+        )
+        for each in measured[1:]
+    ]
+    bars.append(Bar("enqueues that failed with nobody at work", errors, at_most=0))
+    return Report(
+        figures,
+        [table(measured, "waiting")],
+        bars,
+        notes=[
+            f"claims of {_CLAIM_ROWS} jobs; {len(smallest.claims)} rounds of {steps} steps; ratios are medians over rounds",
+            f"{largest.size:,} jobs were enqueued at {rates[-1]:,.0f} a second on {_FILL_CONNECTIONS} connections",
+        ],
+        draw=lambda figure: draw(figure, measured, "jobs waiting"),
+    )
+
+
+def fill(dsn: str, count: int) -> Filled:
+    """Enqueue so many jobs, ten thousand a call on two connections."""
+    left = [min(_FILL_ROWS, count - done) for done in range(0, count, _FILL_ROWS)]
+    lock = threading.Lock()
+    errors = 0
+
+    def work() -> None:
+        nonlocal errors
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            while True:
+                with lock:
+                    if not left:
+                        return
+                    rows = left.pop()
+                try:
+                    conn.execute(
+                        "select forebay.enqueue_many('noop', array(select jsonb_build_object('i', i)"
+                        " from generate_series(1, %s) i), 'bench')",
+                        [rows],
+                    )
+                except psycopg.Error:
+                    with lock:
+                        errors += 1
+
+    started = time.perf_counter()
+    threads = [threading.Thread(target=work) for _ in range(_FILL_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Filled(errors, count / (time.perf_counter() - started))
+
+
+def measure(
+    measured: Sequence[Size], rounds: int, steps: int, progress: Callable[[str], None]
+) -> None:
+    """Let the sizes take turns, in alternating order."""
+    with psycopg.connect(measured[0].log.conn.info.dsn, autocommit=True) as conn:
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+            conn.execute("checkpoint")  # What the filling left to be written disturbs nobody then.
+    for number in range(rounds):
+        for each in measured if number % 2 == 0 else reversed(measured):
+            progress(f"round {number + 1} of {rounds}: {each.size:,}")
+            each.take_turn(steps)
+
+
+def ratio(large: Sequence[Sequence[float]], small: Sequence[Sequence[float]]) -> float:
+    """Return the median over rounds of the ratio of their medians."""
+    return ratio_of_rounds(
+        [statistics.median(values) for values in large],
+        [statistics.median(values) for values in small],
+    )
+
+
+def figures_of(each: Size) -> dict[str, Any]:
+    """Return the raw figures of a size, over all rounds."""
+    claims = [value for values in each.claims for value in values]
+    enqueues = [value for values in each.enqueues for value in values]
+    return {
+        "size": each.size,
+        "claim_p50_ms": round_figure(statistics.median(claims) * 1000),
+        "claim_p99_ms": round_figure(percentile(claims, 0.99) * 1000),
+        "enqueue_p50_ms": round_figure(statistics.median(enqueues) * 1000),
+    }
+
+
+def table(measured: Sequence[Size], what: str) -> Table:
+    """Return a row for each size, with the spread of its rounds."""
+    rows = []
+    for each in measured:
+        medians = [statistics.median(values) * 1000 for values in each.claims]
+        figures = figures_of(each)
+        rows.append(
+            (
+                f"{each.size:,}",
+                f"{figures['claim_p50_ms']:.3g}",
+                f"{min(medians):.3g} to {max(medians):.3g}",
+                f"{figures['claim_p99_ms']:.3g}",
+                f"{figures['enqueue_p50_ms']:.3g}",
+                f"{ratio(each.claims, measured[0].claims):.2f}",
+            )
+        )
+    columns = [what, "claim ms, p50", "rounds", "p99", "enqueue ms, p50", "claim, to the first"]
+    return Table(columns, rows, right=columns)
+
+
+def draw(figure: Figure, measured: Sequence[Size], what: str) -> None:
+    """Draw both costs over the size."""
+    axes: Axes = figure.subplots()
+    axes.set_title(f"The cost of a claim and an enqueue, by {what}", loc="left")
+    found = [figures_of(each) for each in measured]
+    sizes = [each["size"] for each in found]
+    for key, label, style in (
+        ("claim_p50_ms", f"claim of {_CLAIM_ROWS}", "-"),
+        ("enqueue_p50_ms", "enqueue of one", "--"),
+    ):
+        values = [each[key] for each in found]
+        axes.plot(sizes, values, style, marker="o", color=COLOURS["forebay"])
+        axes.annotate(
+            label, (sizes[-1], values[-1]), xytext=(8, 0), textcoords="offset points", va="center"
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel(what)
+    axes.set_ylabel("milliseconds")

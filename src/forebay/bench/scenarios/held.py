@@ -1,0 +1,619 @@
+"""held: what a queue does while somebody keeps a transaction open.
+
+The experiment is Brandur Leach's of 2015 ("Postgres Job Queues & Failure By MVCC"): a queue in a steady state, then a
+transaction in the same database that is left open, and a look at how long a worker needs to get its next job. Vacuum may
+not remove what died since, so an index that a queue takes its jobs from fills up with dead entries that each look for work
+has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to be felt; here a minute is to be
+enough, so each engine gets its jobs as fast as it can go: at seven tenths of what it managed at the start of the run. (More
+would leave no room for noise. One that keeps its speed keeps its queue empty; one that slows down lets jobs wait.) His
+own load is the mix ``original``: 50 jobs a second, one job at a time, 8 workers, 10 ms each; with ``--scale 15 --full``
+it takes its quarter of an hour for each engine.
+
+Every engine has a database of its own and a holder in it, since vacuum looks at the snapshots of one database at a time.
+They take turns on one server, ten each while the holders hold, and time stands still for an engine that does not have its
+turn: its clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
+ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the crowd.
+
+Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
+``failing``, every fifth job fails once and is ready again at once.
+
+Holders are described in ``forebay.bench._holders``. With ``strangers`` our log is cut into segments of 1,000 rows, so
+that hundreds are written, and the bars compare with the time before the strangers came.
+
+What is unfair to whom:
+
+- ours does more: it asks first which lanes are ready, as its workers do; records every claim, so that a crash is found;
+  keeps what is done; and notes each failure. Its upkeep runs beside it all the time and takes its CPU from whoever has
+  the turn.
+- the usual table, the advisory locks and the staging table are spoken to in their cheapest form, and keep nothing.
+- ``staged`` moves a thousand rows at a time and its workers take them from Redis, which is no part of PostgreSQL. Time to
+  get a job includes the moves, which few of the claims make: look at the pickup for what they do to it.
+- ``que`` is given jobs in batches like the others, which its version 0 did not do; ``que-single`` takes them one by one,
+  ``que-remember`` begins behind the last job for up to a minute.
+
+Read it so: a ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the ten.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.bench._holders import HOLDERS, Held, check_holder, hold
+from forebay.bench._measure import round_figure
+from forebay.bench._report import Bar, Report, Table
+from forebay.bench._upkeep import upkeep
+from forebay.bench.engines import forebay_log, que, staged
+from forebay.bench.engines._classic_queue import ClassicQueue
+from forebay.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from forebay.bench._place import Place
+    from forebay.bench._run import Options
+    from forebay.bench.engines._queue import Queue, Taken
+
+MIXES: Final = ("plain", "delayed", "failing", "original")
+
+#: What a plot calls the contestants, and in whose colour it draws them.
+LABELS: Final = {
+    "ours": "Forebay",
+    "classic": "usual jobs table",
+    "que": "advisory locks (Que)",
+    "que-single": "Que, one by one",
+    "que-remember": "Que, remembering",
+    "staged": "staged to Redis",
+}
+COLOURS: Final = {
+    "ours": "#0072B2",
+    "classic": "#D55E00",
+    "que": "#CC79A7",
+    "que-single": "#882255",
+    "que-remember": "#AA4499",
+    "staged": "#009E73",
+}
+_RIVALS: Final = ("classic", "que", "staged")
+_ON_REQUEST: Final = ("que-single", "que-remember")
+
+_TURNS: Final = 10
+#: Turns before anybody holds: in the first caches fill.
+_TURNS_BEFORE: Final = 2
+_SAMPLES_PER_TURN: Final = 3
+_FULL_TURN_SECONDS: Final = 6.0
+#: All turns of a quick run together; with the start of the server and the measuring of speeds it stays below 60 s.
+_QUICK_SECONDS: Final = 40.0
+_QUICK_TURN_SECONDS_MAX: Final = 2.5
+
+_ENQUEUE_ROWS: Final = 500
+_CLAIM_ROWS: Final = 100
+#: Of its own speed, what an engine is given to do.
+_LOAD: Final = 0.7
+_DELAY_SECONDS: Final = 2.0
+_FAILING: Final = 5
+
+#: The original load.
+_ORIGINAL_PER_SECOND: Final = 50
+_ORIGINAL_WORKERS: Final = 8
+_ORIGINAL_JOB_SECONDS: Final = 0.01
+
+_STRANGERS_SEGMENT_ROWS: Final = 1000
+
+
+@dataclass
+class Turn:
+    """What an engine did in one turn."""
+
+    seconds: float = 0
+    finished: int = 0
+    claims: list[float] = field(default_factory=list)
+    pickups: list[float] = field(default_factory=list)
+
+    @property
+    def throughput(self) -> float:
+        """Jobs a second."""
+        return self.finished / self.seconds if self.seconds else 0
+
+    @property
+    def claim_ms(self) -> float | None:
+        """The median time to get jobs."""
+        return statistics.median(self.claims) * 1000 if self.claims else None
+
+    @property
+    def pickup_ms(self) -> float | None:
+        """The median time from when a job could run until it was taken."""
+        return statistics.median(self.pickups) * 1000 if self.pickups else None
+
+
+class Contestant:
+    """An engine, its load, its clock, and what was seen of it.
+
+    Args:
+        queue: the engine.
+        mix: which jobs.
+        delay_seconds: after which a job is due.
+        due_is_kept: the engine tells when a job was due, and not when it was enqueued.
+    """
+
+    def __init__(self, queue: Queue, mix: str, *, delay_seconds: float, due_is_kept: bool) -> None:
+        self.queue = queue
+        self.rate = 0.0
+        self.enqueued = self.finished = 0
+        self.enqueue_worst = 0.0
+        self.turns: list[Turn] = []
+        self.samples: list[dict[str, Any]] = []
+        self._mix = mix
+        self._delay = delay_seconds
+        self._since_written = 0.0 if due_is_kept else delay_seconds
+        self._active = 0.0  # how long it has had its turn so far
+        self._starts: list[float] = []  # of its turns, by the clock on the wall
+        self._before: list[float] = []  # and how long it had had its turn by then
+        self._dues: deque[tuple[float, int]] = deque()
+        self._due = 0
+
+    def measure_speed(self, seconds: float) -> None:
+        """Enqueue for a while, wait until all is due, work it off; what it manages the third time is its speed."""
+        for _ in range(3):
+            self.rate = _LOAD * self._speed(seconds / 6)
+            self.enqueued = self.finished = 0
+
+    def _speed(self, seconds: float) -> float:
+        started = time.perf_counter()
+        while (enqueue_seconds := time.perf_counter() - started) < seconds:
+            self.queue.enqueue(_ENQUEUE_ROWS, self._delay)
+            self.enqueued += _ENQUEUE_ROWS
+        time.sleep(self._delay)
+        busy = 0.0
+        while self.finished < self.enqueued:
+            began = time.perf_counter()
+            taken = self.queue.claim(_CLAIM_ROWS)
+            self._end(taken)
+            if taken:
+                busy += time.perf_counter() - began
+            else:
+                time.sleep(0.001)
+        return self.finished / (enqueue_seconds + busy)
+
+    def take_turn(self, seconds: float) -> None:
+        """Enqueue what is owed by now, take and end jobs, for so long."""
+        turn = Turn()
+        self._starts.append(time.time())
+        self._before.append(self._active)
+        started = time.perf_counter()
+        before, sampled, part = self._active, 0.0, Turn()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            self._active = before + elapsed
+            if elapsed - sampled >= seconds / _SAMPLES_PER_TURN:
+                self._sample(turn, part)
+                sampled, part = elapsed, Turn()
+            owed = self.rate * self._active - self.enqueued
+            if owed >= _ENQUEUE_ROWS:
+                self._enqueue(_ENQUEUE_ROWS)
+            began = time.perf_counter()
+            taken = self.queue.claim(_CLAIM_ROWS)
+            took = time.perf_counter() - began
+            if taken:
+                part.claims.append(took)
+                self._note_pickups(part, taken, before + time.perf_counter() - started)
+                part.finished += self._end(taken)
+            elif owed < _ENQUEUE_ROWS:
+                time.sleep(0.0005)
+        self._active = before + elapsed
+        self._sample(turn, part)
+        turn.seconds = elapsed
+        self.turns.append(turn)
+
+    def _enqueue(self, count: int) -> None:
+        began = time.perf_counter()
+        self.queue.enqueue(count, self._delay)
+        self.enqueue_worst = max(self.enqueue_worst, time.perf_counter() - began)
+        self.enqueued += count
+        self._dues.append((time.time() + self._delay, count))
+
+    def _end(self, taken: Sequence[Taken]) -> int:
+        """End jobs; how many of them for good."""
+        failed: list[Taken] = []
+        if self._mix == "failing":
+            failed = [job for job in taken if not job.attempts and job.number % _FAILING == 0]
+        done = [job for job in taken if job not in failed] if failed else list(taken)
+        if taken:
+            self.queue.end(done, failed)
+        self.finished += len(done)
+        return len(done)
+
+    def _note_pickups(self, part: Turn, taken: Sequence[Taken], now: float) -> None:
+        """Note how long each job could have run already, by the engine's own clock."""
+        part.pickups += [
+            max(0.0, now - self._own_time(job.written_at + self._since_written))
+            for job in taken
+            if not job.attempts
+        ]
+
+    def _own_time(self, wall: float) -> float:
+        """Return a moment of the clock on the wall by the engine's clock, which stands still between its turns."""
+        place = bisect.bisect_right(self._starts, wall) - 1
+        if place < 0:
+            return 0.0
+        moment = self._before[place] + wall - self._starts[place]
+        return min(moment, self._before[place + 1]) if place + 1 < len(self._before) else moment
+
+    def _sample(self, turn: Turn, part: Turn) -> None:
+        now = time.time()
+        while self._dues and self._dues[0][0] <= now:
+            self._due += self._dues.popleft()[1]
+        turn.finished += part.finished
+        turn.claims += part.claims
+        turn.pickups += part.pickups
+        self.samples.append(
+            {
+                "seconds": round(self._active, 2),
+                "claim_p50_ms": round_figure(part.claim_ms),
+                "waiting": max(0, self._due - self.finished),
+                "pickup_p50_ms": round_figure(part.pickup_ms),
+                "dead_rows": self.queue.dead_rows(),
+            }
+        )
+
+
+class Original(Contestant):
+    """The original load: 50 jobs a second, taken one at a time by 8 workers that need 10 ms for each.
+
+    A worker is a thread with a session of its own. One of ours claims for all its free slots at once; here each
+    slot is a worker that claims for itself, as the others do.
+    """
+
+    def __init__(self, queue: Queue, make: Callable[[], Queue], *, due_is_kept: bool) -> None:
+        super().__init__(queue, "original", delay_seconds=0, due_is_kept=due_is_kept)
+        self._workers = [make() for _ in range(_ORIGINAL_WORKERS)]
+        self._lock = threading.Lock()
+
+    def measure_speed(self, seconds: float) -> None:
+        """Nothing to measure: the load is given."""
+        del seconds
+        self.rate = _ORIGINAL_PER_SECOND
+
+    def take_turn(self, seconds: float) -> None:
+        """Enqueue one by one while the workers work."""
+        turn = Turn()
+        self._starts.append(time.time())
+        self._before.append(self._active)
+        before, started = self._active, time.perf_counter()
+        part_seconds = seconds / _SAMPLES_PER_TURN
+        for number in range(_SAMPLES_PER_TURN):
+            part = Turn()
+            until = started + part_seconds * (number + 1)
+            threads = [
+                threading.Thread(target=self._work, args=(worker, part, before, started, until))
+                for worker in self._workers
+            ]
+            for thread in threads:
+                thread.start()
+            while time.perf_counter() < until:
+                if self.rate * (before + time.perf_counter() - started) - self.enqueued >= 1:
+                    self._enqueue(1)
+                else:
+                    time.sleep(0.002)
+            for thread in threads:
+                thread.join()
+            self._active = before + time.perf_counter() - started
+            self._sample(turn, part)
+        turn.seconds = time.perf_counter() - started
+        self.turns.append(turn)
+
+    def _work(self, worker: Queue, part: Turn, before: float, started: float, until: float) -> None:
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            taken = worker.claim(1)
+            ended = time.perf_counter()
+            if not taken:
+                time.sleep(0.005)
+                continue
+            time.sleep(_ORIGINAL_JOB_SECONDS)
+            worker.end(taken, [])
+            with self._lock:
+                part.claims.append(ended - began)
+                self._note_pickups(part, taken, before + ended - started)
+                part.finished += len(taken)
+                self.finished += len(taken)
+
+    def close(self) -> None:
+        """Hang up the workers."""
+        for worker in self._workers:
+            worker.close()
+
+
+def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
+    """Run the scenario."""
+    holder = options.holder or "snapshot"
+    check_holder(holder, place)
+    mixes = _mixes(options)
+    names, notes = _contestants(options)
+    seconds = _turn_seconds(options, len(names) * len(mixes))
+    found: dict[str, dict[str, Contestant]] = {}
+    segments: dict[str, int] = {}
+    for mix in mixes:
+        more, found[mix], segments[mix] = _hold_up(
+            place, holder, mix, names, seconds, progress=progress
+        )
+        notes += [note for note in more if note not in notes]
+    figures: dict[str, Any] = {"holder": holder, "mix": mixes[0]}
+    for mix in mixes:
+        of_mix = {name: _figures(each) for name, each in found[mix].items()}
+        of_mix["ours"]["segments"] = segments[mix]
+        if mix == mixes[0]:
+            figures.update(of_mix)
+        else:
+            figures.setdefault("mixes", {})[mix] = of_mix
+    bars: list[Bar] = []
+    for mix in mixes:
+        bars += _bars(mix, holder, found[mix], segments[mix], options)
+    notes += [
+        f"each engine is given {_LOAD:.0%} of the speed it showed at the start, in a database of its own"
+        if mixes != ["original"]
+        else "50 jobs a second, one at a time, 8 workers, 10 ms each",
+        f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
+        "ours also asks for ready lanes, records claims, keeps what is done; its upkeep runs during everybody's turns",
+        *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command"]
+          if "staged" in names else []),
+    ]  # fmt: skip
+    first = found[mixes[0]]
+    return Report(
+        figures,
+        [_table(mix, found[mix]) for mix in mixes],
+        bars,
+        notes,
+        draw=partial(_draw, first, HOLDERS[holder]),
+    )
+
+
+def _mixes(options: Options) -> list[str]:
+    if options.mix is None:
+        return ["plain", "delayed", "failing"] if options.full else ["plain"]
+    if options.mix not in MIXES:
+        raise ConfigError("--mix", f"is {shown(options.mix)}", hint=f"One of: {', '.join(MIXES)}.")
+    return [options.mix]
+
+
+def _contestants(options: Options) -> tuple[list[str], list[str]]:
+    """Return who takes part, and notes on who does not."""
+    lacking = staged.missing()
+    chosen = _RIVALS if options.compare is None else options.compare
+    names = ["ours"] + [name for name in (*_RIVALS, *_ON_REQUEST) if name in chosen]
+    notes = []
+    if "staged" in names and lacking:
+        names.remove("staged")
+        notes.append(f"staged is left out: {lacking}")
+    return names, notes
+
+
+def _turn_seconds(options: Options, runs: int) -> float:
+    """Return how long a turn is, so that a quick run ends in time."""
+    if options.full:
+        return _FULL_TURN_SECONDS * options.scale
+    # Besides the ten: those before them, and the measuring of the speed.
+    turns = _TURNS + _TURNS_BEFORE + 1
+    return min(_QUICK_TURN_SECONDS_MAX, _QUICK_SECONDS / (runs * turns)) * options.scale
+
+
+def _hold_up(
+    place: Place,
+    holder: str,
+    mix: str,
+    names: Sequence[str],
+    seconds: float,
+    *,
+    progress: Callable[[str], None],
+) -> tuple[list[str], dict[str, Contestant], int]:
+    """Let the contestants take their turns; return notes, what was seen of each, and how many segments were filled."""
+    delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
+    with contextlib.ExitStack() as stack:
+        contestants: dict[str, Contestant] = {}
+        held: list[Held] = []
+        for name in names:
+            progress(f"{mix}: making a database for {name}")
+            dsn = stack.enter_context(
+                place.database(name.replace("-", "_"), migrated=name == "ours")
+            )
+            if name == "ours":
+                if holder == "strangers":
+                    forebay_log.cut(dsn, segment_rows=_STRANGERS_SEGMENT_ROWS, reserve_rows=100_000)
+                stack.enter_context(upkeep(dsn))
+            make = _maker(name, dsn, stack)
+            queue = make()
+            stack.callback(queue.close)
+            if mix == "original":
+                original = Original(queue, make, due_is_kept=name != "ours")
+                stack.callback(original.close)
+                contestants[name] = original
+            else:
+                contestants[name] = Contestant(
+                    queue, mix, delay_seconds=delay, due_is_kept=name != "ours"
+                )
+            held.append(Held(dsn, queue.write_one))
+        for name, contestant in contestants.items():
+            progress(f"{mix}: how fast {name} is")
+            contestant.measure_speed(seconds)
+        log = contestants["ours"].queue
+        assert isinstance(log, forebay_log.Log)
+        notes: list[str] = []
+        for number in range(1 - _TURNS_BEFORE, _TURNS + 1):
+            if number == 1:
+                progress(f"{mix}: {HOLDERS[holder]}")
+                sealed = log.sealed_segments()
+                notes += stack.enter_context(hold(holder, place, held))
+            order = list(contestants) if number % 2 else list(reversed(contestants))
+            for name in order:
+                progress(f"{mix}, turn {number} of {_TURNS}: {name}")
+                contestants[name].take_turn(seconds)
+        return notes, contestants, log.sealed_segments() - sealed
+
+
+def _maker(name: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
+    if name == "ours":
+        return partial(forebay_log.Log, dsn)
+    if name == "classic":
+        return partial(ClassicQueue, dsn)
+    if name == "staged":
+        return partial(staged.Staged, dsn, stack.enter_context(staged.redis_server()))
+    return partial(que.Que, dsn, batch=name != "que-single", remember=name == "que-remember")
+
+
+def _figures(contestant: Contestant) -> dict[str, Any]:
+    _, before, *turns = contestant.turns
+    first, last = turns[0], turns[-1]
+    return {
+        "jobs": sum(turn.finished for turn in turns),
+        "held_seconds": round(sum(turn.seconds for turn in turns), 1),
+        "offered_per_s": round_figure(contestant.rate),
+        "throughput_before": round_figure(before.throughput),
+        "throughput_first": round_figure(first.throughput),
+        "throughput_last": round_figure(last.throughput),
+        "claim_p50_before_ms": round_figure(before.claim_ms),
+        "claim_p50_first_ms": round_figure(first.claim_ms),
+        "claim_p50_last_ms": round_figure(last.claim_ms),
+        "pickup_p50_before_ms": round_figure(before.pickup_ms),
+        "pickup_p50_first_ms": round_figure(first.pickup_ms),
+        "pickup_p50_last_ms": round_figure(last.pickup_ms),
+        "enqueue_worst_ms": round_figure(contestant.enqueue_worst * 1000),
+        "waiting_last": contestant.samples[-1]["waiting"],
+        "dead_rows": contestant.samples[-1]["dead_rows"],
+        "samples": contestant.samples,
+    }
+
+
+def _bars(
+    mix: str, holder: str, found: Mapping[str, Contestant], segments: int, options: Options
+) -> list[Bar]:
+    _, before, *turns = found["ours"].turns
+    first, last = turns[0], turns[-1]
+    bars = [
+        Bar(f"{mix}: jobs/s, last turn to first", _ratio(last.throughput, first.throughput), at_least=0.95),
+        Bar(f"{mix}: time to get a job, last turn to first", _ratio(last.claim_ms, first.claim_ms), at_most=1.2),
+        Bar(f"{mix}: pickup, last turn to first", _ratio(last.pickup_ms, first.pickup_ms), at_most=1.5),
+    ]  # fmt: skip
+    if options.full and mix != "original":
+        jobs = sum(turn.finished for turn in turns)
+        bars.append(Bar(f"{mix}: jobs done while held", jobs, at_least=500_000))
+    if holder == "strangers":
+        bars += [
+            Bar(f"{mix}: time to get a job, last turn to before", _ratio(last.claim_ms, before.claim_ms), at_most=1.2),
+            Bar(f"{mix}: slowest enqueue, ms", found["ours"].enqueue_worst * 1000, at_most=100),
+            Bar(f"{mix}: segments filled while held", segments, at_least=200),
+        ]  # fmt: skip
+    # The experiment shows something only when the holder holds: others must be seen to suffer.
+    for name in ("classic", "que"):
+        if name in found and mix == "plain":
+            theirs = found[name].turns[_TURNS_BEFORE:]
+            ratio = _ratio(theirs[-1].claim_ms, theirs[0].claim_ms)
+            bars.append(
+                Bar(f"{name} rises: time to get a job, last turn to first", ratio, at_least=1.5)
+            )
+    return bars
+
+
+def _ratio(last: float | None, first: float | None) -> float | None:
+    return last / first if last is not None and first else None
+
+
+def _table(mix: str, found: Mapping[str, Contestant]) -> Table:
+    columns = ["", "jobs", "jobs/s first", "last", "get a job, ms: before", "first", "last ", "pickup ms: first",
+               "last  ", "waiting", "dead rows"]  # fmt: skip
+    rows = []
+    for name, contestant in found.items():
+        f = _figures(contestant)
+        rows.append(
+            (
+                LABELS[name],
+                f"{f['jobs']:,}",
+                *(_cell(f[f"throughput_{when}"]) for when in ("first", "last")),
+                *(_cell(f[f"claim_p50_{when}_ms"]) for when in ("before", "first", "last")),
+                *(_cell(f[f"pickup_p50_{when}_ms"]) for when in ("first", "last")),
+                f"{f['waiting_last']:,}",
+                f"{f['dead_rows']:,}",
+            )
+        )
+    return Table(columns, rows, title=f"mix: {mix}", right=columns[1:])
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _draw(found: Mapping[str, Contestant], what: str, figure: Figure) -> None:
+    """Two panels for people who never heard of row versions: how long, and how many wait."""
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    figure.suptitle(
+        "What happens to a job queue when somebody leaves a transaction open", fontsize=15, x=0.02, ha="left"
+    )  # fmt: skip
+    for axes, key, title, label_height in (
+        (
+            top,
+            "claim_p50_ms",
+            f"time to get the next job (in fact {_CLAIM_ROWS} at a time), milliseconds",
+            0.065,
+        ),
+        (
+            bottom,
+            "waiting",
+            f"jobs waiting (each queue is given {_LOAD:.0%} of what it could do at the start)",
+            0.1,
+        ),
+    ):
+        axes.set_title(title, loc="left", fontsize=11)
+        ends = []
+        for name, contestant in found.items():
+            opened = sum(turn.seconds for turn in contestant.turns[:_TURNS_BEFORE])
+            points = [
+                (sample["seconds"] - opened, sample[key])
+                for sample in contestant.samples
+                if sample[key] is not None
+            ]
+            width = 3.0 if name == "ours" else 1.8
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[name],
+                linewidth=width,
+                zorder=3 if name == "ours" else 2,
+            )
+            ends.append((*points[-1], LABELS[name], COLOURS[name]))
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
+        )
+        axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
+        _label_ends(axes, ends, label_height)
+    bottom.set_xlabel("seconds since then (each queue's own time: they take turns)")
+    high = top.get_ylim()[1]
+    top.annotate(
+        what, (0, high), xytext=(6, -4), textcoords="offset points", va="top", fontsize=10, color="#333333"
+    )  # fmt: skip
+
+
+def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
+    """Name each line at its end, and move names apart that would lie on each other.
+
+    Args:
+        axes: the panel.
+        ends: of each line where it ends, its name and its colour.
+        height: of a name, as a part of the panel's.
+    """
+    low, high = axes.get_ylim()
+    place = low - (high - low)
+    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
+        place = max(y, place + height * (high - low))
+        axes.annotate(
+            text, (x, place), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
+            fontsize=10, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip

@@ -1,0 +1,140 @@
+"""The scenario of held transactions: its figures, its clock, and that the experiment shows what it is about."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from forebay.bench import Options, Place
+from forebay.bench.engines._queue import Taken
+from forebay.bench.plot import save
+from forebay.bench.scenarios import held
+from forebay.errors import ConfigError
+
+NAMES = {
+    "jobs",
+    "held_seconds",
+    "throughput_first",
+    "throughput_last",
+    "claim_p50_first_ms",
+    "claim_p50_last_ms",
+    "pickup_p50_last_ms",
+    "dead_rows",
+    "samples",
+}
+SAMPLE = {"seconds", "claim_p50_ms", "waiting", "pickup_p50_ms", "dead_rows"}
+
+
+class Instant:
+    """An engine that has done everything at once."""
+
+    def __init__(self):
+        self.jobs: list[Taken] = []
+        self.ended: list[tuple[int, int]] = []
+
+    def enqueue(self, count, delay_seconds=0):
+        first = len(self.ended) + len(self.jobs)
+        self.jobs += [Taken(first + i, first + i, 0, time.time()) for i in range(count)]
+
+    def claim(self, limit):
+        taken, self.jobs = self.jobs[:limit], self.jobs[limit:]
+        return taken
+
+    def end(self, done, failed):
+        self.ended += [(job.number, job.attempts) for job in done]
+        self.jobs += [after_an_attempt(job) for job in failed]
+
+    def dead_rows(self):
+        return 0
+
+
+def after_an_attempt(job: Taken) -> Taken:
+    return job._replace(attempts=job.attempts + 1)
+
+
+@pytest.fixture
+def place(server):
+    return Place(server.dsn(), is_own=False)
+
+
+def test_each_engine_is_measured(place, tmp_path):
+    """
+    The promised names for ours and for each that it is compared with, and a plot of them.
+    """
+    report = held.run(place, Options(scale=0.02, compare=("classic", "que")), lambda _: None)
+    assert list(report.figures)[:2] == ["holder", "mix"]
+    for name in ("ours", "classic", "que"):
+        found = report.figures[name]
+        assert found.keys() >= NAMES
+        assert found["samples"][0].keys() == SAMPLE
+        assert found["held_seconds"] > 0
+    assert "staged" not in report.figures
+    assert report.draw is not None
+    path = Path(tmp_path) / "held.svg"
+    save(report.draw, path)
+    text = path.read_text(encoding="utf-8")
+    assert all(word in text for word in ("jobs waiting", "Forebay", "usual jobs table"))
+
+
+@pytest.mark.parametrize("mix", ["delayed", "failing", "original"])
+def test_every_mix_ends_what_it_began(place, mix):
+    """
+    In each mix jobs are done while the holder holds, and as many as were enqueued at most.
+    """
+    options = Options(scale=0.03, compare=("classic",), mix=mix)
+    report = held.run(place, options, lambda _: None)
+    assert report.figures["mix"] == mix
+    for name in ("ours", "classic"):
+        assert report.figures[name]["jobs"] > 0
+
+
+def test_a_mix_that_does_not_exist_is_refused(place):
+    """
+    The error names the mixes there are.
+    """
+    with pytest.raises(ConfigError, match="--mix"):
+        held.run(place, Options(mix="keyed"), lambda _: None)
+
+
+def test_time_stands_still_between_turns():
+    """
+    A job that waits while its engine has no turn is as old afterwards as before.
+    """
+    contestant = held.Contestant(Instant(), "plain", delay_seconds=0, due_is_kept=True)
+    contestant.rate = 100_000
+    contestant.take_turn(0.05)
+    written = time.time()
+    deadline = time.monotonic() + 0.2
+    while time.monotonic() < deadline:
+        pass
+    contestant.take_turn(0.05)
+    first, second = contestant.turns
+    assert first.finished > 0
+    assert contestant._own_time(written) == pytest.approx(first.seconds, abs=0.01)
+    assert max(second.pickups) < 0.1
+
+
+def test_a_failing_job_is_done_in_its_second_attempt():
+    """
+    Every fifth job fails once, and each is done once.
+    """
+    queue = Instant()
+    contestant = held.Contestant(queue, "failing", delay_seconds=0, due_is_kept=True)
+    contestant.measure_speed(0.03)
+    assert len(queue.ended) > 500
+    numbers = [number for number, _ in queue.ended]
+    assert len(numbers) == len(set(numbers))
+    assert all(attempts == (number % 5 == 0) for number, attempts in queue.ended)
+
+
+def test_a_sample_tells_how_many_wait():
+    """
+    Waiting are those due and not done; what is not due yet does not wait.
+    """
+    contestant = held.Contestant(Instant(), "delayed", delay_seconds=60, due_is_kept=True)
+    contestant._enqueue(500)
+    contestant._sample(held.Turn(), held.Turn())
+    assert contestant.samples[-1]["waiting"] == 0
+    contestant._dues[0] = (time.time() - 1, 500)
+    contestant._sample(held.Turn(), held.Turn())
+    assert contestant.samples[-1]["waiting"] == 500

@@ -1,0 +1,93 @@
+"""Strangers that hold a database up: while they are there dead rows stay, and afterwards they can go."""
+
+import pytest
+
+from forebay.bench import Place
+from forebay.bench._holders import HOLDERS, Held, check_holder, hold
+from forebay.bench._place import SERVER_SETTINGS
+from forebay.bench.engines.classic import ENQUEUE, create
+from forebay.embedded import temporary_server
+from forebay.errors import ConfigError
+from tests.support.engine import connect, one
+
+
+def write_one(conn):
+    conn.execute(ENQUEUE, ["bench", "noop", "{}"])
+
+
+def dead_rows_left(dsn: str) -> int:
+    """Delete some rows and vacuum; return how many row versions are still on the pages."""
+    with connect(dsn) as conn:
+        conn.execute("create table if not exists churned (n integer)")
+        conn.execute("truncate churned")
+        conn.execute("insert into churned select generate_series(1, 10)")
+        conn.execute("delete from churned")
+        conn.execute("vacuum churned")
+        return one(conn, "select pg_relation_size('churned')")
+
+
+def held(server, dsn):
+    with connect(dsn) as conn:
+        create(conn)
+    return Held(dsn, write_one)
+
+
+@pytest.mark.parametrize("holder", ["snapshot", "writer", "prepared", "strangers"])
+def test_dead_rows_stay_while_it_holds(server, empty_database, holder):
+    """
+    Vacuum removes nothing that died since the holder began, and all of it once the holder is gone.
+    """
+    place = Place(server.dsn(), is_own=False, bin_dir=server.binaries.bin_dir)
+    check_holder(holder, place)
+    with hold(holder, place, [held(server, empty_database)]) as notes:
+        assert dead_rows_left(empty_database) > 0
+        assert notes == []
+    assert dead_rows_left(empty_database) == 0
+    with connect(empty_database) as conn:
+        assert one(conn, "select count(*) from classic_job") == 0, (
+            "the strangers' jobs never commit"
+        )
+
+
+def test_a_dump_that_cannot_run_is_replaced_and_told(server, empty_database, monkeypatch):
+    """
+    Without pg_dump a session with its snapshot and locks stands in, and a note says so.
+    """
+    monkeypatch.setenv("PATH", "/nowhere")
+    place = Place(server.dsn(), is_own=False)
+    with hold("strangers", place, [held(server, empty_database)]) as notes:
+        assert dead_rows_left(empty_database) > 0
+    (note,) = notes
+    assert "pg_dump" in note
+
+
+def test_holders_that_the_server_cannot_have_are_refused(server):
+    """
+    An unknown one, a standby of somebody else's server, a slot without logical decoding.
+    """
+    place = Place(server.dsn(), is_own=False)
+    for name in ("nobody", "standby", "slot"):
+        with pytest.raises(ConfigError, match="--holder"):
+            check_holder(name, place)
+    assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "strangers"}
+
+
+@pytest.mark.slow
+def test_a_slot_and_a_standby_hold_too(pg_bin):
+    """
+    A slot whose exported snapshot is in use, and a query on a standby that tells what it needs.
+    """
+    with temporary_server(pg_bin, extra_settings=SERVER_SETTINGS) as server:
+        place = Place(
+            server.dsn(), is_own=True, data_dir=server.data_dir, bin_dir=server.binaries.bin_dir
+        )
+        for name in ("slot", "standby"):
+            check_holder(name, place)
+            with hold(name, place, [held(server, make(server, name))]):
+                assert dead_rows_left(server.dsn(name)) > 0
+
+
+def make(server, name: str) -> str:
+    with connect(server.dsn()) as conn:
+        conn.execute(f"create database {name}")
+    return server.dsn(name)
