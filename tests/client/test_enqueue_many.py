@@ -202,11 +202,12 @@ def test_large_arguments_end_a_chunk_early():
     """
     A chunk is bounded in bytes as well as in jobs.
     """
-    chunks = Chunks(5000)
     text = '{"text":"' + "x" * 1_000_000 + '"}'
-    sent = [chunks.add(Call(kind="k", args=text)) for _ in range(10)]
-    assert sum(operation is not None for operation in sent) == 1
-    assert max(len(o.params["jobs"]) for o in sent if o) < CHUNK_BYTES + 1_100_000
+    for kinds, parameter in ((["k"], "args"), (["k", "l"], "jobs")):
+        chunks = Chunks(5000)
+        sent = [chunks.add(Call(kind=kinds[n % len(kinds)], args=text)) for n in range(10)]
+        assert sum(operation is not None for operation in sent) == 1
+        assert max(len(o.params[parameter]) for o in sent if o) < CHUNK_BYTES + 1_100_000
 
 
 @pytest.mark.anyio

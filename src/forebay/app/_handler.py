@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
@@ -167,9 +167,11 @@ class Handler(Generic[P, Q, R_co]):
     def _as_call(self, item: Any) -> Call:
         # By way of Any: what an item is was decided by the caller, and is checked when encoded.
         call: Callable[..., Call] = self.call
-        if isinstance(item, Call):
-            return item
-        if isinstance(item, Mapping):
+        kind = type(item)
+        if kind is Call:
+            return cast("Call", item)
+        if kind is tuple:  # A named one is a value with fields, not a list of arguments.
+            return call(*item)
+        if kind is dict or isinstance(item, Mapping):
             return call(**item)
-        # A named tuple is a value with fields; a plain one is a list of arguments.
-        return call(*item) if type(item) is tuple else call(item)
+        return call(item)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -38,11 +38,22 @@ select forebay.enqueue(
     max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
     headers => %(headers)s::jsonb)"""
 
+#: Jobs that differ in their arguments only.
+_ENQUEUE_ALIKE: Final = """\
+select forebay.enqueue_many(
+    %(kind)s, array(select jsonb_array_elements(%(args)s::jsonb)), queue => %(queue)s,
+    priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
+    run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz,
+    max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
+    headers => %(headers)s::jsonb)"""
+
 _ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb))"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+_NO_OPTIONS: Final = JobOptions()
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One job, checked and ready to be enqueued.
 
     Attributes:
@@ -54,32 +65,32 @@ class Call:
     """
 
     kind: str
-    args: str = field(repr=False)
-    options: JobOptions = field(default_factory=JobOptions)
+    args: str
+    options: JobOptions = _NO_OPTIONS
     expires_in_seconds: float | None = None
 
 
 def enqueue(call: Call) -> Operation[int]:
     """Return the call that enqueues one job and answers its id."""
-    options = call.options
-    return Operation(
-        _ENQUEUE,
-        _job_id,
-        {
-            "kind": call.kind,
-            "args": call.args,
-            "queue": options.queue or QUEUE_DEFAULT,
-            "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
-            "delay": options.delay_seconds,
-            "run_at": _instant(options.run_at),
-            "expires_at": _instant(options.expires_at),
-            "expires_in": call.expires_in_seconds,
-            "max_attempts": options.max_attempts,
-            "tag": options.tag,
-            "correlation_id": options.correlation_id,
-            "headers": None if options.headers is None else _json(options.headers),
-        },
-    )
+    parameters = _parameters(call.kind, call.options)
+    parameters["args"] = call.args
+    parameters["expires_in"] = call.expires_in_seconds
+    return Operation(_ENQUEUE, _job_id, parameters)
+
+
+def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "queue": options.queue or QUEUE_DEFAULT,
+        "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
+        "delay": options.delay_seconds,
+        "run_at": _instant(options.run_at),
+        "expires_at": _instant(options.expires_at),
+        "max_attempts": options.max_attempts,
+        "tag": options.tag,
+        "correlation_id": options.correlation_id,
+        "headers": None if options.headers is None else _json(options.headers),
+    }
 
 
 def database_clock() -> Operation[datetime]:
@@ -104,9 +115,13 @@ class Chunks:
 
     def __init__(self, size: int = CHUNK_DEFAULT) -> None:
         self._size = checks.checked_integer(size, "chunk", least=1, most=CHUNK_MAX)
+        #: Arguments of calls that differ in nothing else, and one of these calls.
+        self._alike: list[str] = []
+        self._model: Call | None = None
+        #: Whole jobs, when a chunk's calls differ in more.
         self._texts: list[str] = []
+        self._opening: tuple[Call, str] | None = None
         self._bytes = 0
-        self._opening: tuple[tuple[str, JobOptions, float | None], str] | None = None
         #: The database's time, needed once a call expires after a duration.
         self.now: datetime | None = None
         #: How many jobs the statements handed out have, in all and the last one.
@@ -119,48 +134,64 @@ class Chunks:
 
     def add(self, call: Call) -> Operation[int] | None:
         """Take up a call; return a statement when a chunk is full."""
-        text = f"{self._opened(call)}{call.args}}}"
-        self._texts.append(text)
-        self._bytes += len(text)
-        if len(self._texts) >= self._size or self._bytes >= CHUNK_BYTES:
+        if not self._texts and (self._model is None or _are_alike(self._model, call)):
+            self._model = call
+            self._alike.append(call.args)
+        else:
+            if self._model is not None:
+                self._texts = [self._job(self._model, args) for args in self._alike]
+                self._alike, self._model = [], None
+            self._texts.append(self._job(call, call.args))
+            self._bytes += len(self._texts[-1]) - len(call.args)
+        self._bytes += len(call.args)
+        if len(self._alike) + len(self._texts) >= self._size or self._bytes >= CHUNK_BYTES:
             return self.rest()
         return None
 
     def rest(self) -> Operation[int] | None:
         """Return a statement for what has not been handed out; None when there is nothing."""
-        if not self._texts:
+        count = len(self._alike) + len(self._texts)
+        if self._model is not None:
+            options = self._options(self._model)
+            parameters = _parameters(self._model.kind, options)
+            parameters["args"] = f"[{','.join(self._alike)}]"
+            operation = Operation(_ENQUEUE_ALIKE, _counted(count), parameters)
+        elif self._texts:
+            parameters = {"jobs": f"[{','.join(self._texts)}]"}
+            operation = Operation(_ENQUEUE_MANY, _counted(count), parameters)
+        else:
             return None
-        count = len(self._texts)
-        operation = Operation(
-            _ENQUEUE_MANY,
-            _counted(count),
-            {"jobs": f"[{','.join(self._texts)}]"},
-        )
-        self._texts, self._bytes = [], 0
+        self._alike, self._model, self._texts, self._bytes = [], None, [], 0
         self.handed_out += count
         self.last_size = count
         return operation
 
-    def _opened(self, call: Call) -> str:
-        # Most bulks have one kind and one set of options: its text is made once.
-        key = (call.kind, call.options, call.expires_in_seconds)
-        if self._opening is None or self._opening[0] != key:
-            self._opening = (key, self._opening_of(call))
-        return self._opening[1]
+    def _options(self, call: Call) -> JobOptions:
+        """Return a call's options with its expiry as an instant."""
+        options = call.options
+        if call.expires_in_seconds is None or options.expires_at is not None:
+            return options
+        assert self.now is not None, "the database's clock was not asked"
+        start = options.run_at or self.now + timedelta(seconds=options.delay_seconds or 0)
+        return replace(options, expires_at=start + timedelta(seconds=call.expires_in_seconds))
 
-    def _opening_of(self, call: Call) -> str:
-        options = call.options.given()
-        for name in ("run_at", "expires_at"):
-            if name in options:
-                options[name] = options[name].isoformat()
-        if call.expires_in_seconds is not None and call.options.expires_at is None:
-            assert self.now is not None, "the database's clock was not asked"
-            start = call.options.run_at or self.now + timedelta(
-                seconds=call.options.delay_seconds or 0
-            )
-            options["expires_at"] = (start + timedelta(seconds=call.expires_in_seconds)).isoformat()
-        text = _json({"kind": call.kind, **options})
-        return f'{text[:-1]},"args":'
+    def _job(self, call: Call, args: str) -> str:
+        # Neighbours are often alike: the text before their arguments is made once.
+        if self._opening is None or not _are_alike(self._opening[0], call):
+            options = self._options(call).given()
+            for name in ("run_at", "expires_at"):
+                if name in options:
+                    options[name] = options[name].isoformat()
+            self._opening = (call, _json({"kind": call.kind, **options})[:-1] + ',"args":')
+        return f"{self._opening[1]}{args}}}"
+
+
+def _are_alike(one: Call, other: Call) -> bool:
+    return (
+        one.kind == other.kind
+        and (one.options is other.options or one.options == other.options)
+        and one.expires_in_seconds == other.expires_in_seconds
+    )
 
 
 def checked_expires_in(value: object) -> float | None:

@@ -128,6 +128,8 @@ class Parameters:
                 f"has {len(args)} positional values, at most {len(self._positional)} are taken",
             )
         values = dict(zip(self._positional, args, strict=False))
+        if not kwargs and self._required <= values.keys():
+            return values
         for name in values.keys() & kwargs.keys():
             raise InvalidJob(name, "is given twice")
         values.update(kwargs)

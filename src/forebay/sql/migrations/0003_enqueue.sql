@@ -31,6 +31,14 @@ language sql stable
 as $$ select ('forebay.bell_' || (hashtext(p_queue) & 15)::text)::regclass $$;
 
 
+-- Does somebody sleep who wants to be woken for the queue?
+create function forebay._is_awaited(p_queue text) returns boolean
+language sql volatile
+as $$
+    select coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+$$;
+
+
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
 -- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. Only while the
@@ -42,8 +50,7 @@ create function forebay._ring(p_queue text) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0)
-           > extract(epoch from clock_timestamp()) * 1000
+    if forebay._is_awaited(p_queue)
        and coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
                     current_setting('max_prepared_transactions') = '0')
        and pg_notification_queue_usage() < 0.25 then
@@ -178,25 +185,34 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_problem text;
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
     v_now     timestamptz := forebay._now();
     v_start   timestamptz;
+    v_problem text;
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    v_problem := forebay._job_problem(
-        enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-        enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers);
-    if v_problem is not null then
-        raise exception using errcode = 'JQ001', message = v_problem,
-            hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
-    end if;
+    -- A good, plain job passes on one expression, since each costs more than what it asks.
     -- The concatenation makes of a value that comes compressed out of a table what it is in full.
-    if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
-        perform forebay._check_args(enqueue.args, null);
+    if (enqueue.kind ~ v_name and enqueue.queue ~ v_name
+        and jsonb_typeof(enqueue.args) = 'object'
+        and enqueue.priority between -32768 and 32767
+        and pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500
+        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                         enqueue.correlation_id, enqueue.headers) = 0) is not true then
+        v_problem := forebay._job_problem(
+            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001', message = v_problem,
+                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+        end if;
+        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+            perform forebay._check_args(enqueue.args, null);
+        end if;
+        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
     end if;
 
-    v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     if not exists (select from forebay.lane l where l.lane = v_lane) then
         v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
@@ -219,7 +235,9 @@ begin
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers)
     returning seq into v_job_id;
-    perform forebay._ring(enqueue.queue);
+    if forebay._is_awaited(enqueue.queue) then
+        perform forebay._ring(enqueue.queue);
+    end if;
     return v_job_id;
 end
 $$;
@@ -409,20 +427,56 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
+#variable_conflict use_column
 declare
-    v_jobs forebay._job_input[];
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + enqueue_many.delay);
+    v_problem text;
+    v_odd     record;
+    v_lane    bigint;
 begin
-    v_jobs := array(
-        select row(enqueue_many.kind, a.value, enqueue_many.queue, enqueue_many.priority,
-                   extract(epoch from enqueue_many.delay)::double precision, enqueue_many.run_at,
-                   enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag,
-                   enqueue_many.correlation_id, enqueue_many.headers)::forebay._job_input
-        from unnest(enqueue_many.args) with ordinality a (value, nr)
-        order by a.nr);
-    if cardinality(v_jobs) = 0 then
+    if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
-    perform forebay._check_jobs(v_jobs);
-    return cardinality(forebay._enqueue_jobs(v_jobs));
+    v_problem := forebay._job_problem(
+        enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
+        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers);
+    for v_odd in
+        select a.args, a.nr - 1 as index
+        from unnest(enqueue_many.args) with ordinality a (args, nr)
+        where v_problem is not null
+           or (jsonb_typeof(a.args) = 'object'
+               and pg_column_size(a.args) <= 500 and octet_length(a.args::text) <= 500) is not true
+        order by a.nr
+    loop
+        v_problem := coalesce(
+            v_problem,
+            case when v_odd.args is null or jsonb_typeof(v_odd.args) <> 'object'
+                 then format('args must be a JSON object, not %s', coalesce(jsonb_typeof(v_odd.args), 'null')) end);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.index, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        perform forebay._check_args(v_odd.args, v_odd.index);
+    end loop;
+
+    v_lane := forebay._note_lane(enqueue_many.queue, enqueue_many.priority, 0);
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        select v_start, v_lane, v_now, nextval('forebay.log_seq'),
+               coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
+        from unnest(enqueue_many.args) a (args);
+    else
+        insert into forebay.log (
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        select v_lane, v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
+        from unnest(enqueue_many.args) a (args);
+        perform forebay._ring(enqueue_many.queue);
+    end if;
+    return cardinality(enqueue_many.args);
 end
 $$;
