@@ -143,16 +143,16 @@ def _writer(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Itera
 def _prepared(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Iterator[None]:
     _make_elsewhere(dsn)
     # Names of prepared transactions are the whole server's.
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
-    with psycopg.connect(dsn) as conn:
-        conn.tpc_begin(f"forgotten in {name}")
+    name = sql.Literal(f"forgotten in {psycopg.conninfo.conninfo_to_dict(dsn)['dbname']}")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("begin")
         write(conn)
-        conn.tpc_prepare()
+        conn.execute(sql.SQL("prepare transaction {}").format(name))
     try:
         yield
     finally:
         with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.tpc_rollback(f"forgotten in {name}")
+            conn.execute(sql.SQL("rollback prepared {}").format(name))
 
 
 @contextlib.contextmanager
@@ -160,10 +160,10 @@ def _slot(dsn: str) -> Iterator[None]:
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     address = psycopg.conninfo.make_conninfo(dsn, replication="database")
     with psycopg.connect(address, autocommit=True) as conn:
-        # The snapshot stays until the next command of this session, and there is none.
+        # The snapshot stays until the next command of this session, and there is none. These words must be capitals.
         conn.execute(
             sql.SQL(
-                "create_replication_slot {} temporary logical pgoutput (snapshot 'export')"
+                "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
             ).format(sql.Identifier(str(name)))
         )
         yield
@@ -228,6 +228,8 @@ def _standby(place: Place) -> Iterator[EmbeddedServer]:
     owner = Owner.current()
     data = place.data_dir.with_name("standby")
     owner.make_folder(data)
+    if owner.lent:  # its log is the caller's, and the copy is made by the server's account
+        os.chown(place.data_dir / "server.log", owner.uid, owner.gid)
     try:
         copied = subprocess.run(
             [place.bin_dir / "pg_basebackup", "--pgdata", data, "--dbname", place.dsn,
@@ -236,6 +238,10 @@ def _standby(place: Place) -> Iterator[EmbeddedServer]:
         )  # fmt: skip
         if copied.returncode != 0:
             raise ForebayError("the server could not be copied", detail=copied.stderr[-2000:])
+        for lock in data.glob(
+            ".s.PGSQL.*"
+        ):  # of the first server's socket, which is in its data folder
+            lock.unlink()
         settings = SERVER_SETTINGS | {
             "shared_buffers": "128MB",
             "hot_standby_feedback": "on",

@@ -18,7 +18,8 @@ class ClassicQueue:
 
     def __init__(self, dsn: str) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True)
-        classic.create(self.conn)
+        if self.conn.execute("select to_regclass('classic_job')").fetchone() == (None,):
+            classic.create(self.conn)
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> None:
         """Enqueue so many jobs in one statement."""

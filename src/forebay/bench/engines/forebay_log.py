@@ -37,6 +37,13 @@ _DEAD_ROWS: Final = """
 select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables where schemaname = 'forebay'
 """
 
+#: The leaves of the log, and the functions that each of them has.
+_PIECES: Final = """
+select 'table', format('forebay.log_%%s', segment_id) from forebay.segment
+union all
+select 'function', oid::regprocedure::text from pg_proc where pronamespace = 'forebay'::regnamespace and proname ~ %s
+"""
+
 
 class Log:
     """A connection with a lease, and a group of one queue.
@@ -191,17 +198,11 @@ def cut(dsn: str, *, segment_rows: int, reserve_rows: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select forebay.configure('segment_rows', %s)", [segment_rows])
         conn.execute("select forebay.configure('reserve_rows', %s)", [max(reserve_rows, 1000)])
-        leaves = conn.execute("select segment_id from forebay.segment order by 1").fetchall()
-        for (leaf,) in leaves:
-            conn.execute(sql.SQL("drop table forebay.{}").format(sql.Identifier(f"log_{leaf}")))
-            functions = conn.execute(
-                "select oid::regprocedure::text from pg_proc"
-                " where pronamespace = 'forebay'::regnamespace and proname ~ %s",
-                [f"^_[a-z]+_{leaf}$"],
-            ).fetchall()
-            for (name,) in functions:
-                conn.execute(sql.SQL("drop function {}").format(sql.SQL(name)))
-        conn.execute("delete from forebay.segment")
+        with conn.transaction():
+            names = conn.execute(_PIECES, [r"^_[a-z]+_\d+$"]).fetchall()
+            for sort, name in names:
+                conn.execute(sql.SQL("drop {} {}").format(sql.SQL(sort), sql.SQL(name)))
+            conn.execute("delete from forebay.segment")
         extend(conn)
 
 

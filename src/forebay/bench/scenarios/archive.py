@@ -79,10 +79,13 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _archive(log: Log, count: int, rows: int) -> None:
-    """Fill and work off segments until so many are sealed."""
-    while (left := count - log.sealed_segments()) > 0:
-        # One row more, since a segment is sealed when a number beyond it was drawn.
-        log.enqueue(min(_BATCH_ROWS, left * rows + 1, _RESERVE_SEGMENTS // 2 * rows))
+    """Fill and work off so many segments, and seal them."""
+    # One row more: a segment is sealed when a number beyond it was drawn.
+    left = count * rows + 1
+    while left:
+        batch = min(left, _BATCH_ROWS, _RESERVE_SEGMENTS // 2 * rows)
+        log.enqueue(batch)
+        left -= batch
         log.empty(_BATCH_ROWS)
         log.conn.execute("select forebay.seal_v1()")
         extend(log.conn)
