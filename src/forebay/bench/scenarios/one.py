@@ -47,7 +47,7 @@ _LABELS: Final = {
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
     rounds = options.rounds or (7 if options.full else 4)
-    seconds = (8.0 if options.full else 1.2) * options.scale
+    seconds = (8.0 if options.full else 1.0) * options.scale
     peers = installed(options.compare)
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(place.database("one"))
