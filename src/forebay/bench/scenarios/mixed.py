@@ -93,17 +93,22 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         }
         found = in_turns(contestants, rounds, progress)
     if options.full:
-        progress("ten minutes of 100,000 jobs a minute")
+        progress(f"{_paced_seconds(options):.0f} s of 100,000 jobs a minute")
         with lent(place, ()) as workers, _producers(workers) as producers:
             _turn(
                 workers["forebay"],
                 producers["forebay"],
-                max(5.0, _PACED_SECONDS * options.scale),
+                _paced_seconds(options),
                 memory,
                 backlog=_BACKLOG,
                 per_second=_PACED_PER_SECOND,
             )
     return _report(found, memory, options, rounds)
+
+
+def _paced_seconds(options: Options) -> float:
+    """Return how long the memory is watched in the full form: ten minutes, unless that is scaled."""
+    return max(5.0, _PACED_SECONDS * options.scale)
 
 
 @contextlib.contextmanager
@@ -185,7 +190,8 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
     ]
     if options.full:
         growth = None if first is None or last is None else last / first
-        bars.append(Bar("memory after ten minutes, of what it was at first", growth, at_most=1.05))
+        watched = f"memory after {_paced_seconds(options):.0f} s, of what it was at first"
+        bars.append(Bar(watched, growth, at_most=1.05))
     columns = ["", "jobs/s", f"{rounds} rounds"]
     tables = [Table(columns, rows, right=columns[1:])]
     if first is not None and last is not None and most is not None:
@@ -204,7 +210,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
             f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait, 200 for procrastinate",
             "on two cores the producer, the worker and the server share them: a cheaper enqueue leaves more for the worker",
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
-            "memory: ten minutes of 100,000 jobs a minute"
+            f"memory: {_paced_seconds(options):.0f} s of 100,000 jobs a minute"
             if options.full
             else "memory: during these few seconds; --full watches it for ten minutes",
             *(peer.NOTE for peer in installed(options.compare)),
