@@ -88,6 +88,8 @@ begin
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
+    -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
+    execute format('alter table %s drop constraint seq_range', v_leaf);
 
     -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
     -- Range part: from the window's start on. Late part: xids that were in progress at its start.
