@@ -13,9 +13,9 @@ def test_each_number_of_segments_is_measured(server):
     The promised names for each number, with equally large segments.
     """
     place = Place(server.dsn(), is_own=False)
-    report = archive.run(place, Options(scale=0.02, rounds=2), lambda _: None)
+    report = archive.run(place, Options(scale=0.1, rounds=2), lambda _: None)
     found = report.figures["archive"]
-    assert [each["size"] for each in found] == [1, 2, 20]
+    assert [each["size"] for each in found] == [1, 3, 30]
     assert all(each.keys() >= NAMES for each in found)
     assert {each["rows_per_segment"] for each in found} == {100}
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from forebay.bench._place import Place
     from forebay.bench._run import Options
 
-_SEGMENTS: Final = (1, 100, 1_000)
+_FULL_SEGMENTS: Final = (1, 100, 1_000)
+_QUICK_SEGMENTS: Final = (1, 30, 300)
 _FULL_ROWS: Final = 1_000
 _QUICK_ROWS: Final = 200
 _ROWS_MIN: Final = 100
@@ -39,7 +40,8 @@ _FULL_STEPS: Final = 300
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
     rows = _FULL_ROWS if options.full else max(_ROWS_MIN, int(_QUICK_ROWS * options.scale))
-    counts = tuple(dict.fromkeys(max(1, int(count * options.scale)) for count in _SEGMENTS))
+    segments = _FULL_SEGMENTS if options.full else _QUICK_SEGMENTS
+    counts = tuple(dict.fromkeys(max(1, int(count * options.scale)) for count in segments))
     steps = max(2, int((_FULL_STEPS if options.full else _QUICK_STEPS) * min(1.0, options.scale)))
     with contextlib.ExitStack() as stack:
         measured: list[Size] = []
