@@ -319,7 +319,9 @@ class Executor:
                 await self._run_in_transaction(call, helds)
             else:
                 result = await self._result_of(call)
-                for held, ended in zip(helds, _running.endings(call, result), strict=True):
+                endeds = _running.endings(call, result)
+                self._note_duration(helds, endeds)
+                for held, ended in zip(helds, endeds, strict=True):
                     self._finish(held, ended)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
             if kind.transaction and not call.started and call.why is None:
@@ -365,11 +367,11 @@ class Executor:
                 self._spool = sync_pool(self._dsn, name=self._name)
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
-        for held, ended in zip(helds, endeds, strict=True):
+        self._note_duration(helds, endeds)
+        for held in helds:
             if not held.ended:
                 held.ended = True
                 self._sink.settled_elsewhere(held)
-            self._count(held, ended)
 
     def _body_in_transaction(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         # Runs in a thread.
@@ -451,13 +453,14 @@ class Executor:
         else:
             ended.offset = held.row.offset
             self._sink.end(held, ended, solo=solo)
-        self._count(held, ended)
 
-    def _count(self, held: HeldJob, ended: Ended | None) -> None:
-        if ended is None:
-            queue = held.lane.queue
+    def _note_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+        # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
+        if None in endeds:
+            queue = helds[0].lane.queue
+            share = (time.monotonic() - helds[0].started_at) / len(helds)
             self.mean_seconds[queue] = mean_duration(
-                self.mean_seconds.get(queue), time.monotonic() - held.started_at
+                self.mean_seconds.get(queue), share, jobs=len(helds)
             )
 
     # --- interruptions ---

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.app import App
-    from forebay.ops.protocol import Beat, ReadyLane
+    from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
 
 log = logging.getLogger("forebay.worker")
 
@@ -455,6 +455,8 @@ class Worker:
             starving_share=settings.starving_share,
         )
         self._turns = plan.turns
+        # One lane owes its turn to no other; a new one is noticed as soon as by a poll.
+        again_until = time.monotonic() + settings.poll_seconds if len(lanes) == 1 else 0.0
         claimed = 0
         for name, count in plan.shares:
             left = count
@@ -464,7 +466,7 @@ class Worker:
             ):
                 if left <= 0 or self._stopping or lease.lost:
                     break
-                taken = await self._claim_lane(lease, lane, left)
+                taken = await self._claim_lane(lease, lane, left, again_until)
                 claimed += taken
                 left -= taken
         if claimed == 0:
@@ -473,19 +475,20 @@ class Worker:
             await self._sleep(settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS)
         return True
 
-    def _room(self) -> int:
+    def _room(self, *, coming: int = 0) -> int:
+        """Return how many jobs to ask for, when so many are claimed already and not taken up."""
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(
-            max(0, settings.concurrency - executor.busy),
+            max(0, settings.concurrency - executor.busy - coming),
             concurrency=settings.concurrency,
-            buffered=executor.buffered,
+            buffered=executor.buffered + coming,
             # The slowest queue decides: work taken ahead of a slow handler would wait here.
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,
             rows_max=settings.claim_rows_max,
         )
-        if executor.busy < settings.concurrency and not executor.buffered:
+        if executor.busy < settings.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
             sizes = [
                 kind.batch_size
@@ -495,9 +498,38 @@ class Worker:
             size = max([size, *sizes])
         return min(size, settings.claim_rows_max)
 
-    async def _claim_lane(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+    async def _claim_lane(
+        self, lease: Lease, lane: ReadyLane, count: int, again_until: float
+    ) -> int:
+        """Claim from a lane, and while it gives all that is asked, again until that time; return how many."""
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
+        taken = 0
+        asking = asyncio.create_task(self._ask(lease, lane, count))
+        try:
+            while True:
+                batch, rows = await asking
+                taken += len(rows)
+                if len(rows) == count and time.monotonic() < again_until:
+                    # There is probably more: the server looks for it while we take these up.
+                    count = self._room(coming=len(rows))
+                    again = count > 0 and not (self._stopping or lease.lost)
+                else:
+                    again = False
+                if again:
+                    asking = asyncio.create_task(self._ask(lease, lane, count))
+                    await asyncio.sleep(0)
+                if batch is not None and not lease.lost:
+                    self._executor.take([HeldJob(row, batch, lane) for row in rows])
+                if not again:
+                    return taken
+        finally:
+            asking.cancel()
+
+    async def _ask(
+        self, lease: Lease, lane: ReadyLane, count: int
+    ) -> tuple[Batch | None, list[ClaimedJob]]:
+        """Claim; what came is a batch of the lease from then on."""
         claim_no = lease.next_claim_no()
         try:
             rows = await self._claims.run(
@@ -512,17 +544,16 @@ class Worker:
             )
         except Exception as error:
             if count > 1 and self._claims.is_too_large(error):
-                return await self._claim_lane(lease, lane, count // 2)
+                return await self._ask(lease, lane, count // 2)
             raise
         if not rows:
-            return 0
+            return None, []
         if lease.lost:
-            return 0  # Found out while we asked. They come back when the lease is revoked.
+            return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
         lease.batches[claim_no] = batch
         self.stats.claimed += len(rows)
-        self._executor.take([HeldJob(row, batch, lane) for row in rows])
-        return len(rows)
+        return batch, rows
 
     async def _claim_suspects(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         taken = 0
