@@ -354,10 +354,10 @@ async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_cl
     async def work() -> None:
         ran.append(1)
 
-    late = work.using(expires_in=0.05).enqueue(conn)
+    late = work.using(expires_in=1.0).enqueue(conn)
     other = one(
         conn,
-        "select forebay.enqueue('x', '{}', queue => 'unserved', expires_at => now() + '0.05 s')",
+        "select forebay.enqueue('x', '{}', queue => 'unserved', expires_at => clock_timestamp() + '1 s')",
     )
     fine = work.using(expires_in=60).enqueue(conn)
     await wait_for_async(
