@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from forebay.bench.engines import classic
-from forebay.bench.engines._queue import Taken
+from forebay.bench.engines._queue import STEADY_PLANS, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ class ClassicQueue:
     """One worker's session on the usual table."""
 
     def __init__(self, dsn: str) -> None:
-        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.conn = psycopg.connect(dsn, autocommit=True, options=STEADY_PLANS)
         if self.conn.execute("select to_regclass('classic_job')").fetchone() == (None,):
             classic.create(self.conn)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay.bench.engines._queue import Taken, dead_rows_of
+from forebay.bench.engines._queue import STEADY_PLANS, Taken, dead_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ class Que:
         forget_seconds: float | None = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.conn = psycopg.connect(dsn, autocommit=True, options=STEADY_PLANS)
         self.conn.execute(SCHEMA)
         self._batch = batch
         self._remember = remember

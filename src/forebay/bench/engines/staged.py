@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay.bench.engines._queue import Taken, dead_rows_of
+from forebay.bench.engines._queue import STEADY_PLANS, Taken, dead_rows_of
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Staged:
     def __init__(self, dsn: str, socket: Path) -> None:
         import redis  # noqa: PLC0415 - an extra
 
-        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.conn = psycopg.connect(dsn, autocommit=True, options=STEADY_PLANS)
         self.conn.execute(SCHEMA)
         self.redis = redis.Redis(unix_socket_path=str(socket))
 
