@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,12 +160,8 @@ def _require_plots(plot: Path) -> None:
         )
     if not plot.absolute().parent.is_dir():
         raise ConfigError("--plot", f"is {shown(str(plot))}, in a folder that does not exist")
-    try:
-        import matplotlib  # noqa: F401, PLC0415 - an extra
-    except ImportError:
-        raise ConfigError(
-            "--plot", "needs matplotlib", hint="pip install 'forebay[bench]'"
-        ) from None
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot", "needs matplotlib", hint="pip install 'forebay[bench]'")
 
 
 def _draw(report: Report, plot: Path) -> None:
