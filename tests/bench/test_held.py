@@ -22,7 +22,15 @@ NAMES = {
     "dead_rows",
     "samples",
 }
-SAMPLE = {"seconds", "claim_p50_ms", "waiting", "pickup_p50_ms", "dead_rows"}
+SAMPLE = {
+    "seconds",
+    "claim_p50_ms",
+    "waiting",
+    "pickup_p50_ms",
+    "enqueue_p50_ms",
+    "end_p50_ms",
+    "dead_rows",
+}
 
 
 class Instant:

@@ -123,6 +123,8 @@ class Turn:
     finished: int = 0
     claims: list[float] = field(default_factory=list)
     pickups: list[float] = field(default_factory=list)
+    enqueues: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
 
     @property
     def throughput(self) -> float:
@@ -132,12 +134,17 @@ class Turn:
     @property
     def claim_ms(self) -> float | None:
         """The median time to get jobs."""
-        return statistics.median(self.claims) * 1000 if self.claims else None
+        return median_ms(self.claims)
 
     @property
     def pickup_ms(self) -> float | None:
         """The median time from when a job could run until it was taken."""
-        return statistics.median(self.pickups) * 1000 if self.pickups else None
+        return median_ms(self.pickups)
+
+
+def median_ms(seconds: Sequence[float]) -> float | None:
+    """Return the median in milliseconds; None of nothing."""
+    return statistics.median(seconds) * 1000 if seconds else None
 
 
 class Contestant:
@@ -205,14 +212,16 @@ class Contestant:
                 sampled, part = elapsed, Turn()
             owed = self.rate * self._active - self.enqueued
             if owed >= _ENQUEUE_ROWS:
-                self._enqueue(_ENQUEUE_ROWS)
+                part.enqueues.append(self._enqueue(_ENQUEUE_ROWS))
             began = time.perf_counter()
             taken = self.queue.claim(_CLAIM_ROWS)
             took = time.perf_counter() - began
             if taken:
                 part.claims.append(took)
                 self._note_pickups(part, taken, before + time.perf_counter() - started)
+                began = time.perf_counter()
                 part.finished += self._end(taken)
+                part.ends.append(time.perf_counter() - began)
             elif owed < _ENQUEUE_ROWS:
                 time.sleep(0.0005)
         self._active = before + elapsed
@@ -220,12 +229,15 @@ class Contestant:
         turn.seconds = elapsed
         self.turns.append(turn)
 
-    def _enqueue(self, count: int) -> None:
+    def _enqueue(self, count: int) -> float:
+        """Enqueue in one statement; how long that took."""
         began = time.perf_counter()
         self.queue.enqueue(count, self._delay)
-        self.enqueue_worst = max(self.enqueue_worst, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.enqueue_worst = max(self.enqueue_worst, seconds)
         self.enqueued += count
         self._dues.append((time.time() + self._delay, count))
+        return seconds
 
     def _end(self, taken: Sequence[Taken]) -> int:
         """End jobs; how many of them for good."""
@@ -267,6 +279,8 @@ class Contestant:
                 "claim_p50_ms": round_figure(part.claim_ms),
                 "waiting": max(0, self._due - self.finished),
                 "pickup_p50_ms": round_figure(part.pickup_ms),
+                "enqueue_p50_ms": round_figure(median_ms(part.enqueues)),
+                "end_p50_ms": round_figure(median_ms(part.ends)),
                 "dead_rows": self.queue.dead_rows(),
             }
         )
