@@ -411,9 +411,7 @@ class Worker:
         if self._pressed_since is None:
             self._pressed_since = now
         held = self._posts.held
-        if held and now - self._pressed_since >= max(
-            _PRESSED_SECONDS, self._settings.poll_seconds
-        ):
+        if held and now - self._pressed_since >= max(_PRESSED_SECONDS, self._settings.poll_seconds):
             await self._claims.run(protocol.leave_posts(self._holder, held))
             self._posts.left()
 
@@ -497,6 +495,8 @@ class Worker:
         self._wake.clear()
         if self._rung:
             await self._claim_rung(lease)
+        # What was just claimed begins to run, so that its slots do not count as free.
+        await asyncio.sleep(0)
         wanted = self._room()
         if wanted <= 0:
             await self._leave_when_pressed()
