@@ -100,7 +100,8 @@ async def test_a_worker_without_a_free_slot_hands_the_post_over(app, conn, datab
     async with pair(app, database, concurrency=1) as ((full, _), (other, _)):
         work.enqueue(conn, 1)
         await wait_for_async(lambda: full._executor.busy)
-        await wait_for_async(lambda: other._posts.held and not full._posts.held)
+        # Sooner than the post would have run out.
+        await wait_for_async(lambda: other._posts.held and not full._posts.held, 1)
         began = time.monotonic()
         work.enqueue(conn, 2)
         await wait_for_async(lambda: len(started) == 2)
@@ -155,6 +156,9 @@ async def test_a_backlog_is_shared_though_enqueues_do_not_ring(app, conn, databa
         (two, _),
     ):
         work.enqueue_many(conn, [(n,) for n in range(200)])
+        await wait_for_async(
+            lambda: two.stats.claimed, 1
+        )  # sooner than the post would have run out
         await wait_for_async(lambda: one_.stats.done + two.stats.done == 200, 20)
         assert min(one_.stats.done, two.stats.done) > 20
 
