@@ -32,7 +32,9 @@ class WorkerSettings:
         None, "queues to serve, with weights: `mail,reports=3`; all queues of the app when not set"
     )
     concurrency: int = setting(10, "jobs run at a time")
-    poll_seconds: float = setting(0.05, "pause between looks for work, when nothing rings the bell")
+    poll_seconds: float = setting(
+        0.05, "pause between looks for work, when nothing rings the bell; of idle workers one looks"
+    )
     lease_seconds: float = setting(
         30.0, "a worker not heard of for so long has its jobs taken away"
     )
@@ -42,7 +44,9 @@ class WorkerSettings:
     suspect_seconds: float = setting(
         5.0, "a worker whose connection is gone is given so long to come back"
     )
-    heartbeat_seconds: float = setting(1.0, "pause between two signs of life")
+    heartbeat_seconds: float = setting(
+        1.0, "pause between two signs of life; up to three times as long while no job runs"
+    )
     grace_seconds: float = setting(
         30.0, "how long running jobs may go on after SIGTERM before they are handed back"
     )

@@ -1,12 +1,14 @@
-"""Upkeep of the log: every worker runs it, the database lets one at a time do each duty.
+"""Upkeep of the log: any worker can do it, and one does.
 
 Promotion of due jobs, revocation of lost leases, sealing and making segments, expiry, retention, trimming. Each
-duty is one SQL function under a try-lock; a process that does not get the lock has nothing to do.
+duty is one SQL function under a try-lock, so that several at it do no harm. Of many workers only the holder of the
+upkeep's post calls them: see ``docs/design/worker.md``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -17,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import DatabaseUnavailable, ForeignCluster
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
+from forebay.policy.posts import UPKEEP, Posts, far_pause
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from datetime import datetime
 
     from forebay.db.session import Session
@@ -29,6 +32,9 @@ log = logging.getLogger("forebay.maintenance")
 #: Promotions of one call; a full one is followed by another at once.
 _PROMOTE_ROWS = 5000
 _SWEEP_ROWS = 1000  # what sweep_v1 takes at most of one kind
+
+#: How long the post is kept unless renewed: so long nobody promotes after its holder died.
+_POST_SECONDS = 1.6
 
 
 @dataclass(slots=True)
@@ -48,6 +54,7 @@ class Maintenance:
         on_work: called when something became claimable.
         promote_seconds: pause between looks for due jobs; half of it is the mean delay it adds.
         revoke_seconds: pause between looks for lost leases.
+        holder: the name under which the post of the upkeep is held; None does the upkeep whoever else does.
     """
 
     def __init__(
@@ -57,9 +64,15 @@ class Maintenance:
         on_work: Callable[[], None] = lambda: None,
         promote_seconds: float = 0.1,
         revoke_seconds: float = 1.0,
+        holder: int | None = None,
     ) -> None:
         self._session = session
         self._on_work = on_work
+        self._holder = holder
+        self._post = Posts([UPKEEP], seconds=_POST_SECONDS)
+        self._post_failures = 0
+        self._is_over = False
+        self._hint = asyncio.Event()
         self._swept_at: datetime | None = None
         self.counts: dict[str, int] = {}
         self._duties = [
@@ -74,13 +87,61 @@ class Maintenance:
         ]
 
     async def run(self) -> None:
-        """Do what is due, until cancelled."""
+        """Do what is due, as long as this process holds the post, until cancelled."""
         while True:
+            if not await self._holds_post():
+                await self._wait_for_hint()
+                continue
             now = time.monotonic()
             for duty in self._duties:
                 if duty.due_at <= now:
                     await self._do(duty)
             await asyncio.sleep(max(0.0, min(d.due_at for d in self._duties) - time.monotonic()))
+
+    @property
+    def vacancies(self) -> list[int]:
+        """The post, while this process would take it and does not hold it."""
+        return [] if self._holder is None or self._is_over else self._post.missing
+
+    def suppose_vacant(self, posts: Collection[int]) -> None:
+        """Ask for the post if it is among these."""
+        if self._post.suppose_vacant(posts):
+            self._hint.set()
+
+    def step_down(self) -> None:
+        """Begin no duty any more and do not renew the post, so that somebody else may have it."""
+        if self._holder is not None:
+            self._is_over = True
+
+    async def _holds_post(self) -> bool:
+        if self._holder is None:
+            return True
+        if self._is_over:
+            return False
+        if self._post.is_due:
+            asked_at = time.monotonic()
+            try:
+                held = await self._session.run(
+                    protocol.hold_posts(self._holder, self._post.wanted, self._post.seconds)
+                )
+            except Exception as error:
+                self._post_failures += 1
+                if self._post_failures in {3, 30, 300}:
+                    log.warning("upkeep failed %s times: %s", self._post_failures, error)
+                await asyncio.sleep(
+                    min(reconnect_seconds(self._post_failures, random.random()), 60.0)
+                )
+                self._hint.set()
+                return False
+            self._post_failures = 0
+            self._post.answered(held, asked_at)
+        return bool(self._post.held)
+
+    async def _wait_for_hint(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(far_pause()):
+                await self._hint.wait()
+        self._hint.clear()
 
     async def run_once(self) -> int:
         """Promote what is due and revoke what is lost, once; returns how many jobs became claimable."""

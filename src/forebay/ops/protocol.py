@@ -119,6 +119,7 @@ class Beat:
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
+    vacant_posts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,33 @@ def close_lease(lease_id: int) -> Operation[int | None]:
     return Operation("select forebay.close_lease_v1(%(lease)s)", scalar, {"lease": lease_id})
 
 
-def beat(lease_ids: Collection[int], job_ids: Collection[int]) -> Operation[Beat]:
-    """Keep leases alive."""
+def beat(
+    lease_ids: Collection[int], job_ids: Collection[int], posts: Collection[int] = ()
+) -> Operation[Beat]:
+    """Keep leases alive; which of some posts are vacant."""
     return Operation(
-        "select open_leases, cancelled_jobs from forebay.beat_v1(%(leases)s, %(jobs)s)",
+        "select open_leases, cancelled_jobs, vacant_posts"
+        " from forebay.beat_v1(%(leases)s, %(jobs)s, %(posts)s)",
         _beat,
-        {"leases": list(lease_ids), "jobs": list(job_ids)},
+        {"leases": list(lease_ids), "jobs": list(job_ids), "posts": list(posts)},
+    )
+
+
+def hold_posts(holder: int, posts: Collection[int], seconds: float) -> Operation[list[int]]:
+    """Take vacant posts and renew held ones; which are held."""
+    return Operation(
+        "select forebay.hold_posts_v1(%(holder)s, %(posts)s, %(seconds)s)",
+        scalar,
+        {"holder": holder, "posts": list(posts), "seconds": float(seconds)},
+    )
+
+
+def leave_posts(holder: int, posts: Collection[int]) -> Operation[None]:
+    """Leave posts, and tell those who listen."""
+    return Operation(
+        "select forebay.leave_posts_v1(%(holder)s, %(posts)s)",
+        nothing,
+        {"holder": holder, "posts": list(posts)},
     )
 
 
@@ -283,5 +305,5 @@ def now() -> Operation[datetime]:
 
 
 def _beat(rows: Rows) -> Beat:
-    ((open_leases, cancelled_jobs),) = rows
-    return Beat(frozenset(open_leases), frozenset(cancelled_jobs))
+    ((open_leases, cancelled_jobs, vacant_posts),) = rows
+    return Beat(frozenset(open_leases), frozenset(cancelled_jobs), frozenset(vacant_posts))

@@ -32,8 +32,9 @@ class Heart:
         dsn: where to.
         name: application_name of the connection.
         beat_seconds: pause between beats.
+        idle_seconds: the same while no job runs.
         stall_seconds: without a sign of the worker's loop for so long, beating stops.
-        held: called in the worker's loop; the ids of its leases and of its running jobs.
+        held: called in the worker's loop; the ids of its leases, of its running jobs, and of posts it would take.
         heard: called in the worker's loop with each answer, the leases that were asked about, and when.
     """
 
@@ -43,17 +44,19 @@ class Heart:
         *,
         name: str,
         beat_seconds: float,
+        idle_seconds: float,
         stall_seconds: float,
-        held: Callable[[], tuple[list[int], list[int]]],
+        held: Callable[[], tuple[list[int], list[int], list[int]]],
         heard: Callable[[Beat, list[int], float], None],
     ) -> None:
         self._session_args = (dsn, name)
         self._beat_seconds = beat_seconds
+        self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._held = held
         self._heard = heard
         self._loop = asyncio.get_running_loop()
-        self._snapshot: tuple[list[int], list[int]] = ([], [])
+        self._snapshot: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._seen_at = time.monotonic()
         self._stopping = threading.Event()
         self._awake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -101,9 +104,9 @@ class Heart:
             elif self._snapshot[0]:
                 stalled = False
                 sent_at = time.monotonic()
-                leases, jobs = self._snapshot
+                leases, jobs, posts = self._snapshot
                 try:
-                    beat = await session.run(protocol.beat(leases, jobs))
+                    beat = await session.run(protocol.beat(leases, jobs, posts))
                     self._loop.call_soon_threadsafe(self._heard, beat, leases, sent_at)
                     if was_down:
                         log.info("heartbeat is back")
@@ -117,7 +120,9 @@ class Heart:
                 except Exception as error:
                     # A lock on the table, for example. The next beat may pass.
                     log.warning("no heartbeat: %s", error)
-            pause = min(self._beat_seconds, 0.3) if was_down else self._beat_seconds
+            pause = self._beat_seconds if self._snapshot[1] else self._idle_seconds
+            if was_down:
+                pause = min(pause, 0.3)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await wake.wait()

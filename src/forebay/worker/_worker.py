@@ -2,6 +2,7 @@
 
 The claimer asks which lanes are ready, plans how many jobs to take of which, and claims; the executor runs them, the
 settler writes how they ended, the heart keeps the lease alive from a thread of its own, maintenance keeps the log in order.
+Of several idle workers one looks closely and one does the upkeep: those who hold the *posts*.
 
 What a crash leaves: jobs claimed and not settled. Their lease is revoked after ``suspect_seconds`` without a
 heartbeat, and they come back as suspects, each run alone in a child process.
@@ -38,6 +39,7 @@ from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
+from forebay.policy.posts import UPKEEP, Posts, draw_holder, far_pause
 from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart
@@ -46,7 +48,7 @@ from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
@@ -58,6 +60,9 @@ _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 
 #: A call that takes longer has lost its connection without a word; none waits for a lock so long.
 _CALL_SECONDS = 20.0
+
+#: Who is never idle for so long leaves its posts to those who are.
+_PRESSED_SECONDS = 0.05
 
 #: How long a call to the database may take when the worker is told to stop.
 _LAST_CALL_SECONDS = 1.0
@@ -120,6 +125,11 @@ class Worker:
         self._groups: dict[int, str] = {}
         self._turns = Turns()
         self._wake = asyncio.Event()
+        self._holder = draw_holder()
+        self._posts = self._make_posts()
+        self._pressed_since: float | None = None
+        self._rung: set[str] = set()
+        self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         self._stopping = False
         self._now = False
         self._stop_event = asyncio.Event()
@@ -171,7 +181,9 @@ class Worker:
         settles, upkeep = new_session("5s"), new_session("1s")
         bell = Session(self._dsn, name=name, connect_seconds=connect)
         self._settler = Settler(settles, self._on_lease_lost)
-        self._maintenance = Maintenance(upkeep, on_work=self._wake.set)
+        self._maintenance = Maintenance(
+            upkeep, on_work=self._wake.set, holder=None if until_idle else self._holder
+        )
         start = None
         if self._location is not None:
             module, attribute, is_script = self._location
@@ -202,6 +214,7 @@ class Worker:
                 self._dsn,
                 name=name,
                 beat_seconds=settings.heartbeat_seconds,
+                idle_seconds=_idle_beat_seconds(settings),
                 stall_seconds=settings.lease_seconds - settings.lease_margin_seconds,
                 held=self._held_ids,
                 heard=self._on_beat,
@@ -251,6 +264,7 @@ class Worker:
                             queue
                         )
                     self._groups = groups
+                    self._posts = self._make_posts()
                 sent_at = time.monotonic()
                 lease_id = await self._claims.run(
                     protocol.open_lease(
@@ -292,9 +306,12 @@ class Worker:
         if lease is not None:
             lease.retired = True
 
-    def _held_ids(self) -> tuple[list[int], list[int]]:
+    def _held_ids(self) -> tuple[list[int], list[int], list[int]]:
+        leases = [lease.lease_id for lease in self._leases.values() if not lease.lost]
         jobs = self._executor.running_job_ids() + self._children.running_job_ids()
-        return [lease.lease_id for lease in self._leases.values() if not lease.lost], jobs
+        if self._until_idle or self._stopping:
+            return leases, jobs, []
+        return leases, jobs, self._maintenance.vacancies + self._posts.missing
 
     def _on_beat(self, beat: Beat, asked: list[int], sent_at: float) -> None:
         trusted = self._settings.lease_seconds - self._settings.lease_margin_seconds
@@ -307,6 +324,8 @@ class Worker:
         if beat.cancelled_jobs:
             self._executor.cancel(beat.cancelled_jobs)
             self._children.cancel(set(beat.cancelled_jobs))
+        if beat.vacant_posts:
+            self._suppose_vacant(beat.vacant_posts)
 
     def _on_lease_lost(self, lease: Lease) -> None:
         if lease.lost:
@@ -362,6 +381,49 @@ class Worker:
                         lease.lease_id,
                         held,
                     )
+
+    # --- posts ---
+
+    def _make_posts(self) -> Posts:
+        # Long enough for one that polls seldom: it renews when it looks.
+        return Posts(list(self._groups), seconds=1.5 + 2 * self._settings.poll_seconds)
+
+    def _suppose_vacant(self, posts: Collection[int]) -> None:
+        self._maintenance.suppose_vacant(posts)
+        if self._posts.suppose_vacant(posts):
+            self._wake.set()
+
+    async def _idle_pause(self) -> float:
+        """Return how long to sleep when nothing was ready: a holder of a post looks again soon, others seldom."""
+        if self._until_idle:
+            return self._settings.poll_seconds
+        if self._posts.is_due:
+            asked_at = time.monotonic()
+            held = await self._claims.run(
+                protocol.hold_posts(self._holder, self._posts.wanted, self._posts.seconds)
+            )
+            self._posts.answered(held, asked_at)
+        return self._settings.poll_seconds if self._posts.held else far_pause()
+
+    async def _leave_when_pressed(self) -> None:
+        """Leave the posts when for some time there was more to do than could be taken: others are to look."""
+        now = time.monotonic()
+        if self._pressed_since is None:
+            self._pressed_since = now
+        held = self._posts.held
+        if held and now - self._pressed_since >= max(_PRESSED_SECONDS, self._settings.poll_seconds):
+            await self._claims.run(protocol.leave_posts(self._holder, held))
+            self._posts.left()
+
+    async def _leave_for_good(self) -> None:
+        """Leave all posts, so that others need not wait until they run out."""
+        try:
+            async with asyncio.timeout(_LAST_CALL_SECONDS):
+                await self._claims.run(
+                    protocol.leave_posts(self._holder, [UPKEEP, *self._posts.wanted])
+                )
+        except Exception as error:
+            log.debug("posts are left to run out: %s", error)
 
     # --- claiming ---
 
@@ -431,21 +493,29 @@ class Worker:
         """Look for work and claim for the free slots; returns whether there was anything to do."""
         settings = self._settings
         self._wake.clear()
+        if self._rung:
+            await self._claim_rung(lease)
+        # What was just claimed begins to run, so that its slots do not count as free.
+        await asyncio.sleep(0)
         wanted = self._room()
         if wanted <= 0:
-            await self._sleep(None)
+            await self._leave_when_pressed()
+            await self._sleep(settings.poll_seconds if self._posts.held else None)
             return True
         idle = self._executor.is_idle
         lanes = await self._claims.run(
             protocol.ready(list(self._groups), sleep_millis=int(settings.poll_seconds * 1000) + 30)
         )
         if not lanes:
+            self._pressed_since = None
             if self._until_idle and idle:
                 return False
-            await self._sleep(settings.poll_seconds)
+            await self._sleep(await self._idle_pause())
             return False
         by_name: dict[LaneName, list[ReadyLane]] = {}
         for lane in lanes:
+            if not lane.is_private:
+                self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
             by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
         plan = plan_claims(
             dict.fromkeys(by_name),
@@ -469,11 +539,29 @@ class Worker:
                 taken = await self._claim_lane(lease, lane, left, again_until)
                 claimed += taken
                 left -= taken
+        await self._leave_when_pressed()
         if claimed == 0:
             # With no slot free, what is ready are suspects: a slot that becomes free wakes us.
             is_full = self._executor.busy >= settings.concurrency
             await self._sleep(settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS)
         return True
+
+    async def _claim_rung(self, lease: Lease) -> None:
+        """Claim where the bell rang without asking first what is ready.
+
+        Only when nothing runs and the queue has one public lane as far as we know, and at most half of the queue's share:
+        retries, other lanes and other queues get theirs when ``ready_v1`` is asked, right after this. Only who
+        holds a post, since the bell wakes everybody and claims of one lane take turns.
+        """
+        rung, self._rung = self._rung, set()
+        if not (self._posts.held and self._is_quiet()):
+            return
+        wanted, total = self._room(), sum(self._weights.values())
+        for queue in rung:
+            lanes = list(self._public_lanes.get(queue, {}).values())
+            if len(lanes) == 1 and not (self._stopping or lease.lost):
+                share = wanted * self._weights[queue] // total
+                await self._claim_lane(lease, lanes[0], max(1, (share + 1) // 2), again_until=0.0)
 
     def _room(self, *, coming: int = 0) -> int:
         """Return how many jobs to ask for, when so many are claimed already and not taken up."""
@@ -677,7 +765,10 @@ class Worker:
                 async for queue in bell.notifications(protocol.CHANNEL):
                     failures = 0
                     if queue in self._weights:
+                        self._rung.add(queue)
                         self._wake.set()
+                    elif queue.isdecimal():  # No queue's name: a post that was left.
+                        self._suppose_vacant([int(queue)])
             except DatabaseUnavailable as error:
                 failures += 1
                 log.debug("the bell is silent: %s", error)
@@ -689,6 +780,7 @@ class Worker:
         """Finish what runs within the grace time, hand the rest back, close the leases."""
         settings = self._settings
         self._stopping = True
+        self._maintenance.step_down()
         back = self._executor.hand_back_waiting()
         until = time.monotonic() + (0.0 if self._now else settings.grace_seconds)
         while (
@@ -712,12 +804,22 @@ class Worker:
                 "not everything could be settled; the rest comes back when the lease is revoked"
             )
             return
-        for lease in list(self._leases.values()):
+        closing = list(self._leases.values())
+        for lease in closing:
             try:
                 async with asyncio.timeout(1.0 if self._now else 2.0):
                     await self._claims.run(protocol.close_lease(lease.lease_id), seconds=1.5)
             except Exception as error:
                 log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
+                return
+        if closing and not self._until_idle:
+            await self._leave_for_good()
+
+
+def _idle_beat_seconds(settings: WorkerSettings) -> float:
+    """Return the pause between heartbeats while no job runs: as long as it may be at all, at most three times the usual."""
+    most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
+    return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 
 
 class _Counted:

@@ -140,6 +140,7 @@ begin
     end loop;
 
     if not v_any and p_sleep_millis is not null then
+        perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
         perform setval(bell.register, v_until)
         from (select distinct forebay._bell(g.queue) as register

@@ -69,18 +69,107 @@ end
 $$;
 
 
--- Keep leases alive; which of them are still open, and which of the running jobs were asked to cancel.
+-- The register of a post; null when there is none.
+create function forebay._register(p_post bigint) returns regclass
+language sql stable
+as $$ select to_regclass('forebay."post_' || p_post::text || '"') $$;
+
+
+-- Who holds a post now, a number below 2^20; null when nobody does, or it has no register.
+--
+-- A time too far ahead was written before the clock was set back.
+create function forebay._holder(p_post bigint) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_value constant bigint := pg_sequence_last_value(forebay._register(p_post));
+begin
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+        return (v_value & 1048575)::integer;
+    end if;
+    return null;
+end
+$$;
+
+
+-- Take vacant posts and keep those that the caller holds, for some seconds; returns which it holds now.
+--
+-- A register is read and set outside transactions and locks nothing. Of two who take a post at the same moment the later
+-- one is written down; the other learns it at its next call. What a post asks for may be done by several. A post without
+-- a register is everybody's.
+--
+-- Parameters:
+--   p_holder   who asks, 0 to 1048575, drawn at random by each worker
+--   p_posts    0 is the upkeep, any other the group of that number
+--   p_seconds  how long they are kept unless renewed, at most 600
+-- Errors: JQ001 a bad holder or time.
+create function forebay.hold_posts_v1(p_holder integer, p_posts bigint[], p_seconds double precision) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_post     bigint;
+    v_register regclass;
+    v_held     bigint[] := '{}';
+begin
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+                             coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    foreach v_post in array p_posts loop
+        continue when forebay._holder(v_post) <> p_holder;
+        v_register := forebay._register(v_post);
+        if v_register is not null then
+            perform setval(v_register,
+                ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder);
+        end if;
+        v_held := v_held || v_post;
+    end loop;
+    return v_held;
+end
+$$;
+
+
+-- Leave posts that the caller holds, and tell everybody who listens: NOTIFY forebay_bell with the post's number.
+--
+-- It is no producer's transaction, so that it may notify where enqueues may not.
+create function forebay.leave_posts_v1(p_holder integer, p_posts bigint[]) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_post bigint;
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    foreach v_post in array p_posts loop
+        if forebay._holder(v_post) = p_holder then
+            perform setval(forebay._register(v_post), 1);
+            if pg_notification_queue_usage() < 0.25 then
+                perform pg_notify('forebay_bell', v_post::text);
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, and which posts nobody
+-- holds.
 --
 -- Touches no lease row and takes no lock that anything else holds.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running.
-create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[])
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_posts, posts it would take.
+create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_posts bigint[] default '{}')
+returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
+declare
+    v_post bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
     insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
@@ -92,6 +181,12 @@ begin
         cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
                                 where t.job_id = any (p_job_ids) and t.reason = 'c');
     end if;
+    vacant_posts := '{}';
+    foreach v_post in array p_posts loop
+        if forebay._holder(v_post) is null then
+            vacant_posts := vacant_posts || v_post;
+        end if;
+    end loop;
     return next;
 end
 $$;

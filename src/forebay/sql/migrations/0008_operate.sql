@@ -34,7 +34,12 @@ begin
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
                  then pg_current_snapshot() else '1:1:' end,
             forebay._now())
-    on conflict do nothing;
+    on conflict do nothing
+    returning group_id into v_id;
+    if v_id is not null then
+        execute format('create sequence forebay.post_%s as bigint cache 1', v_id);
+        return v_id;
+    end if;
     select g.group_id into v_id from forebay.queue_group g
     where g.queue = open_group.queue and g.name = open_group.name;
     return v_id;
