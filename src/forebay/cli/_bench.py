@@ -176,7 +176,8 @@ def _show(out: Console, report: Report, facts: dict[str, Any]) -> None:
     for found in report.tables:
         if found.title:
             out.print(Text(found.title, style="bold"))
-        shown_table = table(*found.columns, right=tuple(found.right))
+        # Headings wrap, so that many columns fit a terminal.
+        shown_table = table(*found.columns, right=tuple(found.right), loose=tuple(found.columns))
         for row in found.rows:
             shown_table.add_row(*row)
         out.print(shown_table)
