@@ -613,6 +613,8 @@ def _draw(found: Mapping[str, Contestant], what: str, figure: Figure) -> None:
                 for sample in contestant.samples
                 if sample[key] is not None
             ]
+            if not points:
+                continue  # Too short a run: no turn of it had a claim.
             width = 3.0 if name == "ours" else 1.8
             axes.plot(
                 *zip(*points, strict=True),
