@@ -650,30 +650,17 @@ class Worker:
             and self._executor.busy < self._settings.concurrency
             and not (self._stopping or lease.lost)
         ):
-            claim_no = lease.next_claim_no()
-            rows = await self._claims.run(
-                protocol.claim(
-                    lease_id=lease.lease_id,
-                    claim_no=claim_no,
-                    floor=lease.floor,
-                    group_id=lane.group_id,
-                    lane=lane.lane,
-                    limit=1,
-                )
-            )
-            if not rows or lease.lost:
+            batch, rows = await self._ask(lease, lane, 1)
+            if batch is None or lease.lost:
                 break
             taken += 1
-            self.stats.claimed += 1
-            batch = Batch(lease, claim_no, 1, {1})
-            lease.batches[claim_no] = batch
             held = HeldJob(rows[0], batch, lane, alone=True)
             prepared = self._executor.prepare(held)
             if prepared is None:
                 continue
             if not self._children.available:
                 # Here, among others: should the process die of it, that counts as an attempt all the same.
-                await self._claims.run(protocol.start_suspect(lease.lease_id, claim_no))
+                await self._claims.run(protocol.start_suspect(lease.lease_id, batch.claim_no))
                 self._executor.take([held])
                 continue
             self._executor.reserve()
