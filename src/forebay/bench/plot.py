@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from forebay.bench._measure import Spread
 
@@ -29,6 +27,10 @@ COLOURS: Final = {
 
 def save(draw: Callable[[Figure], None], path: Path) -> None:
     """Draw a figure and write it; the suffix decides the format."""
+    # Here and not above: a scenario's figures need no plot, and no matplotlib.
+    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     style: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.size": 11,
@@ -52,6 +54,28 @@ def label_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     axes.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", color=colour, va="center"
     )
+
+
+def costs(
+    figure: Figure,
+    title: str,
+    what: str,
+    sizes: Sequence[int],
+    curves: Sequence[tuple[str, str, Sequence[float]]],
+) -> None:
+    """Draw milliseconds over a size on a logarithmic axis; a curve is its label, line style and values."""
+    axes = figure.subplots()
+    axes.set_title(title, loc="left")
+    for label, style, values in curves:
+        axes.plot(sizes, values, style, marker="o", color=COLOURS["forebay"])
+        axes.annotate(
+            label, (sizes[-1], values[-1]), xytext=(8, 0), textcoords="offset points", va="center"
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel(what)
+    axes.set_ylabel("milliseconds")
 
 
 def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -> None:

@@ -24,12 +24,11 @@ from forebay.bench._measure import percentile, ratio_of_rounds, round_figure
 from forebay.bench._report import Bar, Report, Table
 from forebay.bench._upkeep import upkeep
 from forebay.bench.engines.forebay_log import Log
-from forebay.bench.plot import COLOURS
+from forebay.bench.plot import costs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from forebay.bench._place import Place
@@ -211,21 +210,14 @@ def table(measured: Sequence[Size], what: str) -> Table:
 
 def draw(figure: Figure, measured: Sequence[Size], what: str) -> None:
     """Draw both costs over the size."""
-    axes: Axes = figure.subplots()
-    axes.set_title(f"The cost of a claim and an enqueue, by {what}", loc="left")
     found = [figures_of(each) for each in measured]
-    sizes = [each["size"] for each in found]
-    for key, label, style in (
-        ("claim_p50_ms", f"claim of {_CLAIM_ROWS}", "-"),
-        ("enqueue_p50_ms", "enqueue of one", "--"),
-    ):
-        values = [each[key] for each in found]
-        axes.plot(sizes, values, style, marker="o", color=COLOURS["forebay"])
-        axes.annotate(
-            label, (sizes[-1], values[-1]), xytext=(8, 0), textcoords="offset points", va="center"
-        )
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel(what)
-    axes.set_ylabel("milliseconds")
+    costs(
+        figure,
+        f"The cost of a claim and an enqueue, by {what}",
+        what,
+        [each["size"] for each in found],
+        [
+            (f"claim of {_CLAIM_ROWS}", "-", [each["claim_p50_ms"] for each in found]),
+            ("enqueue of one", "--", [each["enqueue_p50_ms"] for each in found]),
+        ],
+    )

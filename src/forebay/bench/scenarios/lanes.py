@@ -21,13 +21,12 @@ from forebay.bench._measure import ratio_of_rounds, round_figure
 from forebay.bench._report import Bar, Report, Table
 from forebay.bench._upkeep import upkeep
 from forebay.bench.engines.forebay_log import Log
-from forebay.bench.plot import COLOURS
+from forebay.bench.plot import costs
 from forebay.ops import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from forebay.bench._place import Place
@@ -153,22 +152,13 @@ def _figures(each: Lanes) -> dict[str, Any]:
 
 
 def _draw(figure: Figure, found: list[dict[str, Any]]) -> None:
-    axes: Axes = figure.subplots()
-    axes.set_title(
-        "The cost of a claim, and of asking all lanes, by the number of lanes", loc="left"
+    costs(
+        figure,
+        "The cost of a claim, and of asking all lanes, by the number of lanes",
+        "lanes, one of them busy",
+        [each["lanes"] for each in found],
+        [
+            ("claim of 10", "-", [each["claim_p50_ms"] for each in found]),
+            ("asking all", "--", [each["idle_poll_ms"] for each in found]),
+        ],
     )
-    counts = [each["lanes"] for each in found]
-    for key, label, style in (
-        ("claim_p50_ms", "claim of 10", "-"),
-        ("idle_poll_ms", "asking all", "--"),
-    ):
-        values = [each[key] for each in found]
-        axes.plot(counts, values, style, marker="o", color=COLOURS["forebay"])
-        axes.annotate(
-            label, (counts[-1], values[-1]), xytext=(8, 0), textcoords="offset points", va="center"
-        )
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("lanes, one of them busy")
-    axes.set_ylabel("milliseconds")
