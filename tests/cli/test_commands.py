@@ -178,6 +178,21 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
 
 
+def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):
+    """
+    The number of lanes is answered; one that is none is refused by the command line itself.
+    """
+    assert forebay("queues", "spread", "mail", "4", "--json").json == {
+        "queue": "mail",
+        "lanes": 4,
+        "before": 1,
+    }
+    assert "gives up" in forebay("queues", "spread", "mail").out
+    assert one(conn, "select lanes from forebay.spread where queue = 'mail'") == 8
+    assert "keeps" in forebay("queues", "spread", "mail", "1").out
+    assert forebay("queues", "spread", "mail", "65").code == 2
+
+
 # --- schema ---
 
 

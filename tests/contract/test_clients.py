@@ -147,9 +147,11 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         job_id = client.enqueue(conn, "send", queue="mail")
         assert client.cancel(job_id, conn=conn) == "requested"
         assert client.pause_queue("mail", conn=conn) == 1
+        assert client.spread_queue("mail", 4, conn=conn) == 1
         assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
         conn.rollback()
     assert client.jobs() == []
+    assert client.spread_queue("mail", 1) == 1
     with pytest.raises(GroupNotFound):
         client.resume_queue("mail")
 

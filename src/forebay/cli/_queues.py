@@ -1,4 +1,4 @@
-"""forebay queues: how deep they are; pause and resume."""
+"""forebay queues: how deep they are; pause, resume, and give up their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.ops.overview import queue_overview
 
-commands = typer.Typer(help="Queues: how deep they are; pause and resume.", no_args_is_help=True)
+commands = typer.Typer(help="Queues: how deep they are; pause, resume, spread.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
 
@@ -61,6 +61,28 @@ def pause(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = 
 def resume(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Let a paused queue be claimed again."""
     _changed(queue, "resumed", Client(dsn).resume_queue(queue, group=group), as_json)
+
+
+@commands.command("spread")
+def spread(
+    queue: Name,
+    lanes: Annotated[
+        int, typer.Argument(metavar="LANES", min=1, max=64, help="1 keeps the order.")
+    ] = 8,
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Give up the order of a queue's jobs, so that claims of many worker processes need not take turns."""
+    before = Client(dsn).spread_queue(queue, lanes)
+    if as_json:
+        print_json({"queue": queue, "lanes": lanes, "before": before})
+    elif lanes == 1:
+        console().print(f"queue {queue} keeps the order of its jobs")
+    else:
+        console().print(
+            f"queue {queue} gives up the order of its jobs: {lanes} lanes of each priority"
+        )
 
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:

@@ -308,6 +308,25 @@ class AsyncClient:
         """
         return await self._run(conn, queues.resume_queue(queue, group))
 
+    async def spread_queue(
+        self, queue: str, lanes: int, *, conn: AsyncConnection | None = None
+    ) -> int:
+        """Give up the order of a queue's jobs, so that claims need not take turns; return the number before.
+
+        New jobs are spread over so many lanes of each priority. For many worker processes that claim few
+        jobs at a time; one that claims for many slots gains nothing by it.
+
+        Args:
+            queue: which queue.
+            lanes: 1 to 64, about as many as processes claim at once; 1 keeps the order again, for jobs
+                enqueued from then on.
+            conn: the connection whose transaction it belongs to.
+
+        Raises:
+            InvalidArguments: a bad name or number.
+        """
+        return await self._run(conn, queues.spread_queue(queue, lanes))
+
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its value before.
 

@@ -36,6 +36,15 @@ def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
     )
 
 
+def spread_queue(queue: str, lanes: int) -> Operation[int]:
+    """Return the call that spreads a queue's jobs over lanes; it answers the number before."""
+    return Operation(
+        "select forebay.spread_queue(queue => %(queue)s, lanes => %(lanes)s)",
+        _number,
+        {"queue": queue, "lanes": lanes},
+    )
+
+
 def configure(name: str, value: int) -> Operation[int]:
     """Return the call that changes a setting of the database; it answers the value before."""
     return Operation(

@@ -525,14 +525,16 @@ class Worker:
             starving_share=settings.starving_share,
         )
         self._turns = plan.turns
-        # One lane owes its turn to no other; a new one is noticed as soon as by a poll.
-        again_until = time.monotonic() + settings.poll_seconds if len(lanes) == 1 else 0.0
+        # One lane owes its turn to no other, nor do those of an unordered queue; what is new is noticed as soon as by a poll.
+        alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
+        again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
         for name, count in plan.shares:
             left = count
-            # Retries first, then suspects, then what is new.
+            # Retries first, then suspects, then what is new: of an unordered queue in any order, lest all begin alike.
             for lane in sorted(
-                by_name[name], key=lambda lane: (not lane.is_private, lane.is_suspect)
+                by_name[name],
+                key=lambda lane: (not lane.is_private, lane.is_suspect, random.random()),
             ):
                 if left <= 0 or self._stopping or lease.lost:
                     break

@@ -56,6 +56,9 @@ _BAR_AT: Final = 16
 
 _SLOTS: Final = 10
 
+#: Lanes of the unordered queue: as many as processes claim where the promises are about.
+_SPREAD: Final = 16
+
 #: More than all processes together end in a second.
 _JOBS_PER_SECOND: Final = 6000
 
@@ -129,7 +132,8 @@ def _claim_one_by_one(
     rates: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
     with contextlib.ExitStack() as stack:
         contestants = [
-            stack.enter_context(_ordered(place)),
+            stack.enter_context(_ours(place, "ours")),
+            stack.enter_context(_ours(place, "unordered")),
             stack.enter_context(_classic(place)),
         ]
         addresses = [f"{contestant.name}={contestant.dsn}" for contestant in contestants]
@@ -196,12 +200,14 @@ def _snapshot(dsn: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ordered(place: Place) -> Iterator[Contestant]:
-    with place.database("fleet") as dsn:
+def _ours(place: Place, name: str) -> Iterator[Contestant]:
+    with place.database(f"fleet_{name}") as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("select forebay.open_group('bench')")
+            if name == "unordered":
+                conn.execute("select forebay.spread_queue('bench', %s)", [_SPREAD])
         with upkeep(dsn):
-            yield Contestant("ours", dsn, _fill, _lanes)
+            yield Contestant(name, dsn, _fill, _lanes)
 
 
 @contextlib.contextmanager
@@ -348,8 +354,6 @@ def _report(
         notes.append(
             f"no more than {sizes[-1]} processes: --full has up to {_FULL[-1]}, where the server allows enough connections"
         )
-    if "unordered" not in shown:
-        notes.append("unordered: this version has no queues that are declared so")
     return Report(
         {"fleet": entries, "rounds": rounds},
         [Table(columns, rows, right=columns)],

@@ -89,10 +89,19 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
+    part     integer not null default 0, -- which of an unordered queue's public lanes
     noted_at timestamptz not null
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue);
+
+-- Unordered queues: over how many public lanes of each priority their jobs are spread.
+-- The sequence tells an enqueue, without a look at the table, that there never was one.
+create table forebay.spread (
+    queue text primary key,
+    lanes integer not null check (lanes between 1 and 64)
+);
+create sequence forebay.spread_seq as bigint cache 1;
 
 
 -- Groups: independent readers of one queue.

@@ -67,6 +67,11 @@ as $$
 $$;
 
 
+-- A lane that a group may claim from, and up to which snapshot it has.
+create type forebay._place as (
+    group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
+
+
 -- Make one segment: its table, its index, its reader functions, its registry row.
 --
 -- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
@@ -143,21 +148,23 @@ begin
         $body$
     $reader$, p_segment_id, v_leaf);
 
-    -- Has the lane anything that is not visible in the snapshot? Asked of the tail segment and the one before.
+    -- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
     execute format($probe$
-        create function forebay._moved_%1$s(p_lane bigint, p_snap pg_snapshot) returns boolean
+        create function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
         language plpgsql stable
         as $body$
         begin
-            if exists (select from %2$s l where l.lane = p_lane and l.xid >= pg_snapshot_xmax(p_snap)) then
-                return true;
-            end if;
-            if pg_snapshot_xmin(p_snap) = pg_snapshot_xmax(p_snap) then
-                return false;
-            end if;
-            return exists (
-                select from pg_snapshot_xip(p_snap) as late (xid)
-                where exists (select from %2$s l where l.lane = p_lane and l.xid = late.xid));
+            return array(
+                select case
+                    when p.moved then true
+                    when exists (select from %2$s l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+                    when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
+                    else exists (
+                        select from pg_snapshot_xip(p.snap) as late (xid)
+                        where exists (select from %2$s l where l.lane = p.lane and l.xid = late.xid)) end
+                from rows from (unnest(p_places), unnest(p_moved)) with ordinality
+                     as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
+                order by p.nr);
         end
         $body$
     $probe$, p_segment_id, v_leaf);

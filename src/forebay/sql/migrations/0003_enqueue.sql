@@ -6,21 +6,69 @@ language sql immutable
 as $$ select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text) collate "C", 0) $$;
 
 
--- The lane of (queue, priority, audience), noted in the registry when no row of it is visible.
+-- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
+create function forebay._part_id(p_queue text, p_priority integer, p_part integer) returns bigint
+language sql immutable
+as $$
+    select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) end
+$$;
+
+
+-- Note a lane in the registry when no row of it is visible; returns it.
 --
 -- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
 -- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
+create function forebay._note(p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer) returns bigint
+language plpgsql volatile
+as $$
+begin
+    if not exists (select from forebay.lane l where l.lane = p_lane) then
+        insert into forebay.lane (lane, queue, priority, audience, part, noted_at)
+        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now());
+    end if;
+    return p_lane;
+end
+$$;
+
+
+-- The lane of (queue, priority, audience), noted in the registry.
 create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql volatile
+as $$
+    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+$$;
+
+
+-- Over how many public lanes of each priority the jobs of a queue are spread; 1 where their order is kept.
+create function forebay._spread_of(p_queue text) returns integer
+language sql stable
+as $$ select coalesce((select s.lanes from forebay.spread s where s.queue = p_queue), 1) $$;
+
+
+-- A public lane for one job, noted in the registry: any of an unordered queue's.
+create function forebay._pick_lane(p_queue text, p_priority integer) returns bigint
 language plpgsql volatile
 as $$
 declare
-    v_lane bigint := forebay._lane_id(p_queue, p_priority, p_audience);
+    v_part integer := floor(random() * forebay._spread_of(p_queue));
 begin
-    if not exists (select from forebay.lane l where l.lane = v_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, noted_at)
-        values (v_lane, p_queue, p_priority, p_audience, forebay._now());
+    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, v_part);
+end
+$$;
+
+
+-- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+create function forebay._note_lanes(p_queue text, p_priority integer) returns bigint[]
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.spread_seq') is null then
+        return array[forebay._note_lane(p_queue, p_priority, 0)];
     end if;
-    return v_lane;
+    return array(
+        select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
+        from generate_series(0, forebay._spread_of(p_queue) - 1) part order by part);
 end
 $$;
 
@@ -214,7 +262,9 @@ begin
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if not exists (select from forebay.lane l where l.lane = v_lane) then
+    if pg_sequence_last_value('forebay.spread_seq') is not null then
+        v_lane := forebay._pick_lane(enqueue.queue, enqueue.priority);
+    elsif not exists (select from forebay.lane l where l.lane = v_lane) then
         v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
     end if;
 
@@ -301,16 +351,18 @@ declare
     v_ready    bigint[];
     v_deferred bigint[];
     v_target   record;
+    v_spread   boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
 begin
     for v_target in select distinct u.queue, u.priority from unnest(p_jobs) u loop
-        perform forebay._note_lane(v_target.queue, v_target.priority, 0);
+        perform forebay._note_lanes(v_target.queue, v_target.priority);
         perform forebay._ring(v_target.queue);
     end loop;
 
     with written as (
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
-        select forebay._lane_id(u.queue, u.priority, 0), v_now, u.expires_at, u.max_attempts,
+        select case when v_spread then forebay._part_id(u.queue, u.priority, (u.nr % forebay._spread_of(u.queue))::integer)
+                    else forebay._lane_id(u.queue, u.priority, 0) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers
         from unnest(p_jobs) with ordinality
              as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
@@ -326,7 +378,9 @@ begin
     with written as (
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
-        select d.start, forebay._lane_id(d.queue, d.priority, 0), v_now, nextval('forebay.log_seq'),
+        select d.start,
+               case when v_spread then forebay._part_id(d.queue, d.priority, (d.nr % forebay._spread_of(d.queue))::integer)
+                    else forebay._lane_id(d.queue, d.priority, 0) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -433,7 +487,7 @@ declare
     v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + enqueue_many.delay);
     v_problem text;
     v_odd     record;
-    v_lane    bigint;
+    v_lanes   bigint[];
 begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
@@ -461,20 +515,20 @@ begin
         perform forebay._check_args(v_odd.args, v_odd.index);
     end loop;
 
-    v_lane := forebay._note_lane(enqueue_many.queue, enqueue_many.priority, 0);
+    v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
-        select v_start, v_lane, v_now, nextval('forebay.log_seq'),
+        select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
                coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
-        from unnest(enqueue_many.args) a (args);
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
-        select v_lane, v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
+        select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
-        from unnest(enqueue_many.args) a (args);
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._ring(enqueue_many.queue);
     end if;
     return cardinality(enqueue_many.args);

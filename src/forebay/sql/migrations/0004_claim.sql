@@ -67,8 +67,8 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_lane    record;
-    v_from    pg_snapshot;
+    v_places  forebay._place[];
+    v_moved   boolean[];
     v_now     pg_snapshot;
     v_last    bigint;
     v_seal_id bigint;
@@ -76,8 +76,6 @@ declare
     v_before  xid8;
     v_tail    bigint[];
     v_segment bigint;
-    v_moved   boolean;
-    v_any     boolean := false;
     v_until   bigint;
 begin
     perform forebay._require_home();
@@ -94,52 +92,42 @@ begin
         v_tail := v_seal_id || v_tail;
     end if;
 
-    for v_lane in
-        select g.group_id, l.lane, l.queue, l.priority, l.audience, g.start_after,
-               b.no, b.snap_from, b.snap_to, b.claimed_at, pg_current_snapshot() as now
-        from forebay.queue_group g
-        join lateral (
-            select distinct i.lane, i.queue, i.priority, i.audience
-            from forebay.lane i
-            where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
-        left join lateral (
-            select c.no, c.snap_from, c.snap_to, c.claimed_at
-            from forebay.batch c
-            where c.group_id = g.group_id and c.lane = l.lane
-            order by c.no desc limit 1) b on true
-        where g.group_id = any (p_group_ids) and g.paused_at is null
-    loop
-        v_now := v_lane.now;
-        v_from := coalesce(v_lane.snap_from, case v_lane.audience when 0 then v_lane.start_after else '1:1:' end);
-        v_moved := v_lane.snap_to is not null                       -- a window in hand
-            or coalesce(v_before > pg_snapshot_xmax(v_from), false);  -- far behind: let the claim look
-        if not v_moved then
-            foreach v_segment in array v_tail loop
-                execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_lane.lane, v_from;
-                exit when v_moved;
-            end loop;
-        end if;
-        if not v_moved and pg_snapshot_xmin(v_from) <> pg_snapshot_xmax(v_from) then
-            -- A late committer of an older segment: let the claim look.
-            v_moved := coalesce(v_before > pg_snapshot_xmin(v_from), false) and exists (
-                select from pg_snapshot_xip(v_from) x where x < v_before and pg_visible_in_snapshot(x, v_now));
-        end if;
-        if not v_moved then
-            v_moved := forebay._should_move(v_from, v_now, v_lane.claimed_at);
-        end if;
-        if v_moved then
-            group_id := v_lane.group_id;
-            lane := v_lane.lane;
-            queue := v_lane.queue;
-            priority := v_lane.priority;
-            is_private := v_lane.audience <> 0;
-            is_suspect := v_lane.audience < 0;
-            v_any := true;
-            return next;
-        end if;
+    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
+           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
+    from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
+                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
+          from forebay.queue_group g
+          join lateral (
+              select distinct i.lane, i.queue, i.priority, i.audience
+              from forebay.lane i
+              where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+          left join lateral (
+              select c.snap_from, c.snap_to, c.claimed_at
+              from forebay.batch c
+              where c.group_id = g.group_id and c.lane = l.lane
+              order by c.no desc limit 1) b on true
+          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+
+    foreach v_segment in array v_tail loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
     end loop;
 
-    if not v_any and p_sleep_millis is not null then
+    return query
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0
+    from rows from (unnest(v_places), unnest(v_moved)) with ordinality
+         as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
+    where case
+        when p.moved then true
+        -- A late committer of an older segment: let the claim look.
+        when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
+             and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
+        else forebay._should_move(p.snap, v_now, p.claimed_at) end;
+
+    if not found and p_sleep_millis is not null then
         perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
         perform setval(bell.register, v_until)
