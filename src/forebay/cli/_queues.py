@@ -13,7 +13,9 @@ from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.ops.overview import queue_overview
 
-commands = typer.Typer(help="Queues: how deep they are; pause, resume, spread.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Queues: how deep they are; pause, resume, spread.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
 
