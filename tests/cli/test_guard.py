@@ -607,7 +607,7 @@ def test_old_records_are_deleted(conn):
             "update forebay.guard_event set at = now() - make_interval(days => %s) where name = %s",
             [days, str(days)],
         )
-    conn.execute("select forebay.trim_v1()")
+    conn.execute("select forebay.trim_v1(p_pass => true)")
     assert events(conn, "name") == [("10",), ("59",)]
 
 

@@ -267,3 +267,33 @@ def test_flat_cost_breaks_when_the_planner_is_left_alone_with_a_tiny_table(datab
         with pytest.raises(AssertionError):
             compare(small, meter.measure())
         meter.close()
+
+
+def test_trimming_does_not_walk_over_what_it_has_deleted(database):
+    """
+    Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts behind
+    them, and still finds what a late commit left before its mark when it makes a pass.
+    """
+    trim = "select forebay.trim_v1(p_pass => false)"
+    with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
+        one(conn, "select forebay.trim_v1(p_pass => true)")
+        enqueue(late, delay="1 millisecond")
+        touched = []
+        due = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s::int]), delay => '1 ms')"
+        for rows in (100, 20_000, 100):
+            one(conn, due, rows)
+            promoted = 0
+            while promoted < rows:
+                promoted += one(conn, "select forebay.promote_v1(5000)")
+            touched.append(pages(conn, trim))
+        few, many, again = touched
+        # It removes as many rows as the first one, and would read twenty thousand more.
+        assert again <= few * 1.5 + 12 < many, touched
+        late.commit()
+        while not one(conn, "select forebay.promote_v1(5000)"):
+            pass
+        left = "select count(*) from forebay.deferred"
+        one(conn, trim)
+        assert one(conn, left) == 1
+        one(conn, "select forebay.trim_v1(p_pass => true)")
+        assert one(conn, left) == 0

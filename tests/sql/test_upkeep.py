@@ -157,7 +157,7 @@ def test_a_cancellation_is_remembered_for_as_long_as_its_job_waits(database, con
             conn.execute("select forebay.cancel(%s)", [job])
         assert other.claim_all() == []
         assert state(conn, over) == "cancelled"
-        one(conn, "select forebay.trim_v1()")
+        one(conn, "select forebay.trim_v1(p_pass => true)")
         kept = conn.execute("select job_id from forebay.tombstone order by 1").fetchall()
         assert kept == [(waiting,), (deferred,), (running,)]
         assert reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
@@ -204,7 +204,7 @@ def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, 
         while one(conn, "select forebay.retain_v1()") is not None:
             emptied += 1
         assert emptied == 5
-        one(conn, "select forebay.trim_v1()")
+        one(conn, "select forebay.trim_v1(p_pass => true)")
         assert one(conn, "select count(*) from forebay.batch where seqs is not null") < 10
         assert state(conn, ids[0]) is None
         assert state(conn, running) == "leased"

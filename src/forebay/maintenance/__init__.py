@@ -31,6 +31,7 @@ log = logging.getLogger("forebay.maintenance")
 
 #: Promotions of one call; a full one is followed by another at once.
 _PROMOTE_ROWS = 5000
+_TRIM_ROWS = 20_000  # what trim_v1 deletes of one kind
 _SWEEP_ROWS = 1000  # what sweep_v1 takes at most of one kind
 
 #: How long the post is kept unless renewed: so long nobody promotes after its holder died.
@@ -230,5 +231,6 @@ class Maintenance:
         return True
 
     async def _trim(self) -> bool:
-        self._note("trimmed", await self._session.run(protocol.trim()))
-        return False
+        count = await self._session.run(protocol.trim())
+        self._note("trimmed", count)
+        return count >= _TRIM_ROWS

@@ -115,11 +115,12 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a heartbeat is answered with."""
+    """What a heartbeat is answered with; how many leases are open in all only where no job runs."""
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
     vacant_posts: frozenset[int] = frozenset()
+    crowd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def beat(
 ) -> Operation[Beat]:
     """Keep leases alive; which of some posts are vacant."""
     return Operation(
-        "select open_leases, cancelled_jobs, vacant_posts"
+        "select open_leases, cancelled_jobs, vacant_posts, crowd"
         " from forebay.beat_v1(%(leases)s, %(jobs)s, %(posts)s)",
         _beat,
         {"leases": list(lease_ids), "jobs": list(job_ids), "posts": list(posts)},
@@ -305,5 +306,5 @@ def now() -> Operation[datetime]:
 
 
 def _beat(rows: Rows) -> Beat:
-    ((open_leases, cancelled_jobs, vacant_posts),) = rows
-    return Beat(frozenset(open_leases), frozenset(cancelled_jobs), frozenset(vacant_posts))
+    ((open_leases, cancelled_jobs, vacant_posts, crowd),) = rows
+    return Beat(frozenset(open_leases), frozenset(cancelled_jobs), frozenset(vacant_posts), crowd)

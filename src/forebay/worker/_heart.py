@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
+#: Idle workers of one database together beat about so often, in seconds, once they are many.
+_CROWD_SECONDS: Final = 0.05
+
 
 class Heart:
     """Beats for all leases of the process.
@@ -32,7 +36,8 @@ class Heart:
         dsn: where to.
         name: application_name of the connection.
         beat_seconds: pause between beats.
-        idle_seconds: the same while no job runs.
+        idle_seconds: the same while no job runs and few workers are about.
+        crowd_seconds: at most, while no job runs: of many idle workers each beats the more seldom the more they are.
         stall_seconds: without a sign of the worker's loop for so long, beating stops.
         held: called in the worker's loop; the ids of its leases, of its running jobs, and of posts it would take.
         heard: called in the worker's loop with each answer, the leases that were asked about, and when.
@@ -45,6 +50,7 @@ class Heart:
         name: str,
         beat_seconds: float,
         idle_seconds: float,
+        crowd_seconds: float,
         stall_seconds: float,
         held: Callable[[], tuple[list[int], list[int], list[int]]],
         heard: Callable[[Beat, list[int], float], None],
@@ -52,6 +58,10 @@ class Heart:
         self._session_args = (dsn, name)
         self._beat_seconds = beat_seconds
         self._idle_seconds = idle_seconds
+        self._crowd_seconds = crowd_seconds
+        self._extra_seconds = 0.0
+        self._is_far = False
+        self._hurried = False
         self._stall_seconds = stall_seconds
         self._held = held
         self._heard = heard
@@ -70,6 +80,15 @@ class Heart:
     def stop(self) -> None:
         """Stop beating; does not wait for a beat under way."""
         self._stopping.set()
+        self._wake()
+
+    def hurry(self) -> None:
+        """Say that there is a job: beat now if the pause is a long one, or else let it not become one."""
+        self._hurried = True
+        if self._is_far:
+            self._wake()
+
+    def _wake(self) -> None:
         if self._awake is not None:
             loop, event = self._awake
             with contextlib.suppress(RuntimeError):
@@ -90,6 +109,7 @@ class Heart:
         self._awake = asyncio.get_running_loop(), wake
         was_down = stalled = False
         while not self._stopping.is_set():
+            self._hurried = False
             try:
                 self._loop.call_soon_threadsafe(self._look)
             except RuntimeError:
@@ -108,6 +128,7 @@ class Heart:
                 try:
                     beat = await session.run(protocol.beat(leases, jobs, posts))
                     self._loop.call_soon_threadsafe(self._heard, beat, leases, sent_at)
+                    self._extra_seconds = self._extra_pause(beat.crowd)
                     if was_down:
                         log.info("heartbeat is back")
                     was_down = False
@@ -123,11 +144,28 @@ class Heart:
             pause = self._beat_seconds if self._snapshot[1] else self._idle_seconds
             if was_down:
                 pause = min(pause, 0.3)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await wake.wait()
+            await _wait(wake, pause)
+            if self._extra_seconds and not (self._snapshot[1] or was_down or stalled):
+                self._is_far = True
+                if not self._hurried:
+                    await _wait(wake, self._extra_seconds)
+                self._is_far = False
+            wake.clear()
         await session.close()
+
+    def _extra_pause(self, crowd: int | None) -> float:
+        """Return how much longer than usual to wait among so many workers, not in step with them."""
+        if crowd is None:
+            return 0.0
+        pause = min(crowd * _CROWD_SECONDS, self._crowd_seconds) * (0.75 + 0.5 * random.random())
+        return max(0.0, pause - self._idle_seconds)
 
     def _look(self) -> None:
         self._seen_at = time.monotonic()
         self._snapshot = self._held()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

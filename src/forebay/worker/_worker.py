@@ -127,6 +127,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._holder = draw_holder()
         self._posts = self._make_posts()
+        self._heart: Heart | None = None
         self._pressed_since: float | None = None
         self._rung: set[str] = set()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
@@ -210,11 +211,12 @@ class Worker:
                 on_free=self._wake.set,
                 on_lease_lost=self._on_lease_lost,
             )
-            heart = Heart(
+            heart = self._heart = Heart(
                 self._dsn,
                 name=name,
                 beat_seconds=settings.heartbeat_seconds,
                 idle_seconds=_idle_beat_seconds(settings),
+                crowd_seconds=(settings.lease_seconds - settings.lease_margin_seconds) / 3,
                 stall_seconds=settings.lease_seconds - settings.lease_margin_seconds,
                 held=self._held_ids,
                 heard=self._on_beat,
@@ -642,6 +644,8 @@ class Worker:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
         lease.batches[claim_no] = batch
+        if self._heart is not None:
+            self._heart.hurry()
         self.stats.claimed += len(rows)
         return batch, rows
 
@@ -806,7 +810,7 @@ class Worker:
 
 
 def _idle_beat_seconds(settings: WorkerSettings) -> float:
-    """Return the pause between heartbeats while no job runs: as long as it may be at all, at most three times the usual."""
+    """Return the pause between heartbeats while no job runs, among few workers: long, at most three times the usual."""
     most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
     return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 

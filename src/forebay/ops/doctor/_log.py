@@ -227,7 +227,8 @@ def _judge_leases(rows: Rows) -> list[Finding]:
     alive = []
     for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs in rows:
         facts = {"lease": lease, "worker": worker, "silent_seconds": silent, "jobs": jobs}
-        if silent is not None and silent <= suspect_seconds:
+        # Of many idle workers each says so seldom.
+        if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
             alive.append((worker, jobs))
             continue
         length = "for ever" if silent is None else f"for {human_duration(silent)}"

@@ -292,6 +292,12 @@ end
 $$;
 
 
+-- What trimming remembers: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since
+-- 1970, deferred rows were removed. While somebody holds a snapshot whatever was removed lies in front of what is to be.
+create sequence forebay.trim_pass_seq as bigint cache 1;
+create sequence forebay.trim_mark_seq as bigint cache 1;
+
+
 -- Posts: "held until" in milliseconds since 1970, and by whom in the lowest 20 bits. What one worker at a time does for all:
 -- post 0 is the upkeep, post N looks out for what is ready for group N. Registers like the bells.
 create sequence forebay.post_0 as bigint cache 1;

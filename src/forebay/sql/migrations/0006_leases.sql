@@ -155,14 +155,14 @@ end
 $$;
 
 
--- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, and which posts nobody
--- holds.
+-- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which posts nobody
+-- holds, and how large the crowd is: how many leases are open in all, at most 1,000, or null for who runs jobs.
 --
 -- Touches no lease row and takes no lock that anything else holds.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_posts, posts it would take.
 create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_posts bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[])
+returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[], crowd integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -187,6 +187,9 @@ begin
             vacant_posts := vacant_posts || v_post;
         end if;
     end loop;
+    if cardinality(p_job_ids) = 0 then
+        crowd := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
+    end if;
     return next;
 end
 $$;
@@ -300,8 +303,8 @@ $$;
 
 -- Revoke at most one lease that is lost; returns it, or no row.
 --
--- Lost: no heartbeat for lease_seconds; or none for suspect_seconds while the connection that sent the last one is
--- gone. The caller's own session must be that old as well: after a restart, a crash of one backend
+-- Lost: no sign of life, heartbeat or claim, for lease_seconds; or none for suspect_seconds while the connection that
+-- sent the last heartbeat is gone and the lease has jobs: without any there is no hurry. The caller's own session must be that old as well: after a restart, a crash of one backend
 -- or a failover every session is new, and the living get their time to report. A lease that a settlement's
 -- open transaction holds is passed over until that has ended: idle, it ends by itself after five seconds; a forgotten
 -- prepared transaction keeps its own lease from being revoked and nobody else's.
@@ -325,16 +328,25 @@ begin
     select extract(epoch from v_at - a.backend_start) into v_session
     from pg_stat_get_activity(pg_backend_pid()) a;
     for v_lost in
-        select l.lease_id, l.worker, extract(epoch from v_at - h.beat_at)::double precision as silent
+        select l.lease_id, l.worker, s.silent::double precision
         from forebay.lease l
         cross join lateral (
             select b.beat_at, b.backend_pid from forebay.heartbeat b
             where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+        left join lateral (
+            select b.claimed_at, b.floor from forebay.batch b
+            where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+        cross join lateral (select extract(epoch from v_at - greatest(h.beat_at, c.claimed_at)) as silent) s
         where l.closed_at is null
           and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and s.silent > l.suspect_seconds
           and v_session > l.suspect_seconds
-          and (extract(epoch from v_at - h.beat_at) > l.lease_seconds
-               or not exists (select from pg_stat_get_activity(h.backend_pid) a where a.pid is not null))
+          and (s.silent > l.lease_seconds
+               or not exists (select from pg_stat_get_activity(h.backend_pid) a where a.pid is not null)
+                  and exists (select from forebay.batch b
+                              where b.lease_id = l.lease_id and b.claim_no >= c.floor
+                                and not exists (select from forebay.settlement t
+                                                where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
         order by h.beat_at
     loop
         begin

@@ -292,8 +292,15 @@ $$;
 -- Delete what lies behind: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements, leases
 -- and failures whose segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
 --
+-- Invariant "flat cost": while somebody holds a snapshot, deleted rows stay in the indexes, and lie in front of what is to
+-- be deleted next. So each call goes on with deferred rows where the last one stopped, and everything else waits for a pass,
+-- every ten minutes; once an hour that takes deferred rows from the beginning, for those that a late commit, or a call that
+-- was undone, left behind.
+--
+-- Parameters: p_most, about how many rows of a kind in this call; p_pass, make a pass now: from the beginning, and of
+--   everything. Null: when it is due.
 -- Errors: JQ030 foreign cluster.
-create function forebay.trim_v1(p_most integer default 20000) returns bigint
+create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -301,37 +308,79 @@ set jit = off
 set lock_timeout = '1s'
 as $$
 declare
-    v_cursor forebay.promotion;
-    v_first  bigint;
-    v_lane   record;
+    v_now    constant timestamptz := forebay._now();
+    v_second constant bigint := extract(epoch from v_now);
+    v_last   bigint;
+    v_pass   boolean;
     v_rows   bigint;
-    v_total  bigint := 0;
-    v_days   bigint := forebay._setting_value('retention_days');
+    v_total  bigint;
 begin
     perform forebay._require_home();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
         return 0;
     end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
+    v_pass := coalesce(p_pass, v_last <= v_second - 600);
+    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
+    if v_pass then
+        v_rows := forebay._trim_batches(p_most);
+        v_total := v_total + v_rows + forebay._trim_by_age();
+        if v_rows < p_most then
+            perform setval('forebay.trim_pass_seq', v_second);
+        end if;
+    end if;
+    return v_total;
+end
+$$;
+
+
+-- Promoted rows, from the mark on or from the beginning, and the promoter's old cursors.
+create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_cursor forebay.promotion;
+    v_from   timestamptz := '-infinity';
+    v_gone   timestamptz;
+    v_rows   bigint;
+begin
     select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
-    if found then
+    if not found then
+        return 0;
+    end if;
+    if not p_from_the_beginning then
+        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_mark_seq'), 0) / 1000000.0);
+    end if;
+    with gone as (
         delete from forebay.deferred d
         where d.ctid = any (array(
             select i.ctid from forebay.deferred i
             where (i.run_at, i.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+              and i.run_at >= v_from
               and pg_visible_in_snapshot(i.xid, v_cursor.snap)
-            order by i.run_at, i.deferred_id limit p_most));
-        get diagnostics v_rows = row_count;
-        v_total := v_total + v_rows;
-        delete from forebay.promotion p where p.no < v_cursor.no - 100;
-    end if;
+            order by i.run_at, i.deferred_id limit p_most))
+        returning d.run_at)
+    select count(*), max(g.run_at) into v_rows, v_gone from gone g;
+    -- Just below: of what is as old as the mark, some may be left.
+    perform setval('forebay.trim_mark_seq', greatest(
+        1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
+    delete from forebay.promotion p
+    where p.no < v_cursor.no - 100 and (p_from_the_beginning or p.no >= v_cursor.no - 10000);
+    return v_rows;
+end
+$$;
 
-    delete from forebay.heartbeat h
-    where h.beat_at < forebay._now() - interval '10 minutes'
-      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
-           or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
 
+-- Batches whose jobs left the archive, with their settlements and starts of suspects.
+create function forebay._trim_batches(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_first bigint;
+    v_lane  record;
+    v_rows  bigint;
+    v_total bigint := 0;
+begin
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
     for v_lane in
         select g.group_id, l.lane
@@ -339,6 +388,7 @@ begin
         join lateral (select distinct i.lane from forebay.lane i
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
     loop
+        exit when v_total >= p_most;
         -- high_seq rises with no: what can go is at the front, and mostly the first row says that nothing can.
         continue when (select b.high_seq >= v_first from forebay.batch b
                        where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
@@ -362,7 +412,24 @@ begin
         select (select count(*) from gone) + (select count(*) from settled) + (select count(*) from started) into v_rows;
         v_total := v_total + v_rows;
     end loop;
+    return v_total;
+end
+$$;
 
+
+-- Old heartbeats, closed leases, errors, acts of the guard, and tombstones that nobody can ask for any more.
+create function forebay._trim_by_age() returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_rows bigint;
+    v_days constant bigint := forebay._setting_value('retention_days');
+begin
+    delete from forebay.heartbeat h
+    where h.beat_at < forebay._now() - interval '10 minutes'
+      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
+           or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
+    get diagnostics v_rows = row_count;
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
@@ -374,6 +441,6 @@ begin
     delete from forebay.tombstone t
     where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);
-    return v_total;
+    return v_rows;
 end
 $$;
