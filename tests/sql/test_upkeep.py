@@ -87,9 +87,68 @@ def test_a_living_worker_is_not_revoked_and_a_silent_one_is(database, conn):
         enqueue(conn)
         silent.claim()
         assert wait_for(lambda: revoked_by_upkeep(conn)) == (silent.lease_id, 1)
+        living.claim_ready()
         assert revoked_by_upkeep(conn) is None
         living.conn.close()
-        assert wait_for(lambda: revoked_by_upkeep(conn)) == (living.lease_id, 0)
+        assert wait_for(lambda: revoked_by_upkeep(conn)) == (living.lease_id, 1)
+
+
+def age_heartbeats(conn, reader: Reader, seconds: float) -> None:
+    """Let a lease's heartbeats be older than they are."""
+    conn.execute(
+        "update forebay.heartbeat set beat_at = beat_at - make_interval(secs => %s) where lease_id = %s",
+        [seconds, reader.lease_id],
+    )
+
+
+def old_enough(conn, seconds: float = 0.2) -> None:
+    """Wait until the session may judge others' silence."""
+    wait_for(
+        lambda: one(
+            conn,
+            "select clock_timestamp() - backend_start > make_interval(secs => %s)"
+            " from pg_stat_get_activity(pg_backend_pid())",
+            seconds,
+        )
+    )
+
+
+def test_a_lease_without_jobs_is_not_revoked_on_suspicion(database, conn):
+    """
+    Its heart may beat seldom then, and its connection be a pooler's: it is lost when its time is over. With
+    a job in hand it is lost as soon as it is silent and gone.
+    """
+    old_enough(conn)
+    reader = Reader(database, lease_seconds=30, suspect_seconds=0.1)
+    other = Reader(database, lease_seconds=30, suspect_seconds=0.1)
+    for _ in range(2):
+        enqueue(conn)
+    reader.finish(reader.claim(1))
+    other.claim(1)
+    for each in (reader, other):
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '20 seconds'")
+        age_heartbeats(conn, each, 20)
+        each.conn.close()
+    assert wait_for(lambda: revoked_by_upkeep(conn)) == (other.lease_id, 1)
+    assert revoked_by_upkeep(conn) is None
+    age_heartbeats(conn, reader, 11)
+    conn.execute("update forebay.batch set claimed_at = claimed_at - interval '11 seconds'")
+    assert revoked_by_upkeep(conn) == (reader.lease_id, 0)
+
+
+def test_a_claim_is_a_sign_of_life(database, conn):
+    """
+    Who has been idle for long, and silent, keeps what it claims now, though the connection of its heart is gone.
+    """
+    old_enough(conn, 2.1)
+    enqueue(conn)
+    with Reader(database, lease_seconds=30, suspect_seconds=2) as reader:
+        age_heartbeats(conn, reader, 20)
+        conn.execute("update forebay.heartbeat set backend_pid = 0")
+        reader.claim(1)
+        assert revoked_by_upkeep(conn) is None
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '2 seconds'")
+        assert revoked_by_upkeep(conn) == (reader.lease_id, 1)
 
 
 def test_jobs_expire_where_nobody_claims(conn):

@@ -57,6 +57,37 @@ async def test_a_new_lease_is_not_lost_by_the_answer_to_an_older_heartbeat(app, 
     assert revoked_leases(conn) == 0
 
 
+async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_job(
+    app, conn, database
+):
+    """
+    Among two hundred a pause of seconds; the job that ends it does not wait for its end to be known of.
+    """
+    conn.execute(
+        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)"
+        " select 'crowd', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+    )
+    go_on = asyncio.Event()
+
+    @app.job
+    async def work() -> None:
+        await go_on.wait()
+
+    with Proxy(database) as proxy:
+        async with running(
+            app, dsn=proxy.dsn, lease_seconds=100.0, suspect_seconds=50.0, heartbeat_seconds=0.1
+        ) as worker:
+
+            def beats() -> int:
+                return sum("beat_v1" in statement for statement in list(proxy.statements))
+
+            await wait_for_async(lambda: worker._heart is not None and worker._heart._is_far)
+            before = beats()
+            work.enqueue(conn)
+            await wait_for_async(lambda: beats() >= before + 3, 5)
+            go_on.set()
+
+
 async def test_a_worker_that_stops_closes_its_leases(app, conn):
     """
     Nothing has to wait for a lease to run out after an orderly end.
