@@ -128,6 +128,8 @@ class Worker:
         self._holder = draw_holder()
         self._posts = self._make_posts()
         self._heart: Heart | None = None
+        #: Until then, by our clock, what was ready was looked at closely enough, and the bell rings for what comes.
+        self._looked_until = 0.0
         self._pressed_since: float | None = None
         self._rung: set[str] = set()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
@@ -495,8 +497,12 @@ class Worker:
         """Look for work and claim for the free slots; returns whether there was anything to do."""
         settings = self._settings
         self._wake.clear()
-        if self._rung:
-            await self._claim_rung(lease)
+        if self._rung and await self._claim_rung(lease):
+            # All else was looked at a moment ago, and the bell goes on ringing until it is again.
+            pause = self._looked_until - time.monotonic()
+            if pause > 0:
+                await self._sleep(pause)
+                return True
         # What was just claimed begins to run, so that its slots do not count as free.
         await asyncio.sleep(0)
         wanted = self._room()
@@ -505,10 +511,12 @@ class Worker:
             await self._sleep(settings.poll_seconds if self._posts.held else None)
             return True
         idle = self._executor.is_idle
+        asked_at = time.monotonic()
         lanes = await self._claims.run(
             protocol.ready(list(self._groups), sleep_millis=int(settings.poll_seconds * 1000) + 30)
         )
         if not lanes:
+            self._looked_until = asked_at + settings.poll_seconds
             self._pressed_since = None
             if self._until_idle and idle:
                 return False
@@ -550,22 +558,27 @@ class Worker:
             await self._sleep(settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS)
         return True
 
-    async def _claim_rung(self, lease: Lease) -> None:
-        """Claim where the bell rang without asking first what is ready.
+    async def _claim_rung(self, lease: Lease) -> bool:
+        """Claim where the bell rang without asking first what is ready; return whether that was all there was.
 
         Only when nothing runs and the queue has one public lane as far as we know, and at most half of the queue's share:
-        retries, other lanes and other queues get theirs when ``ready_v1`` is asked, right after this. Only who
+        retries, other lanes and other queues get theirs when ``ready_v1`` is asked, after this. Only who
         holds a post, since the bell wakes everybody and claims of one lane take turns.
         """
         rung, self._rung = self._rung, set()
         if not (self._posts.held and self._is_quiet()):
-            return
+            return False
         wanted, total = self._room(), sum(self._weights.values())
+        was_all = True
         for queue in rung:
             lanes = list(self._public_lanes.get(queue, {}).values())
-            if len(lanes) == 1 and not (self._stopping or lease.lost):
-                share = wanted * self._weights[queue] // total
-                await self._claim_lane(lease, lanes[0], max(1, (share + 1) // 2), again_until=0.0)
+            if len(lanes) != 1 or self._stopping or lease.lost:
+                was_all = False
+                continue
+            count = max(1, (wanted * self._weights[queue] // total + 1) // 2)
+            taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
+            was_all &= 0 < taken < count
+        return was_all
 
     def _room(self, *, coming: int = 0) -> int:
         """Return how many jobs to ask for, when so many are claimed already and not taken up."""
