@@ -56,7 +56,9 @@ create table forebay.log (
     args           jsonb not null,
     tag            text,
     correlation_id text,
-    headers        jsonb
+    headers        jsonb,
+    ordering_key   text,
+    unique_key     text
 ) partition by range (seq);
 
 comment on table forebay.log is
@@ -205,7 +207,9 @@ create table forebay.deferred (
     args           jsonb not null,
     tag            text,
     correlation_id text,
-    headers        jsonb
+    headers        jsonb,
+    ordering_key   text,
+    unique_key     text
 );
 create index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
@@ -271,6 +275,8 @@ create table forebay.dead_letter (
     tag            text,
     correlation_id text,
     headers        jsonb,
+    ordering_key   text,
+    unique_key     text,
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
     redriven_as    bigint,               -- job_id of the new job

@@ -214,11 +214,9 @@ begin
     if v_jobs is null then
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
-                   u.tag, u.correlation_id, u.headers), ',' order by u.nr)
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
-        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality
-             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
-                   correlation_id, headers, nr);
+        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
     end if;
     return v_jobs;
 end
@@ -253,6 +251,7 @@ declare
     v_high     bigint;
     v_used_up  boolean;
     v_tombstones boolean;
+    v_buried   bigint;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
@@ -336,15 +335,13 @@ begin
         return '{}';
     end if;
 
-    select array_agg(u.seq order by u.nr), array_agg(u.xid order by u.nr), max(u.seq),
+    select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
            array_agg(case when t.reason = 'c' then 'c'
                           when t.reason = 'e' then 'E'
                           when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
-                     end::"char" order by u.nr)
+                     end::"char" order by u.ordinality)
     into v_seqs, v_xids, v_high, v_verdicts
-    from unnest(v_rows) with ordinality
-         as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
-               correlation_id, headers, nr)
+    from unnest(v_rows) with ordinality u
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
@@ -361,26 +358,16 @@ begin
     end if;
     if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
        or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
-        select array_agg(u.seq order by u.nr) filter (where v_verdicts[u.nr] is not null),
-               array_agg(lower(v_verdicts[u.nr])::"char" order by u.nr) filter (where v_verdicts[u.nr] is not null),
-               array_agg(u.seq order by u.nr) filter (where v_verdicts[u.nr] is null),
-               array_agg(u.xid order by u.nr) filter (where v_verdicts[u.nr] is null),
-               array_agg(row(u.xid, u.seq, u.lane, u.enqueued_at, u.job_id, u.expires_at, u.attempt, u.max_attempts,
-                             u.pauses, u.kind, u.args, u.tag, u.correlation_id, u.headers)::forebay.log order by u.nr)
-                   filter (where v_verdicts[u.nr] is null)
-        into v_skipped, v_as, v_seqs, v_xids, v_taken
-        from unnest(v_rows) with ordinality
-             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
-                   correlation_id, headers, nr)
+        select array_agg((u.r).seq order by u.nr) filter (where u.verdict is not null),
+               array_agg(lower(u.verdict)::"char" order by u.nr) filter (where u.verdict is not null),
+               array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
+               array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
+               array_agg(u.r order by u.nr) filter (where u.verdict is null),
+               count(forebay._bury(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+                   filter (where u.verdict = 'e')
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_buried
+        from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
-
-        perform forebay._bury(p_group_id, c.queue, c.priority, u.seq, coalesce(u.job_id, u.seq), 'expired', u.enqueued_at,
-                              coalesce(u.expires_at, u.enqueued_at + interval '30 days'), coalesce(u.attempt, 0),
-                              u.max_attempts, u.kind, u.args, u.tag, u.correlation_id, u.headers)
-        from unnest(v_rows) with ordinality
-             as u (xid, seq, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag,
-                   correlation_id, headers, nr)
-        where u.nr <= v_count and v_verdicts[u.nr] = 'e';
     end if;
     if v_xids[1] = all (v_xids) then
         v_xids := v_xids[:1];
@@ -422,23 +409,24 @@ $$;
 
 -- Write a dead letter, with the whole error history of the job in this group; returns its id.
 create function forebay._bury(
-    p_group_id bigint, p_queue text, p_priority integer, p_seq bigint, p_job_id bigint, p_reason text,
-    p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer, p_max_attempts integer, p_kind text,
-    p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb)
+    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
 returns bigint
 language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, errors)
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, errors)
     values (
-        p_group_id, p_job_id, p_seq, p_reason, forebay._now(), p_queue, p_priority, p_enqueued_at, p_expires_at,
-        p_attempt, p_max_attempts, p_kind, p_args, p_tag, p_correlation_id, p_headers,
+        p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
+        p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
+        p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+        p_row.ordering_key, p_row.unique_key,
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)
                          order by f.failed_at)
                   from forebay.failure f
-                  where f.job_id = p_job_id and f.group_id = p_group_id and f.enqueued_at = p_enqueued_at), '[]'))
+                  where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
+                    and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
 $$;

@@ -31,16 +31,20 @@ declare
 begin
     if p_run_at is null then
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
         values (
             p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
     else
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
         values (
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
     end if;
 end
 $$;
@@ -255,10 +259,7 @@ begin
     end if;
     if p_code = 'x' then
         perform forebay._bury(
-            p_group_id, v_lane.queue, v_lane.priority, p_row.seq, coalesce(p_row.job_id, p_row.seq),
-            coalesce(p_item ->> 'reason', 'permanent'), p_row.enqueued_at,
-            coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), v_attempt, p_row.max_attempts,
-            p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers);
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
         v_target := forebay._note_lane(

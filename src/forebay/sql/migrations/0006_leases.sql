@@ -259,11 +259,7 @@ begin
                 perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
-                    perform forebay._bury(
-                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row.seq, coalesce(v_row.job_id, v_row.seq),
-                        'worker lost', v_row.enqueued_at,
-                        coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days'), v_attempt, v_row.max_attempts,
-                        v_row.kind, v_row.args, v_row.tag, v_row.correlation_id, v_row.headers);
+                    perform forebay._bury(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
                     continue;

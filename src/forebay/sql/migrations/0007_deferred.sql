@@ -76,9 +76,10 @@ begin
 
     if v_ids is not null then
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
         select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-               d.tag, d.correlation_id, d.headers
+               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
         from forebay.deferred d
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
           and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id)
@@ -90,9 +91,10 @@ begin
     -- At or below the old mark, and visible only since: by xid from the snapshot's end on, and one probe for each
     -- xid that was in progress then.
     insert into forebay.log (
-        lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+        lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+        ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-           d.tag, d.correlation_id, d.headers
+           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
     from (select i.* from forebay.deferred i
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all

@@ -215,9 +215,7 @@ $$;
 
 -- Every row of a job in the log, oldest first, with its lane's audience and whether each is there.
 create function forebay._rows_of(p_job_id bigint)
-returns table (xid xid8, seq bigint, lane bigint, enqueued_at timestamptz, job_id bigint, expires_at timestamptz,
-               attempt integer, max_attempts integer, pauses integer, kind text, args jsonb, tag text,
-               correlation_id text, headers jsonb)
+returns setof forebay.log
 language plpgsql stable
 as $$
 declare
@@ -449,9 +447,10 @@ begin
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
-    insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers)
+    insert into forebay.log (
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, unique_key)
     values (forebay._note_lane(d.queue, d.priority, d.group_id), forebay._now(), d.max_attempts, d.kind, d.args, d.tag,
-            d.correlation_id, d.headers)
+            d.correlation_id, d.headers, d.ordering_key, d.unique_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._ring(d.queue);

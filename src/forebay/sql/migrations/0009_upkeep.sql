@@ -138,10 +138,7 @@ begin
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    perform forebay._bury(
-        p_group_id, p_queue, p_priority, p_row.seq, coalesce(p_row.job_id, p_row.seq), 'expired', p_row.enqueued_at,
-        p_row.expires_at, coalesce(p_row.attempt, 0), p_row.max_attempts, p_row.kind, p_row.args, p_row.tag,
-        p_row.correlation_id, p_row.headers);
+    perform forebay._bury(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
     return 1;
 end
 $$;

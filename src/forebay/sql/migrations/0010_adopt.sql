@@ -142,9 +142,10 @@ begin
     delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers)
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
         select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
-               d.args, d.tag, d.correlation_id, d.headers
+               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
         from pg_temp.adopted_deferred d order by d.run_at, d.deferred_id;
         get diagnostics v_count = row_count;
         resumed := resumed + v_count;
