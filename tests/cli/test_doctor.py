@@ -49,7 +49,11 @@ def test_a_healthy_database_gets_every_check_and_no_error(findings):
     Each check says something, and nothing of it is an error.
     """
     found = findings()
-    assert {item["check"] for item in found} == {"driver", *(check.name for check in CHECKS)}
+    assert {item["check"] for item in found} == {
+        "driver",
+        "connection",
+        *(check.name for check in CHECKS),
+    }
     assert all(set(item) == {"check", "level", "what", "remedy", "facts"} for item in found)
     assert "error" not in levels(found)
     (driver,) = [item for item in found if item["check"] == "driver"]

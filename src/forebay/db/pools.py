@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _CONNECTIONS_MAX: Final = 20_000
 
 
-def async_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> AsyncConnectionPool[Any]:
+def async_pool(
+    dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
+) -> AsyncConnectionPool[Any]:
     """Return a pool of asynchronous connections, not open yet; they are made when needed."""
     return AsyncConnectionPool(
         dsn,
@@ -31,12 +33,14 @@ def async_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> AsyncCon
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
-        kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
+        kwargs=_options(name, is_pooled=is_pooled),
         name=name,
     )
 
 
-def sync_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> ConnectionPool[Any]:
+def sync_pool(
+    dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
+) -> ConnectionPool[Any]:
     """Open a pool of connections; they are made when needed."""
     return ConnectionPool(
         dsn,
@@ -46,9 +50,17 @@ def sync_pool(dsn: str, *, name: str, size: int = _CONNECTIONS_MAX) -> Connectio
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
-        kwargs={"application_name": name, "connect_timeout": 5, **KEEPALIVE},
+        kwargs=_options(name, is_pooled=is_pooled),
         name=name,
     )
+
+
+def _options(name: str, *, is_pooled: bool) -> dict[str, Any]:
+    options = {"application_name": name, "connect_timeout": 5, **KEEPALIVE}
+    if is_pooled:
+        # A statement prepared in one server session is not there in the next.
+        options["prepare_threshold"] = None
+    return options
 
 
 def spoils_connection(error: BaseException) -> bool:

@@ -99,6 +99,8 @@ class Executor:
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
+        #: Whether handlers' transactions run in the sessions of a pooler; known once the worker is connected.
+        self.is_pooled = False
         self._apool: Any = None
         self._spool: Any = None
         self._reserved = 0
@@ -351,7 +353,7 @@ class Executor:
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
         if call.kind.is_async:
             if self._apool is None:
-                self._apool = async_pool(self._dsn, name=self._name)
+                self._apool = async_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
             # Several calls may get here at once; opening an open pool does nothing.
             await self._apool.open(wait=False)
             async with self._apool.connection() as conn:
@@ -364,7 +366,7 @@ class Executor:
                     self._check_statuses(helds, statuses)
         else:
             if self._spool is None:
-                self._spool = sync_pool(self._dsn, name=self._name)
+                self._spool = sync_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
         self._note_duration(helds, endeds)
