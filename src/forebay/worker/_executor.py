@@ -15,7 +15,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.db.pools import async_pool, run_on, run_on_sync, spoils_connection, sync_pool
+from forebay.db.pools import (
+    async_pool,
+    handler_transaction,
+    handler_transaction_sync,
+    settle_on,
+    settle_on_sync,
+    spoils_connection,
+    sync_pool,
+)
 from forebay.db.session import cut
 from forebay.errors import (
     HandlerError,
@@ -358,11 +366,11 @@ class Executor:
             await self._apool.open(wait=False)
             async with self._apool.connection() as conn:
                 self._lend(call, conn)
-                async with conn.transaction():
+                async with handler_transaction(conn):
                     result = await self._result_of(call)
                     endeds = _running.endings(call, result)
                     operation = self._own_settlement(call, helds, endeds)
-                    statuses = await run_on(conn, operation)
+                    statuses = await settle_on(conn, operation)
                     self._check_statuses(helds, statuses)
         else:
             if self._spool is None:
@@ -379,13 +387,13 @@ class Executor:
         # Runs in a thread.
         with self._spool.connection() as conn:
             self._lend(call, conn)
-            with conn.transaction():
+            with handler_transaction_sync(conn):
                 positional, named = call.arguments()
                 call.started = True
                 result = call.kind.function(*positional, **named)
                 endeds = _running.endings(call, result)
                 operation = self._own_settlement(call, helds, endeds)
-                self._check_statuses(helds, run_on_sync(conn, operation))
+                self._check_statuses(helds, settle_on_sync(conn, operation))
                 return endeds
 
     @staticmethod

@@ -48,7 +48,7 @@ from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
@@ -230,7 +230,7 @@ class Worker:
                 if start is not None:
                     start.is_pooled = self._claims.is_pooled
                 heart.start()
-                services = (
+                services: tuple[Callable[[], Awaitable[None]], ...] = (
                     self._settler.run,
                     self._maintenance.run,
                     self._watch,
