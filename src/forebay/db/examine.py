@@ -146,5 +146,5 @@ def _unseen(name: str, error: psycopg.Error) -> Finding:
         said = f"looking took longer than {_STATEMENT_SECONDS} s"
         remedy = "The server is very busy, or there is very much of it; try again."
     elif error.sqlstate == _INSUFFICIENT_PRIVILEGE:
-        remedy = "Run the doctor as the schema's owner."
+        remedy = "Run the doctor as a member of forebay_operator or forebay_reader."
     return Finding(name, Level.NOTICE, f"could not be looked at: {said}", remedy, facts)
