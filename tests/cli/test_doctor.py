@@ -49,7 +49,11 @@ def test_a_healthy_database_gets_every_check_and_no_error(findings):
     Each check says something, and nothing of it is an error.
     """
     found = findings()
-    assert {item["check"] for item in found} == {"driver", *(check.name for check in CHECKS)}
+    assert {item["check"] for item in found} == {
+        "driver",
+        "connection",
+        *(check.name for check in CHECKS),
+    }
     assert all(set(item) == {"check", "level", "what", "remedy", "facts"} for item in found)
     assert "error" not in levels(found)
     (driver,) = [item for item in found if item["check"] == "driver"]
@@ -101,7 +105,7 @@ def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, databa
         conn.execute(f"drop role {role}")
     unseen = [item for item in found if "could not be looked at" in item["what"]]
     assert {"queues", "workers", "room"} <= {item["check"] for item in unseen}
-    assert "Run the doctor as the schema's owner." in text(unseen)
+    assert "Run the doctor as a member of forebay_operator or forebay_reader." in text(unseen)
 
 
 def test_the_doctor_only_reads(findings, conn, database):

@@ -23,7 +23,11 @@ def test_every_check_of_the_doctor_has_its_entry():
     """
     In the order in which they are made.
     """
-    assert list(table_rows("What the doctor looks at")) == ["driver", *(c.name for c in CHECKS)]
+    assert list(table_rows("What the doctor looks at")) == [
+        "driver",
+        "connection",
+        *(c.name for c in CHECKS),
+    ]
 
 
 def test_the_statements_to_repeat_the_demo_are_those_it_uses():

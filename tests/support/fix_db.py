@@ -18,9 +18,11 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from forebay.db.migrate import migrate
 from forebay.embedded import EmbeddedServer, temporary_server
+from tests.support.pgbouncer import PgBouncer
 
 _SETTINGS = {"max_connections": "200", "max_prepared_transactions": "20"}
 _LOSSY_SETTINGS = {
@@ -67,7 +69,7 @@ def template(server: EmbeddedServer) -> str:
 
 
 @pytest.fixture
-def database(server: EmbeddedServer, template: str) -> Iterator[str]:
+def database(server: EmbeddedServer, template: str, way_in: PgBouncer | None) -> Iterator[str]:
     """The address of a fresh database with the migrated schema, dropped afterwards."""
     with fresh_database(server, template) as dsn:
         with psycopg.connect(dsn) as conn:
@@ -76,7 +78,7 @@ def database(server: EmbeddedServer, template: str) -> Iterator[str]:
                 "update forebay.cluster set database_oid ="
                 " (select oid from pg_database where datname = current_database())"
             )
-        yield dsn
+        yield dsn if way_in is None else way_in.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
 @pytest.fixture

@@ -175,6 +175,7 @@ async def test_an_idle_worker_asks_little_and_wakes_at_once(app, conn, database)
             await picked_up.wait()
 
 
+@pytest.mark.direct
 async def test_the_bell_wakes_a_worker_that_polls_seldom(app, conn):
     """
     A new job is heard of by notification; the poll is for the case that one is lost.

@@ -15,6 +15,8 @@ from forebay.model import checks
 
 T = TypeVar("T")
 
+POOLERS: Final = ("auto", "session", "transaction")
+LISTENS: Final = ("auto", "never")
 STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
 
 
@@ -61,6 +63,14 @@ class WorkerSettings:
     hard_timeout_seconds: float | None = setting(
         None, "a handler is stopped after so long, unless its kind says otherwise"
     )
+    pooler: str = setting(
+        "auto",
+        "transaction: a pooler in between gives each transaction another server session; session: none does; auto: find out",
+    )
+    listen: str = setting(
+        "auto",
+        "auto: woken by new jobs where there is no such pooler; never: found by polling only, with a connection less",
+    )
     connect_timeout_seconds: float = setting(5.0, "how long connecting may take")
     reconnect_seconds_max: float = setting(30.0, "longest pause between two tries to connect")
 
@@ -76,6 +86,8 @@ class WorkerSettings:
         within("grace_seconds", self.grace_seconds, 0, 86_400)
         within("starving_share", self.starving_share, 0, 0.5)
         within("claim_rows_max", self.claim_rows_max, 1, 10_000)
+        one_of("pooler", self.pooler, POOLERS)
+        one_of("listen", self.listen, LISTENS)
         within("ahead_seconds", self.ahead_seconds, 0, 60)
         within("connect_timeout_seconds", self.connect_timeout_seconds, 0.1, 600)
         within("reconnect_seconds_max", self.reconnect_seconds_max, 0.1, 3600)

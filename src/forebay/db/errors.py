@@ -33,6 +33,12 @@ _UNAVAILABLE: Final = frozenset(
     }
 )
 
+_REFUSED_BY_POOLER: Final = "unsupported startup parameter"
+_POOLER_HINT: Final = (
+    "A pooler refuses settings in the address: use `alter role ... set`;"
+    " or let it ignore them (ignore_startup_parameters)."
+)
+
 _UNDEFINED_SCHEMA: Final = "3F000"
 _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
@@ -45,7 +51,11 @@ def translate(error: psycopg.Error) -> ForebayError | None:
     """
     if _is_connection_trouble(error):
         problem, _, rest = str(error).strip().partition("\n")
-        return DatabaseUnavailable(problem or type(error).__name__, detail=rest.strip() or None)
+        return DatabaseUnavailable(
+            problem or type(error).__name__,
+            detail=rest.strip() or None,
+            hint=_POOLER_HINT if _REFUSED_BY_POOLER in str(error) else None,
+        )
     return translate_ours(error)
 
 

@@ -24,18 +24,14 @@ from forebay.ops.doctor import (
     installed,
     judge_installed,
 )
-from forebay.ops.operation import Operation, nothing
 
 _STATEMENT_SECONDS: Final = 5
 
-_PREPARE: Final = Operation(
-    "select set_config('statement_timeout', %(millis)s, false),"
-    " set_config('lock_timeout', '1000', false), set_config('jit', 'off', false),"
-    " set_config('default_transaction_read_only', 'on', false),"
-    " set_config('default_transaction_isolation', 'read committed', false)",
-    nothing,
-    {"millis": str(_STATEMENT_SECONDS * 1000)},
-)
+_SETTINGS: Final = {
+    "statement_timeout": f"{_STATEMENT_SECONDS}s",
+    "jit": "off",
+    "default_transaction_read_only": "on",
+}
 
 _QUERY_CANCELED: Final = "57014"
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
@@ -47,11 +43,16 @@ async def examine(dsn: str) -> list[Finding]:
     Raises:
         DatabaseUnavailable: it cannot be reached.
     """
-    session = Session(dsn, name="forebay doctor", call_seconds=3.0 * _STATEMENT_SECONDS)
+    session = Session(
+        dsn,
+        name="forebay doctor",
+        call_seconds=3.0 * _STATEMENT_SECONDS,
+        lock_timeout="1s",
+        settings=_SETTINGS,
+    )
     try:
-        await session.run(_PREPARE)
-        found = [driver()]
         missing = judge_installed(*await session.run(installed()))
+        found = [driver(), connection(is_pooled=session.is_pooled)]
         there = {"nothing"} if missing else {"nothing", "schema", "version"}
         for check in CHECKS:
             if check.name == "schema":
@@ -105,6 +106,22 @@ def driver() -> Finding:
     return Finding("driver", Level.OK, what, facts=facts)
 
 
+def connection(*, is_pooled: bool) -> Finding:
+    """Return what is between this process and the server."""
+    facts = {"pooled": is_pooled}
+    if not is_pooled:
+        return Finding("connection", Level.OK, "no pooler in between", facts=facts)
+    return Finding(
+        "connection",
+        Level.NOTICE,
+        "through a pooler: workers that connect like this find jobs by polling, and those of a"
+        " worker that died come back after lease_seconds",
+        "For a quicker start, give the workers an address that goes past the pooler; if it is in"
+        " session mode, set pooler = session.",
+        facts,
+    )
+
+
 def _libpq(number: int) -> str:
     return f"{number // 10_000}.{number % 10_000}"
 
@@ -129,5 +146,5 @@ def _unseen(name: str, error: psycopg.Error) -> Finding:
         said = f"looking took longer than {_STATEMENT_SECONDS} s"
         remedy = "The server is very busy, or there is very much of it; try again."
     elif error.sqlstate == _INSUFFICIENT_PRIVILEGE:
-        remedy = "Run the doctor as the schema's owner."
+        remedy = "Run the doctor as a member of forebay_operator or forebay_reader."
     return Finding(name, Level.NOTICE, f"could not be looked at: {said}", remedy, facts)

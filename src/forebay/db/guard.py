@@ -25,7 +25,6 @@ from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, Schem
 from forebay.ops import guard as calls
 from forebay.ops.guard import Found, Pass, Server, Unseen
 from forebay.ops.holders import holders
-from forebay.ops.operation import Operation, nothing
 from forebay.policy.guard import Place, Rule, Segment, judge, pins
 from forebay.policy.holders import Holder
 from forebay.sql import latest_version
@@ -143,22 +142,21 @@ async def _roll_back(server: Session, holder: Holder) -> str:
 
 @contextlib.asynccontextmanager
 async def _session(dsn: str, *, writes: bool = False) -> AsyncIterator[Session]:
-    session = Session(dsn, name="forebay guard", call_seconds=3.0 * _STATEMENT_SECONDS)
+    session = Session(
+        dsn,
+        name="forebay guard",
+        call_seconds=3.0 * _STATEMENT_SECONDS,
+        lock_timeout="1s",
+        settings={
+            "statement_timeout": f"{_STATEMENT_SECONDS}s",
+            "jit": "off",
+            "default_transaction_read_only": "off" if writes else "on",
+        },
+    )
     try:
-        await session.run(_prepare(writes=writes))
         yield session
     finally:
         await session.close()
-
-
-def _prepare(*, writes: bool) -> Operation[None]:
-    return Operation(
-        "select set_config('statement_timeout', %(millis)s, false),"
-        " set_config('lock_timeout', '1000', false), set_config('jit', 'off', false),"
-        " set_config('default_transaction_read_only', %(read_only)s, false)",
-        nothing,
-        {"millis": str(_STATEMENT_SECONDS * 1000), "read_only": "off" if writes else "on"},
-    )
 
 
 def _require_record(home: Server) -> None:

@@ -142,7 +142,9 @@ def _connection(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Conne
     if isinstance(target, psycopg.Connection):
         yield target
     elif isinstance(target, str):
-        with psycopg.connect(target, autocommit=True, application_name="forebay migrate") as conn:
+        with psycopg.connect(
+            target, autocommit=True, application_name="forebay migrate", prepare_threshold=None
+        ) as conn:
             yield conn
     else:
         raise ConfigError(

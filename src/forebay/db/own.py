@@ -70,6 +70,7 @@ def _options(dsn: str) -> dict[str, Any]:
         "connect_timeout": _CONNECT_SECONDS,
         **KEEPALIVE,
     }
-    return {"autocommit": True} | {
+    # For one statement nothing is worth preparing, and a pooler may not know what was prepared.
+    return {"autocommit": True, "prepare_threshold": None} | {
         name: value for name, value in options.items() if name not in given
     }

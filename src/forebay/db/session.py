@@ -6,6 +6,12 @@ here, since only the caller knows whether it may be.
 
 The deadline is enforced by closing the socket. A server that stopped answering, or a network that
 swallows packets, cannot be cancelled politely: psycopg waits seconds for the server to confirm a cancellation.
+
+Between us and the server there may be a pooler that gives each transaction another server session, such as PgBouncer
+in transaction mode. It shows when connecting: the process id that it told is not the server's. Such a session is
+*pooled*: nothing is left behind in it. What a call needs of settings is sent along in the same message, as one transaction,
+nothing is prepared, and nobody listens. Invariant "no trace in a pooled session": docs/design/poolers.md.
+Shown by: tests/pooler.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from forebay.db.errors import translate
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from forebay.ops.operation import Operation
 
@@ -37,6 +43,19 @@ KEEPALIVE: Final[dict[str, Any]] = {
 }
 
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
+_CONNECTION_EXCEPTION: Final = "08"
+
+#: The engine's calls want READ COMMITTED, whatever the role or the database has as default.
+_ISOLATION: Final = {"default_transaction_isolation": "read committed"}
+
+#: One round trip: who the server says it is, and the settings, unless that is somebody else than we were told.
+_GREETING: Final = """\
+select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(told)s, pg_backend_pid()) then (
+    select count(set_config(s.name, s.value, false))
+    from unnest(%(names)s::text[], %(values)s::text[]) s (name, value)) end"""
+
+#: No process has it: with a pooler for certain, it is not worth asking who the server is.
+_NOBODY: Final = -1
 
 
 class Session:
@@ -48,6 +67,9 @@ class Session:
         connect_seconds: how long connecting may take.
         call_seconds: how long one operation may take before the connection is given up.
         lock_timeout: server-side limit for waiting on a lock; None leaves the server's setting.
+        settings: other settings of the server that its calls need.
+        pooler: "transaction", there is a pooler of that mode in between; "session", there is none, or one that leaves us
+            our server session; "auto", find out.
     """
 
     def __init__(
@@ -58,12 +80,20 @@ class Session:
         connect_seconds: float = 5.0,
         call_seconds: float = 30.0,
         lock_timeout: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        pooler: str = "auto",
     ) -> None:
         self._dsn = dsn
         self._name = name
         self._connect_seconds = connect_seconds
         self._call_seconds = call_seconds
-        self._lock_timeout = lock_timeout
+        self._settings = _ISOLATION | dict(settings or {})
+        if lock_timeout is not None:
+            self._settings["lock_timeout"] = lock_timeout
+        self._pooler = pooler
+        self._in_one_message = "".join(map(_set_local, self._settings, self._settings.values()))
+        #: Whether transactions of this connection run in changing server sessions; known once connected.
+        self.is_pooled = False
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._lock = asyncio.Lock()
         #: How often this session connected; a change tells that something may have been lost.
@@ -85,7 +115,7 @@ class Session:
             loop = asyncio.get_running_loop()
             guard = loop.call_later(seconds or self._call_seconds, cut, conn)
             try:
-                cursor = await conn.execute(operation.sql, operation.params)
+                cursor = await self._execute(conn, operation)
                 rows = await cursor.fetchall() if cursor.description else []
             except psycopg.Error as error:
                 if conn.closed:
@@ -107,8 +137,19 @@ class Session:
                 guard.cancel()
         return operation.decode(rows)
 
+    async def _execute(
+        self, conn: psycopg.AsyncConnection[tuple[Any, ...]], operation: Operation[Any]
+    ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+        if not self.is_pooled or operation.outside_block:
+            return await conn.execute(operation.sql, operation.params)
+        # Several statements in one message are one transaction, and after it nothing is left of "set local".
+        cursor = psycopg.AsyncClientCursor(conn)
+        await cursor.execute(self._in_one_message + operation.sql, operation.params)
+        await cursor.set_result(-1)
+        return cursor
+
     async def notifications(self, channel: str) -> AsyncIterator[str]:
-        """Listen on a channel and yield payloads until the connection is lost.
+        """Listen on a channel and yield payloads until the connection is lost. Not for a pooled session.
 
         Raises:
             DatabaseUnavailable: no connection, or it was lost.
@@ -132,8 +173,12 @@ class Session:
 
     @staticmethod
     def refused(error: BaseException) -> bool:
-        """Whether the server itself refused a call, so that nothing of it was committed."""
-        return _sqlstate(error) is not None
+        """Whether the server itself refused a call, so that nothing of it was committed.
+
+        Errors of the connection are none of its: a pooler reports with one that it lost the server in the middle.
+        """
+        sqlstate = _sqlstate(error)
+        return sqlstate is not None and not sqlstate.startswith(_CONNECTION_EXCEPTION)
 
     @staticmethod
     def is_too_large(error: BaseException) -> bool:
@@ -148,11 +193,12 @@ class Session:
         if self._conn is not None and not self._conn.closed:
             return self._conn
         self._conn = None
-        self._conn = await open_connection(
+        self._conn, self.is_pooled = await open_connection(
             self._dsn,
             name=self._name,
             seconds=self._connect_seconds,
-            lock_timeout=self._lock_timeout,
+            settings=self._settings,
+            pooler=self._pooler,
         )
         self.connects += 1
         return self._conn
@@ -184,14 +230,26 @@ def _sqlstate(error: BaseException) -> str | None:
     return error.sqlstate
 
 
+def _set_local(name: str, value: str) -> str:
+    """Return the statement that sets a default of ours for one transaction."""
+    if name == "default_transaction_isolation":
+        return f"set transaction isolation level {value}; "
+    if name == "default_transaction_read_only":
+        return f"set transaction read {'only' if value == 'on' else 'write'}; "
+    return f"set local {name} = '{value}'; "
+
+
 async def open_connection(
     dsn: str,
     *,
     name: str,
-    seconds: float = 5.0,
-    lock_timeout: str | None = None,
-) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-    """Connect within a deadline.
+    seconds: float,
+    settings: Mapping[str, str],
+    pooler: str,
+) -> tuple[psycopg.AsyncConnection[tuple[Any, ...]], bool]:
+    """Connect within a deadline; return the connection, and whether it is pooled.
+
+    The settings are made where the server session is ours alone.
 
     Raises:
         DatabaseUnavailable: the server cannot be reached, or refuses for now.
@@ -206,14 +264,19 @@ async def open_connection(
                 connect_timeout=max(2, int(seconds)),
                 **KEEPALIVE,
             )
-            # The engine's calls want READ COMMITTED, whatever the role or the database has as default.
-            await conn.execute(
-                "select set_config('default_transaction_isolation', 'read committed', false),"
-                " set_config('lock_timeout', coalesce(%s, current_setting('lock_timeout')), false)",
-                [lock_timeout],
-            )
+            told = {"session": None, "transaction": _NOBODY}.get(pooler, conn.pgconn.backend_pid)
+            row = await (
+                await conn.execute(
+                    _GREETING,
+                    {"told": told, "names": list(settings), "values": list(settings.values())},
+                )
+            ).fetchone()
+            assert row is not None
+            is_pooled = told is not None and row[0] != told
+            if is_pooled:
+                conn.prepare_threshold = None
             made, conn = conn, None
-            return made
+            return made, is_pooled
     except TimeoutError as error:
         raise DatabaseUnavailable(f"no connection within {seconds:g} s") from error
     except psycopg.Error as error:

@@ -213,4 +213,4 @@ def rollback_statement(holder: Holder) -> Operation[str | None]:
 
 def statement(text: str) -> Operation[None]:
     """Return the call that runs a statement which the server has written."""
-    return Operation(text.replace("%", "%%"), nothing)
+    return Operation(text.replace("%", "%%"), nothing, outside_block=True)

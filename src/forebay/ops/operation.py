@@ -17,11 +17,16 @@ Rows = Sequence[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """A statement with ``%(name)s`` parameters, and the decoder of its rows."""
+    """A statement with ``%(name)s`` parameters, and the decoder of its rows.
+
+    Attributes:
+        outside_block: it must stand outside of any transaction block, even one of its own.
+    """
 
     sql: str
     decode: Callable[[Rows], T]
     params: Mapping[str, Any] = field(default_factory=dict)
+    outside_block: bool = False
 
 
 def nothing(rows: Rows) -> None:

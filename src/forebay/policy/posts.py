@@ -19,15 +19,18 @@ UPKEEP: Final = 0
 #: Who holds no post looks for itself so often, whatever it hears: the other lines of defence are the bell and the heartbeat.
 FAR_SECONDS: Final = 30.0
 
+#: The same for a worker that no bell wakes: so long may a job wait for a second worker while the one at the post is busy.
+DEAF_SECONDS: Final = 1.0
+
 
 def draw_holder() -> int:
     """Return a name for the registers; that two workers draw the same one does no harm."""
     return secrets.randbelow(1 << 20)
 
 
-def far_pause() -> float:
-    """Return a pause of about ``FAR_SECONDS``, so that processes do not come in step."""
-    return FAR_SECONDS * (0.75 + 0.5 * random.random())
+def far_pause(seconds: float = FAR_SECONDS) -> float:
+    """Return a pause of about that long, so that processes do not come in step."""
+    return seconds * (0.75 + 0.5 * random.random())
 
 
 class Posts:

@@ -94,6 +94,7 @@ async def _main(descriptor: int) -> None:
             on_free=pipe.answer_in_any_case,
             on_lease_lost=lambda _lease: None,
         )
+        executor.is_pooled = start.is_pooled
         pipe.say(Answer(ready=True))
         while True:
             message = await receive(reader)

@@ -15,7 +15,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.db.pools import async_pool, run_on, run_on_sync, spoils_connection, sync_pool
+from forebay.db.pools import (
+    async_pool,
+    handler_transaction,
+    handler_transaction_sync,
+    settle_on,
+    settle_on_sync,
+    spoils_connection,
+    sync_pool,
+)
 from forebay.db.session import cut
 from forebay.errors import (
     HandlerError,
@@ -99,6 +107,8 @@ class Executor:
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
+        #: Whether handlers' transactions run in the sessions of a pooler; known once the worker is connected.
+        self.is_pooled = False
         self._apool: Any = None
         self._spool: Any = None
         self._reserved = 0
@@ -351,20 +361,20 @@ class Executor:
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
         if call.kind.is_async:
             if self._apool is None:
-                self._apool = async_pool(self._dsn, name=self._name)
+                self._apool = async_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
             # Several calls may get here at once; opening an open pool does nothing.
             await self._apool.open(wait=False)
             async with self._apool.connection() as conn:
                 self._lend(call, conn)
-                async with conn.transaction():
+                async with handler_transaction(conn):
                     result = await self._result_of(call)
                     endeds = _running.endings(call, result)
                     operation = self._own_settlement(call, helds, endeds)
-                    statuses = await run_on(conn, operation)
+                    statuses = await settle_on(conn, operation)
                     self._check_statuses(helds, statuses)
         else:
             if self._spool is None:
-                self._spool = sync_pool(self._dsn, name=self._name)
+                self._spool = sync_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
         self._note_duration(helds, endeds)
@@ -377,13 +387,13 @@ class Executor:
         # Runs in a thread.
         with self._spool.connection() as conn:
             self._lend(call, conn)
-            with conn.transaction():
+            with handler_transaction_sync(conn):
                 positional, named = call.arguments()
                 call.started = True
                 result = call.kind.function(*positional, **named)
                 endeds = _running.endings(call, result)
                 operation = self._own_settlement(call, helds, endeds)
-                self._check_statuses(helds, run_on_sync(conn, operation))
+                self._check_statuses(helds, settle_on_sync(conn, operation))
                 return endeds
 
     @staticmethod

@@ -41,6 +41,7 @@ class Heart:
         stall_seconds: without a sign of the worker's loop for so long, beating stops.
         held: called in the worker's loop; the ids of its leases, of its running jobs, and of posts it would take.
         heard: called in the worker's loop with each answer, the leases that were asked about, and when.
+        pooler: see ``Session``.
     """
 
     def __init__(
@@ -54,8 +55,16 @@ class Heart:
         stall_seconds: float,
         held: Callable[[], tuple[list[int], list[int], list[int]]],
         heard: Callable[[Beat, list[int], float], None],
+        pooler: str = "auto",
     ) -> None:
-        self._session_args = (dsn, name)
+        self._session = Session(
+            dsn,
+            name=name,
+            connect_seconds=3.0,
+            call_seconds=3.0,
+            lock_timeout="2s",
+            pooler=pooler,
+        )
         self._beat_seconds = beat_seconds
         self._idle_seconds = idle_seconds
         self._crowd_seconds = crowd_seconds
@@ -103,8 +112,7 @@ class Heart:
         asyncio.run(self._beat_for_ever())
 
     async def _beat_for_ever(self) -> None:
-        dsn, name = self._session_args
-        session = Session(dsn, name=name, connect_seconds=3.0, call_seconds=3.0, lock_timeout="2s")
+        session = self._session
         wake = asyncio.Event()
         self._awake = asyncio.get_running_loop(), wake
         was_down = stalled = False

@@ -23,6 +23,7 @@ class Start(msgspec.Struct):
     name: str
     group: str
     settings: dict[str, Any]
+    is_pooled: bool = False
 
 
 class Work(msgspec.Struct):

@@ -39,7 +39,7 @@ from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
-from forebay.policy.posts import UPKEEP, Posts, draw_holder, far_pause
+from forebay.policy.posts import DEAF_SECONDS, UPKEEP, Posts, draw_holder, far_pause
 from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart
@@ -48,7 +48,7 @@ from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
@@ -178,11 +178,12 @@ class Worker:
                 lock_timeout=lock_timeout,
                 connect_seconds=connect,
                 call_seconds=_CALL_SECONDS,
+                pooler=settings.pooler,
             )
 
         self._claims = new_session("5s")
         settles, upkeep = new_session("5s"), new_session("1s")
-        bell = Session(self._dsn, name=name, connect_seconds=connect)
+        bell = Session(self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler)
         self._settler = Settler(settles, self._on_lease_lost)
         self._maintenance = Maintenance(
             upkeep, on_work=self._wake.set, holder=None if until_idle else self._holder
@@ -222,18 +223,23 @@ class Worker:
                 stall_seconds=settings.lease_seconds - settings.lease_margin_seconds,
                 held=self._held_ids,
                 heard=self._on_beat,
+                pooler=settings.pooler,
             )
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._open(first=True)
+                self._executor.is_pooled = self._claims.is_pooled
+                if start is not None:
+                    start.is_pooled = self._claims.is_pooled
                 heart.start()
-                services = (
+                services: tuple[Callable[[], Awaitable[None]], ...] = (
                     self._settler.run,
                     self._maintenance.run,
-                    lambda: self._listen(bell),
                     self._watch,
                     self._close_retired,
                 )
+                if not self._polls_only:
+                    services += (lambda: self._listen(bell),)
                 tasks += [asyncio.create_task(_supervised(service)) for service in services]
                 await self._claim_or_be_cut_short()
                 await self._finish()
@@ -270,11 +276,15 @@ class Worker:
                     self._groups = groups
                     self._posts = self._make_posts()
                 sent_at = time.monotonic()
+                lease_seconds = self._settings.lease_seconds
                 lease_id = await self._claims.run(
                     protocol.open_lease(
                         self.name,
-                        lease_seconds=self._settings.lease_seconds,
-                        suspect_seconds=self._settings.suspect_seconds,
+                        lease_seconds=lease_seconds,
+                        # Whether a pooler's server session lives says nothing about us.
+                        suspect_seconds=lease_seconds
+                        if self._claims.is_pooled
+                        else self._settings.suspect_seconds,
                     )
                 )
             except (SchemaError, ForeignCluster) as error:
@@ -296,6 +306,8 @@ class Worker:
                 self._connects = self._claims.connects
                 self.started.set()
                 log.info("worker %s has lease %s", self.name, lease_id)
+                if first and self._claims.is_pooled:
+                    log.info("through a pooler: jobs are found by polling")
                 return
             failures += 1
             await self._pause(
@@ -304,6 +316,11 @@ class Worker:
                     self._settings.reconnect_seconds_max,
                 )
             )
+
+    @property
+    def _polls_only(self) -> bool:
+        # A pooler accepts LISTEN and delivers nothing.
+        return self._settings.listen == "never" or self._claims.is_pooled
 
     def _retire(self) -> None:
         lease, self._lease = self._lease, None
@@ -407,7 +424,11 @@ class Worker:
                 protocol.hold_posts(self._holder, self._posts.wanted, self._posts.seconds)
             )
             self._posts.answered(held, asked_at)
-        return self._settings.poll_seconds if self._posts.held else far_pause()
+        if self._posts.held:
+            return self._settings.poll_seconds
+        if self._polls_only:
+            return max(self._settings.poll_seconds, far_pause(DEAF_SECONDS))
+        return far_pause()
 
     async def _leave_when_pressed(self) -> None:
         """Leave the posts when for some time there was more to do than could be taken: others are to look."""
@@ -513,7 +534,7 @@ class Worker:
         idle = self._executor.is_idle
         asked_at = time.monotonic()
         lanes = await self._claims.run(
-            protocol.ready(list(self._groups), sleep_millis=int(settings.poll_seconds * 1000) + 30)
+            protocol.ready(list(self._groups), sleep_millis=self._sleep_millis())
         )
         if not lanes:
             self._looked_until = asked_at + settings.poll_seconds
@@ -579,6 +600,12 @@ class Worker:
             taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
             was_all &= 0 < taken < count
         return was_all
+
+    def _sleep_millis(self) -> int | None:
+        """Return for how long producers shall ring when nothing is ready; None for nobody who hears it."""
+        if self._polls_only:
+            return None
+        return int(self._settings.poll_seconds * 1000) + 30
 
     def _room(self, *, coming: int = 0) -> int:
         """Return how many jobs to ask for, when so many are claimed already and not taken up."""

@@ -127,7 +127,7 @@ total as (
     from used)
 select t.segments, t.bytes, t.days, t.bytes_max, t.emptied, u.segment_id, u.bytes,
        extract(epoch from clock_timestamp() - u.sealed_at)::float8,
-       case when u.segment_id is not null then forebay._segment_held_by(u.segment_id) end
+       case when u.segment_id is not null then forebay.segment_held_by(u.segment_id) end
 from total t
 left join lateral (
     select u.* from used u

@@ -195,6 +195,24 @@ end
 $$;
 
 
+-- Why a sealed segment cannot be emptied yet; null when it can, or when it is not sealed.
+--
+-- Reads the segment's rows, and tells only whose they are.
+create function forebay.segment_held_by(segment_id bigint) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    if not exists (select from forebay.seal f where f.segment_id = segment_held_by.segment_id) then
+        return null;
+    end if;
+    return forebay._segment_held_by(segment_held_by.segment_id);
+end
+$$;
+
+
 -- Empty the oldest segment that may go, if there is one; returns its number, or null.
 --
 -- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.

@@ -41,8 +41,8 @@ begin
                 'settle_v1', 'start_suspect_v1', 'missing_batches_v1', 'open_lease_v1', 'close_lease_v1', 'beat_v1', 'hold_posts_v1', 'leave_posts_v1', 'revoke_lost_v1', 'promote_v1',
                 'extend_v1', 'seal_v1', 'sweep_v1', 'retain_v1', 'trim_v1', 'summarize_v1', 'schema_version']
             when 'forebay_operator' then array['job', 'jobs', 'cancel', 'depth', 'open_group', 'pause_queue', 'resume_queue', 'spread_queue', 'redrive',
-                'redrive_matching', 'purge_dead', 'note_act', 'note_outcome', 'schema_version']
-            else array['job', 'jobs', 'depth', 'schema_version'] end;
+                'redrive_matching', 'purge_dead', 'note_act', 'note_outcome', 'schema_version', 'segment_held_by']
+            else array['job', 'jobs', 'depth', 'schema_version', 'segment_held_by'] end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
             where p.pronamespace = 'forebay'::regnamespace and p.proname = any (v_calls)
@@ -51,6 +51,7 @@ begin
         end loop;
         if v_role in ('forebay_operator', 'forebay_reader') then
             execute format('grant select on all tables in schema forebay to %I', v_role);
+            execute format('grant select on all sequences in schema forebay to %I', v_role);
         end if;
     end loop;
 end
