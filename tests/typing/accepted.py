@@ -6,6 +6,9 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 import psycopg
+import sqlalchemy as sa
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as sa_async
 
 import forebay
 from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze
@@ -82,6 +85,26 @@ async def producing_async(conn: psycopg.AsyncConnection[Any]) -> None:
     assert_type(await send_welcome.aenqueue(conn, 42), int)
     await with_context.using(priority=1).aenqueue(conn, 1, urgent=True)
     await in_transaction.aenqueue_now(7)
+
+
+def producing_elsewhere(
+    conn: sa.Connection, session: orm.Session, scoped: orm.scoped_session[orm.Session]
+) -> None:
+    send_welcome.enqueue(conn, 42)
+    send_welcome.enqueue(session, user_id=42, locale="it")
+    send_welcome.enqueue_many(scoped, [1, 2])
+    app.client().cancel(1, conn=session)
+
+
+async def producing_elsewhere_async(
+    conn: sa_async.AsyncConnection,
+    session: sa_async.AsyncSession,
+    scoped: sa_async.async_scoped_session[sa_async.AsyncSession],
+) -> None:
+    await send_welcome.aenqueue(conn, 42)
+    await send_welcome.aenqueue(session, user_id=42, locale="it")
+    await send_welcome.aenqueue_many(scoped, [1, 2])
+    await app.async_client().job(1, conn=session)
 
 
 async def calling(ctx: Context, handler: Handler[[int], [int], None]) -> None:

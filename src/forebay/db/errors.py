@@ -1,15 +1,19 @@
-"""From psycopg's exceptions to ours, in one place.
+"""From the drivers' exceptions to ours, in one place.
 
 Two readings. ``translate`` is for connections of our own: it also knows what a lost connection
 looks like. ``translate_ours`` is for a connection the caller lent us: there, only what our own SQL
 functions say becomes an error of ours. A serialization failure, a deadlock, a lost connection or
 a read-only transaction concerns the caller's whole transaction, and the code around it that retries
 or gives up expects the driver's own exceptions; they pass untouched.
+
+A lent connection may be of another driver, or of a library above one, which wraps the driver's
+exception in one of its own. What the server said is found in all of them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psycopg
 import psycopg.errors
@@ -59,29 +63,60 @@ def translate(error: psycopg.Error) -> ForebayError | None:
     return translate_ours(error)
 
 
-def translate_ours(error: psycopg.Error) -> ForebayError | None:
+def translate_ours(error: BaseException) -> ForebayError | None:
     """Return our error when one of our statements was refused by our schema, or by its absence."""
-    sqlstate = error.sqlstate
-    if sqlstate is None:
+    said = _said(error)
+    if said is None:
         return None
-    diag = error.diag
-    message = diag.message_primary or str(error)
     # Only statements of ours come here, and all of them name no other schema.
-    if sqlstate == _UNDEFINED_SCHEMA:
+    if said.sqlstate == _UNDEFINED_SCHEMA:
         return SchemaError(found=None, needed=latest_version())
-    if sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
+    if said.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
         return SchemaError.from_sql(
             "schema forebay lacks what this library needs: it is incomplete or too old",
-            detail=message,
+            detail=said.message,
             hint="Run `forebay migrate`.",
         )
     return error_from_sqlstate(
-        sqlstate,
-        message,
-        detail=diag.message_detail,
-        hint=diag.message_hint,
-        column=diag.column_name,
+        said.sqlstate, said.message, detail=said.detail, hint=said.hint, column=said.column
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the server said."""
+
+    sqlstate: str
+    message: str
+    detail: str | None
+    hint: str | None
+    column: str | None
+
+
+def _said(error: BaseException) -> _Said | None:
+    # SQLAlchemy keeps the driver's exception in "orig", Django as the cause, and so does
+    # SQLAlchemy's face of asyncpg, below its own.
+    below: Any = getattr(error, "orig", None)
+    for found in (error, below, error.__cause__, getattr(below, "__cause__", None)):
+        diag = getattr(found, "diag", None)
+        if diag is not None:  # psycopg; psycopg2 calls its code pgcode
+            sqlstate = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)
+            if sqlstate is None:
+                return None
+            return _Said(
+                sqlstate,
+                diag.message_primary or str(found),
+                diag.message_detail,
+                diag.message_hint,
+                diag.column_name,
+            )
+        if type(found).__module__.partition(".")[0] == "asyncpg":
+            sqlstate = getattr(found, "sqlstate", None)
+            if sqlstate is None:
+                return None
+            texts = (getattr(found, name, None) for name in ("detail", "hint", "column_name"))
+            return _Said(sqlstate, str(getattr(found, "message", None) or found), *texts)
+    return None
 
 
 def _is_connection_trouble(error: psycopg.Error) -> bool:
