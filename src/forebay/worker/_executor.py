@@ -270,7 +270,12 @@ class Executor:
                 self._run_calls(), context=self._context.copy()
             )
             self._runners.add(task)
-            task.add_done_callback(self._runners.discard)
+            task.add_done_callback(self._on_runner_ended)
+
+    def _on_runner_ended(self, task: asyncio.Task[None]) -> None:
+        self._runners.discard(task)
+        if self._waiting:
+            self._start_waiting()
 
     async def _run_calls(self) -> None:
         """Run calls one after another while some wait and there is a slot.
@@ -285,7 +290,12 @@ class Executor:
         pause_at = time.monotonic() + _LOOP_SECONDS_MAX
         while self._waiting and self.busy < self._settings.concurrency:
             call, helds = self._begin(task)
-            await self._run(call, helds)
+            try:
+                await self._run(call, helds)
+            except GeneratorExit:
+                # Raised by a handler in a thread, it closes whatever awaits it instead of passing through: the call has
+                # ended as it should, and so does this task.
+                return
             if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
                 self._start_waiting()
                 return
