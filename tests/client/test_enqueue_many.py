@@ -172,6 +172,66 @@ def test_an_exception_of_the_iterator_passes(conn):
         send.enqueue_many(conn, items())
 
 
+def test_what_the_iterator_does_on_the_connection_comes_after_the_chunks_before_it(conn):
+    """
+    A generator inserts a row under a savepoint for each job, and undoes some of them: no chunk that
+    was under way meanwhile is undone with it.
+    """
+    conn.execute("create table document (id int primary key check (id % 3 > 0))")
+
+    def documents():
+        for n in range(600):
+            try:
+                with conn.transaction():
+                    conn.execute("insert into document values (%s)", [n])
+            except psycopg.errors.CheckViolation:
+                continue
+            yield n
+
+    assert send.enqueue_many(conn, documents(), chunk=5) == 400
+    kept = conn.execute("select array_agg(id order by id) from document").fetchone()[0]
+    assert len(kept) == 400
+    enqueued = conn.execute("select array_agg(args -> 'user_id' order by seq) from forebay.log")
+    assert enqueued.fetchone()[0] == kept
+
+
+def test_of_two_errors_the_earlier_jobs_is_told(conn):
+    """
+    A chunk that the database refuses, while a later item is refused here or the iterator fails.
+    """
+    conn.execute("select forebay.configure('args_bytes_max', 1024)")
+    conn.commit()
+    large = (2, "x" * 2000)
+    for later in (["seven"], (1 / 0 for _ in range(1))):
+
+        def items(later=later):
+            yield from [large, 1, 2]
+            yield from later
+
+        with pytest.raises(PayloadTooLarge, match=r"^job 0: "):
+            send.enqueue_many(conn, items(), chunk=3)
+        conn.rollback()
+    assert send.enqueue_many(conn, range(7), chunk=3) == 7
+
+
+def test_an_interrupted_bulk_stops_the_statement_under_way(database, conn):
+    """
+    Ctrl-C does not wait for a chunk that waits for somebody: it is cancelled, and the connection can be rolled back.
+    """
+    with psycopg.connect(database) as other:
+        other.execute("lock table forebay.log in access exclusive mode")
+
+        def items():
+            yield from range(3)
+            yield from range(3)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            send.enqueue_many(conn, items(), chunk=4)
+        conn.rollback()
+        assert conn.execute("select 1").fetchone() == (1,)
+
+
 def test_an_empty_bulk_sends_nothing(conn):
     """
     No items, no statement: not even a transaction begins.

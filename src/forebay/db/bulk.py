@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psycopg
 
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
 from forebay.errors import EnqueueError
 from forebay.ops.enqueue import Call, Chunks, database_clock, shifted, with_written
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -24,27 +30,86 @@ def enqueue_all(
     is not written, those before it are part of the caller's transaction, which is to be rolled
     back. On a connection in autocommit mode each chunk is committed as it is sent.
 
+    While the server works on a chunk the next one is made, on a psycopg connection: a thread waits
+    for the answer. It has the connection's lock before the next item is asked for, so that
+    whatever ``items`` does with the connection itself comes after that chunk, as it always would.
+
     Raises:
         EnqueueError: an item was refused; ``index`` counts from 0 over all items.
     """
     chunks = Chunks(size)
-    count = 0
+    with _Sender(conn) as sender:
+        for index, item in enumerate(items):
+            call = _checked(as_call, item, index, chunks)
+            if chunks.needs_clock(call):
+                chunks.now = run(conn, database_clock())
+            operation = chunks.add(call)
+            if operation is not None:
+                sender.wait()
+                sender.send(operation, chunks.handed_out - chunks.last_size)
+        sender.wait()
+        rest = chunks.rest()
+        if rest is not None:
+            sender.count += _sent(conn, rest, chunks.handed_out - chunks.last_size)
+    return sender.count
 
-    def sent(operation: Operation[int] | None) -> int:
-        if operation is None:
-            return 0
-        before = chunks.handed_out - chunks.last_size
-        try:
-            return run(conn, operation)
-        except EnqueueError as error:
-            raise with_written(shifted(error, before), before) from error
 
-    for index, item in enumerate(items):
-        call = _checked(as_call, item, index, chunks)
-        if chunks.needs_clock(call):
-            chunks.now = run(conn, database_clock())
-        count += sent(chunks.add(call))
-    return count + sent(chunks.rest())
+class _Sender:
+    """Sends statements one after the other, in a thread where that is possible."""
+
+    def __init__(self, conn: SyncConnection) -> None:
+        self._conn = conn
+        raw = conn.connection if isinstance(conn, psycopg.Cursor) else conn
+        self._raw = raw if isinstance(raw, psycopg.Connection) else None
+        self._threads: ThreadPoolExecutor | None = None
+        self._answer: Future[int] | None = None
+        self.count = 0
+
+    def send(self, operation: Operation[int], before: int) -> None:
+        """Send a statement; the one before it has been waited for."""
+        if self._raw is None:
+            self.count += _sent(self._conn, operation, before)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="forebay-bulk")
+        self._answer = self._threads.submit(_sent, self._conn, operation, before)
+        while not (self._raw.lock.locked() or self._answer.done()):
+            time.sleep(0)
+
+    def wait(self) -> None:
+        """Wait for the statement under way.
+
+        Raises:
+            EnqueueError: what it was answered.
+        """
+        if self._answer is not None:
+            self.count += self._answer.result()
+            self._answer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._threads is None:
+            return
+        if kind is not None and self._answer is not None and self._raw is not None:
+            while not issubclass(kind, Exception) and not self._answer.done():
+                # Somebody pressed Ctrl-C. Between two statements there is nothing to cancel: once more then.
+                self._raw.cancel()
+                wait([self._answer], timeout=0.1)
+            # What an earlier chunk ran into comes first: what came after it may be its consequence.
+            error = self._answer.exception()
+            self._threads.shutdown()
+            if error is not None and issubclass(kind, Exception):
+                raise error
+        self._threads.shutdown()
+
+
+def _sent(conn: SyncConnection, operation: Operation[int], before: int) -> int:
+    try:
+        return run(conn, operation)
+    except EnqueueError as error:
+        raise with_written(shifted(error, before), before) from error
 
 
 async def enqueue_all_async(
@@ -53,7 +118,7 @@ async def enqueue_all_async(
     as_call: Callable[[Any], Call],
     size: int,
 ) -> int:
-    """Do as ``enqueue_all``; the items may come asynchronously."""
+    """Do as ``enqueue_all``, one chunk after the other; the items may come asynchronously."""
     chunks = Chunks(size)
     count = index = 0
 
