@@ -164,3 +164,12 @@ if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
 
     Worker._watch = _watch_nothing
     Worker._on_beat = lambda *_: None
+
+
+@app.job(keep_result=True)
+def report(ctx: forebay.Context, entry: int) -> dict[str, bool]:
+    ctx.progress(0.5, "half")
+    started(ctx, entry)
+    is_child = "_child" in sys.argv[0]
+    time.sleep(1.2 if is_child else 30)
+    return {"child": is_child}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Protocol, TypeVar, cast, overload
 
+from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._resources import Resources
 from forebay.client import AsyncClient, Client, address_of
@@ -122,6 +123,7 @@ class App:
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        keep_result: bool | float | timedelta = False,
     ) -> JobDecorator: ...
 
     def job(self, *functions: Any, **options: Any) -> Any:
@@ -145,6 +147,8 @@ class App:
             soft_timeout: and asked to stop after so long.
             transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job.
             expires_in: a job that did not start so long after it was due is not started any more.
+            keep_result: what the handler returns is kept as JSON for so long, True for a week; read it with
+                ``handle(job_id).result()``.
 
         Raises:
             ConfigError: the declaration cannot be served; it names the kind and the reason.
@@ -264,6 +268,15 @@ class App:
     def async_client(self) -> AsyncClient:
         """Return an asynchronous client for the app's database."""
         return AsyncClient(lambda: self.dsn)
+
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle:
+        """Return a handle on a job that was enqueued: where it stands, what it returned.
+
+        Args:
+            job_id: as ``enqueue`` returned it.
+            group: for which reader of its queue.
+        """
+        return JobHandle(self.client(), self.async_client(), job_id, group)
 
     # --- running ---
 

@@ -28,6 +28,8 @@ from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.app import App
     from forebay.ops.protocol import Ended
 
@@ -37,6 +39,7 @@ class _Pipe:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self._loop = asyncio.get_running_loop()
         self.answered = True
 
     def say(self, answer: Answer) -> None:
@@ -47,6 +50,12 @@ class _Pipe:
         """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
         if not self.answered:
             self.say(Answer(lease_lost=True))
+
+    def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+        del helds
+        message = framed(msgspec.json.encode(Answer(progress=(done, note))))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._writer.write, message)
 
     def done(self, job: HeldJob) -> None:
         del job
@@ -93,6 +102,7 @@ async def _main(descriptor: int) -> None:
             resources=await app.open_resources(stack),
             on_free=pipe.answer_in_any_case,
             on_lease_lost=lambda _lease: None,
+            on_progress=pipe.progress,
         )
         executor.is_pooled = start.is_pooled
         pipe.say(Answer(ready=True))

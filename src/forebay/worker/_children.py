@@ -23,6 +23,8 @@ from forebay.worker import _running
 from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind
     from forebay.model.job import Job
@@ -79,7 +81,13 @@ class _Child:
 class Children:
     """A few children, started when needed, reused, and ended when idle."""
 
-    def __init__(self, start: Start | None, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        start: Start | None,
+        settings: WorkerSettings,
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
+    ) -> None:
+        self._on_progress = on_progress
         self._start = start
         self._settings = settings
         self._idle: list[tuple[_Child, asyncio.TimerHandle]] = []
@@ -127,6 +135,9 @@ class Children:
         try:
             async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
                 answer = await child.answer()
+                while answer.progress is not None:
+                    self._on_progress([held], *answer.progress)
+                    answer = await child.answer()
         except TimeoutError:
             await child.kill()
             log.warning("job %s is stopped after %g s, with its process", job.job_id, hard)

@@ -44,7 +44,7 @@ from forebay.worker._running import Call
 from forebay.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind, Kinds
@@ -80,6 +80,7 @@ class Executor:
         group: name of the group, for the jobs' view of themselves.
         on_free: called when a slot or a place before it became free.
         on_lease_lost: called when a handler's transaction learnt it.
+        on_progress: called with what a handler says of its jobs, in whatever thread that is.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Executor:
         resources: Mapping[str, Any],
         on_free: Callable[[], None],
         on_lease_lost: Callable[[Lease], None],
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
         self._kinds = kinds
         self._settings = settings
@@ -104,6 +106,7 @@ class Executor:
         self._resources = resources
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
+        self._on_progress = on_progress
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
@@ -315,6 +318,7 @@ class Executor:
                 jobs=call.jobs,
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
+                report=lambda done, note: self._on_progress(helds, done, note),
             )
         self._calls[call] = helds
         for held in helds:
@@ -476,7 +480,7 @@ class Executor:
 
     def _note_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
-        if None in endeds:
+        if any(ended is None or ended.outcome == "done" for ended in endeds):
             queue = helds[0].lane.queue
             share = (time.monotonic() - helds[0].started_at) / len(helds)
             self.mean_seconds[queue] = mean_duration(

@@ -36,12 +36,16 @@ class Work(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """How it ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child."""
+    """How it ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child.
+
+    With ``progress`` it goes on, and is so far.
+    """
 
     settled: bool = False
     lease_lost: bool = False
     solo: bool = False
     ended: Ended | None = None
+    progress: tuple[float, str] | None = None
     ready: bool = False
     broken: str | None = None
 
