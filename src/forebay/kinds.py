@@ -49,6 +49,9 @@ class Kind:
         transaction: it runs in a transaction of its own that also completes the job.
         batch_size: most jobs of one call; None for a handler of single jobs.
         keep_result_seconds: what it returns is kept for so long; None not at all.
+        in_process: it runs in a process of its own, which is killed at the hard timeout.
+        memory_bytes: how much memory a call of it may take there; None without a limit.
+        cpu_seconds: how much processor time; None without a limit.
         takes_context: its first parameter is a context.
         limits: the size and depth its arguments may have.
     """
@@ -66,6 +69,9 @@ class Kind:
     transaction: bool = False
     batch_size: int | None = None
     keep_result_seconds: float | None = None
+    in_process: bool = False
+    memory_bytes: int | None = None
+    cpu_seconds: float | None = None
     takes_context: bool = False
     limits: ArgumentLimits = DEFAULT_LIMITS
 
@@ -84,6 +90,9 @@ class Kind:
         transaction: bool = False,
         batch_size: int | None = None,
         keep_result: object = False,
+        executor: object = None,
+        memory_bytes: int | None = None,
+        cpu_seconds: float | None = None,
         limits: ArgumentLimits = DEFAULT_LIMITS,
     ) -> Kind:
         """Return the kind of a function, its name taken from the function when none is given.
@@ -103,6 +112,7 @@ class Kind:
         _check_timeouts(name, soft_timeout_seconds, hard_timeout_seconds)
         _check_batch_size(name, batch_size)
         keep_seconds = _checked_keep(name, keep_result)
+        _check_executor(name, executor, memory_bytes, cpu_seconds)
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"kind {name}: retry", f"must be a RetryPolicy, not {shown(retry)}")
         arguments, takes_context = arguments_of(function, name, batch=batch_size is not None)
@@ -120,6 +130,9 @@ class Kind:
             transaction=transaction,
             batch_size=batch_size,
             keep_result_seconds=keep_seconds,
+            in_process=executor == "process",
+            memory_bytes=memory_bytes,
+            cpu_seconds=cpu_seconds,
             takes_context=takes_context,
             limits=limits,
         )
@@ -270,6 +283,32 @@ def _check_batch_size(name: str, size: object) -> None:
             f"is {shown(size)}, not an integer within 1 to {BATCH_SIZE_MAX}",
             value=size,
         )
+
+
+def _check_executor(name: str, executor: object, memory: object, cpu: object) -> None:
+    if executor not in (None, "process"):
+        raise ConfigError(
+            f"kind {name}: executor",
+            f'is {shown(executor)}, not "process"',
+            value=executor,
+            hint="Without one, coroutines run on the worker's loop and plain functions in threads.",
+        )
+    for label, value, least in (("memory_bytes", memory, 1_000_000), ("cpu_seconds", cpu, 0.1)):
+        if value is None:
+            continue
+        if executor is None:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                "is for handlers in processes",
+                value=value,
+                hint='Say executor="process" too.',
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                f"is {shown(value)}, not a number of at least {least}",
+                value=value,
+            )
 
 
 def _checked_keep(name: str, keep: object) -> float | None:

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
+    from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
+    from forebay.worker._messages import Answer
 
 log = logging.getLogger("forebay.worker")
 
@@ -81,6 +83,7 @@ class Executor:
         on_free: called when a slot or a place before it became free.
         on_lease_lost: called when a handler's transaction learnt it.
         on_progress: called with what a handler says of its jobs, in whatever thread that is.
+        processes: for handlers that ask for one; None in such a process.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class Executor:
         on_free: Callable[[], None],
         on_lease_lost: Callable[[Lease], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
+        processes: Children | None = None,
     ) -> None:
+        self._processes = processes
         self._kinds = kinds
         self._settings = settings
         self._sink = sink
@@ -221,6 +226,10 @@ class Executor:
                 and any(held.row.job_id in wanted for held in helds)
                 and not call.kind.is_batch
             ):
+                if self._is_elsewhere(call.kind):
+                    assert self._processes is not None
+                    self._processes.cancel({helds[0].row.job_id})
+                    continue
                 log.info("job %s is asked to stop: cancelled", helds[0].row.job_id)
                 self._interrupt(call, JobCancelled(helds[0].row.job_id))
 
@@ -323,6 +332,8 @@ class Executor:
         self._calls[call] = helds
         for held in helds:
             held.started_at = now
+        if self._is_elsewhere(kind):
+            return call, helds  # Its time begins when a process has it.
         if soft is not None:
             call.timers.append(task.get_loop().call_later(soft, self._on_soft, call, soft))
         if hard is not None:
@@ -339,7 +350,9 @@ class Executor:
     async def _run(self, call: Call, helds: list[HeldJob]) -> None:
         kind = call.kind
         try:
-            if kind.transaction:
+            if self._is_elsewhere(kind):
+                await self._run_in_process(call, helds)
+            elif kind.transaction:
                 await self._run_in_transaction(call, helds)
             else:
                 result = await self._result_of(call)
@@ -361,6 +374,47 @@ class Executor:
                 timer.cancel()
             if self._calls.pop(call, None) is not None:
                 self._on_free()
+
+    def _is_elsewhere(self, kind: Kind) -> bool:
+        return kind.in_process and self._processes is not None
+
+    async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
+        assert self._processes is not None
+        kind = call.kind
+        call.started = True
+
+        def on_start() -> None:
+            for timer in call.timers:
+                timer.cancel()
+            _, hard = self._timeouts(kind)
+            for held in helds:
+                held.begin()
+            if hard is not None:
+                loop = call.task.get_loop()
+                call.timers = [loop.call_later(hard, self._on_hard, call, hard)]
+
+        answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
+        for held, job, answer in zip(helds, call.jobs, answers, strict=True):
+            if not answer.died:
+                self._take_answer(held, kind, answer)
+                continue
+            if not held.ended:
+                # One of them killed the process. Alone it is known which.
+                (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
+                self._take_answer(held, kind, alone)
+        endeds = [answer.ended for answer in answers if not answer.died]
+        self._note_duration(helds, endeds)
+
+    def _take_answer(self, held: HeldJob, kind: Kind, answer: Answer) -> None:
+        if held.ended:
+            return
+        if answer.lease_lost:
+            self._on_lease_lost(held.lease)
+        elif answer.settled:
+            held.ended = True
+            self._sink.settled_elsewhere(held)
+        else:
+            self._finish(held, answer.ended, solo=answer.solo and kind.transaction)
 
     async def _result_of(self, call: Call) -> Any:
         positional, named = call.arguments()
@@ -495,8 +549,8 @@ class Executor:
         call.why = call.why or why
         if call.context is not None:
             call.context.ask_to_stop(why)
-        if call.kind.is_async:
-            call.task.cancel()
+        if call.kind.is_async or self._is_elsewhere(call.kind):
+            call.task.cancel()  # A process is killed by it.
         elif call.thread_call is not None:
             self._threads.interrupt(call.thread_call, _ready_made(why))
 

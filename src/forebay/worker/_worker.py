@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
+    from forebay.worker._messages import Start
 
 log = logging.getLogger("forebay.worker")
 
@@ -203,6 +204,9 @@ class Worker:
                 settings=settings,
             )
         self._children = Children(start, settings, self._progress.note)
+        # Apart from those of suspects, so that neither wait for each other.
+        self._processes = Children(start, settings, self._progress.note)
+        self._require_location(start)
         async with contextlib.AsyncExitStack() as stack:
             resources = await self._app.open_resources(stack)
             self._executor = Executor(
@@ -216,6 +220,7 @@ class Worker:
                 on_free=self._wake.set,
                 on_lease_lost=self._on_lease_lost,
                 on_progress=self._progress.note,
+                processes=self._processes,
             )
             heart = self._heart = Heart(
                 self._dsn,
@@ -257,10 +262,20 @@ class Worker:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await heart.join(0.5)
                 await self._children.close()
+                await self._processes.close()
                 await self._executor.close()
                 for session in (self._claims, settles, upkeep, bell):
                     await session.close()
         return self.stats
+
+    def _require_location(self, start: Start | None) -> None:
+        wanting = [kind.name for kind in self._app.kinds if kind.in_process]
+        if start is None and wanting:
+            raise ConfigError(
+                f"kind {wanting[0]}",
+                "is to run in a process of its own, which cannot find the app",
+                hint="Make the app a global of a module that can be imported.",
+            )
 
     # --- leases ---
 
