@@ -534,7 +534,7 @@ class Executor:
 
     def _note_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
-        if any(ended is None or ended.outcome == "done" for ended in endeds):
+        if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
             queue = helds[0].lane.queue
             share = (time.monotonic() - helds[0].started_at) / len(helds)
             self.mean_seconds[queue] = mean_duration(
