@@ -28,6 +28,7 @@ NAMES = {
     "AsyncConnection": "SyncConnection",
     "run_async": "run",
     "run_own_async": "run_own",
+    "await_own_async": "await_own",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
 }

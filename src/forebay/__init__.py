@@ -10,7 +10,7 @@ Write your rows and enqueue your jobs in one transaction: both exist or neither 
 Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
 """
 
-from forebay.app import App, Handler
+from forebay.app import App, Handler, JobHandle
 from forebay.client import AsyncClient, Client
 from forebay.db.migrate import migrate, migration_sql
 from forebay.errors import ForebayError
@@ -30,6 +30,7 @@ __all__ = [
     "ForebayError",
     "Handler",
     "Job",
+    "JobHandle",
     "JobOptions",
     "JobState",
     "Outcome",

@@ -21,6 +21,10 @@ ForebayError
 │   ├── LeaseLost             the lease is no longer current: stop, write nothing
 │   ├── UnknownBatch          the database does not know the batch, or the job is not in it
 │   └── JobNotFound
+├── ResultError               a result that was waited for is not to be had
+│   ├── JobDied               the job is a dead letter
+│   ├── NoResult              it ended otherwise, or its result was not kept
+│   └── ResultTimeout         it has not ended in time; it goes on
 ├── UnknownKind               no handler of that name here
 └── HandlerError              how an attempt ended without an exception of its own
     ├── SoftTimeout           the handler was asked to stop
@@ -60,10 +64,14 @@ __all__ = [
     "HardTimeout",
     "InvalidJob",
     "JobCancelled",
+    "JobDied",
     "JobNotFound",
     "LeaseLost",
+    "NoResult",
     "PayloadTooDeep",
     "PayloadTooLarge",
+    "ResultError",
+    "ResultTimeout",
     "SchemaError",
     "ServerStartError",
     "SoftTimeout",
@@ -499,6 +507,87 @@ class JobNotFound(AttemptError):
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
         super().__init__(f"job {job_id} not found")
+
+
+class ResultError(ForebayError):
+    """A result that was waited for is not to be had."""
+
+
+class NoResult(ResultError):
+    """The job ended without dying, and there is no result of it.
+
+    Attributes:
+        state: how it ended: done, cancelled or expired.
+        reason: why there is none; None when the state says it.
+    """
+
+    fields = ("job_id", "state", "reason")
+
+    job_id: int | None
+    state: str | None
+    reason: str | None
+
+    def __init__(self, job_id: int, *, state: str, reason: str | None = None) -> None:
+        self.job_id = job_id
+        self.state = state
+        self.reason = reason
+        why = f": {reason}" if reason else ""
+        super().__init__(f"job {job_id} is {state} and has no result{why}")
+
+
+class JobDied(ResultError):
+    """The job whose result was waited for is a dead letter.
+
+    Attributes:
+        reason: of the dead letter: exhausted, permanent, expired or worker lost.
+        error_type: class of its last error.
+        error_message: what that said.
+    """
+
+    fields = ("job_id", "reason", "error_type", "error_message")
+
+    job_id: int | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+
+    def __init__(
+        self,
+        job_id: int,
+        *,
+        reason: str | None = None,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.reason = reason
+        self.error_type = error_type
+        self.error_message = error_message
+        why = f" ({reason})" if reason else ""
+        first_line = (error_message or "").partition("\n")[0]
+        said = f": {error_type}: {first_line}" if error_type else ""
+        super().__init__(f"job {job_id} is dead{why}{said}")
+
+
+class ResultTimeout(ResultError):
+    """The job has not ended in the time that was given; it goes on.
+
+    Attributes:
+        state: where it stood last.
+    """
+
+    retryable = True
+    fields = ("job_id", "state", "seconds")
+
+    job_id: int | None
+    state: str | None
+    seconds: float | None
+
+    def __init__(self, job_id: int, *, state: str, seconds: float) -> None:
+        self.job_id = job_id
+        self.state = state
+        self.seconds = seconds
+        super().__init__(f"job {job_id} is still {state} after {seconds:g} s")
 
 
 class UnknownKind(ForebayError):

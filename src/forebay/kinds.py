@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
@@ -23,6 +24,10 @@ QUEUE_DEFAULT: Final = "default"
 
 #: A batch handler's jobs come from one claim.
 BATCH_SIZE_MAX: Final = 1000
+
+#: How long results are kept where it is not said.
+KEEP_SECONDS_DEFAULT: Final = 7 * 86_400.0
+KEEP_SECONDS_MAX: Final = 3650 * 86_400.0
 
 TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
 
@@ -43,6 +48,10 @@ class Kind:
         is_async: a coroutine function; otherwise it runs in a thread.
         transaction: it runs in a transaction of its own that also completes the job.
         batch_size: most jobs of one call; None for a handler of single jobs.
+        keep_result_seconds: what it returns is kept for so long; None not at all.
+        in_process: it runs in a process of its own, which is killed at the hard timeout.
+        memory_bytes: how much memory a call of it may take there; None without a limit.
+        cpu_seconds: how much processor time; None without a limit.
         takes_context: its first parameter is a context.
         limits: the size and depth its arguments may have.
     """
@@ -59,6 +68,10 @@ class Kind:
     is_async: bool = False
     transaction: bool = False
     batch_size: int | None = None
+    keep_result_seconds: float | None = None
+    in_process: bool = False
+    memory_bytes: int | None = None
+    cpu_seconds: float | None = None
     takes_context: bool = False
     limits: ArgumentLimits = DEFAULT_LIMITS
 
@@ -76,6 +89,10 @@ class Kind:
         hard_timeout_seconds: float | None = None,
         transaction: bool = False,
         batch_size: int | None = None,
+        keep_result: object = False,
+        executor: object = None,
+        memory_bytes: int | None = None,
+        cpu_seconds: float | None = None,
         limits: ArgumentLimits = DEFAULT_LIMITS,
     ) -> Kind:
         """Return the kind of a function, its name taken from the function when none is given.
@@ -94,6 +111,8 @@ class Kind:
         _check_options(name, queue, priority)
         _check_timeouts(name, soft_timeout_seconds, hard_timeout_seconds)
         _check_batch_size(name, batch_size)
+        keep_seconds = _checked_keep(name, keep_result)
+        _check_executor(name, executor, memory_bytes, cpu_seconds)
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"kind {name}: retry", f"must be a RetryPolicy, not {shown(retry)}")
         arguments, takes_context = arguments_of(function, name, batch=batch_size is not None)
@@ -110,6 +129,10 @@ class Kind:
             is_async=_is_async(function, name),
             transaction=transaction,
             batch_size=batch_size,
+            keep_result_seconds=keep_seconds,
+            in_process=executor == "process",
+            memory_bytes=memory_bytes,
+            cpu_seconds=cpu_seconds,
             takes_context=takes_context,
             limits=limits,
         )
@@ -260,6 +283,48 @@ def _check_batch_size(name: str, size: object) -> None:
             f"is {shown(size)}, not an integer within 1 to {BATCH_SIZE_MAX}",
             value=size,
         )
+
+
+def _check_executor(name: str, executor: object, memory: object, cpu: object) -> None:
+    if executor not in (None, "process"):
+        raise ConfigError(
+            f"kind {name}: executor",
+            f'is {shown(executor)}, not "process"',
+            value=executor,
+            hint="Without one, coroutines run on the worker's loop and plain functions in threads.",
+        )
+    for label, value, least in (("memory_bytes", memory, 1_000_000), ("cpu_seconds", cpu, 0.1)):
+        if value is None:
+            continue
+        if executor is None:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                "is for handlers in processes",
+                value=value,
+                hint='Say executor="process" too.',
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                f"is {shown(value)}, not a number of at least {least}",
+                value=value,
+            )
+
+
+def _checked_keep(name: str, keep: object) -> float | None:
+    if keep is None or keep is False:
+        return None
+    if keep is True:
+        return KEEP_SECONDS_DEFAULT
+    if isinstance(keep, timedelta):
+        keep = keep.total_seconds()
+    if not (isinstance(keep, int | float) and 0 < keep <= KEEP_SECONDS_MAX):
+        raise ConfigError(
+            f"kind {name}: keep_result",
+            f"is {shown(keep)}, not true or a time above 0 and at most 10 years",
+            value=keep,
+        )
+    return float(keep)
 
 
 def _is_async(function: Callable[..., Any], name: str) -> bool:

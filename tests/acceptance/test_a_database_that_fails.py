@@ -48,6 +48,7 @@ def assert_all_lived(workers: Crew) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.direct  # through a pooler heartbeats share their server sessions with handlers
 def test_terminating_heartbeats_costs_no_living_worker_its_lease(
     conn, database, workers, effects, seed, is_long
 ):

@@ -156,6 +156,7 @@ def test_a_frozen_worker_cannot_change_what_was_decided_meanwhile(conn, workers,
 
 
 @pytest.mark.slow
+@pytest.mark.direct
 def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effects, is_long):
     """
     With the default settings, from the kill of a process to the second start of its jobs: ten seconds at most.

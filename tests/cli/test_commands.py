@@ -39,6 +39,8 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
 
     (listed,) = forebay("jobs", "list", "--json").json
     (shown,) = forebay("jobs", "show", made["job_id"], "--json").json
+    history = {name: shown.pop(name) for name in ("errors", "progress", "result")}
+    assert history == {"errors": [], "progress": None, "result": None}
     assert set(listed) == set(shown) == JOB_KEYS
     assert {**listed, "place": None} == {**shown, "place": None}
     assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")
@@ -343,3 +345,30 @@ def test_small_segments_are_no_obstacle(forebay, conn):
         enqueue(conn)
     assert len(forebay("jobs", "list", "--json").json) == 5
     assert protocol.CHANNEL == "forebay_bell"
+
+
+def test_a_job_is_shown_with_its_attempts_progress_and_result(forebay, conn):
+    """
+    What failed, how far it is, what it returned: for people and for programs.
+    """
+
+    job = one(conn, "select forebay.enqueue('work')")
+    reader = Reader(conn.info.dsn, conn=conn)
+    batch = reader.claim_ready()
+    note = f'[{{"job_id": {job}, "group_id": {reader.group_id}, "done": 0.4, "note": "halfway"}}]'
+    conn.execute("select forebay.note_progress_v1(%s, %s::jsonb)", [reader.lease_id, note])
+    assert "40% halfway" in forebay("jobs", "show", job).out
+    error = {"type": "ValueError", "message": "no luck", "traceback": "t"}
+    retried = {"offset": 1, "outcome": "retried", "after": 0, "error": error}
+    assert reader.settle(batch.claim_no, ended=[retried]) == "settled"
+    batch = reader.claim_ready()
+    kept = {"value": {"cents": 300}, "seconds": 3600}
+    done = {"offset": 1, "outcome": "done", "kept": kept}
+    assert reader.settle(batch.claim_no, ended=[done]) == "settled"
+    shown = forebay("jobs", "show", job).out
+    assert "no luck" in shown
+    assert '"cents": 300' in shown
+    (told,) = forebay("jobs", "show", job, "--json").json
+    assert told["errors"][0]["message"] == "no luck"
+    assert told["progress"]["note"] == "halfway"
+    assert told["result"]["value"] == {"cents": 300}

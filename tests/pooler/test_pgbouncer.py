@@ -107,6 +107,30 @@ async def test_settings_of_a_call_hold_for_that_call_only(conn, database, pooled
     assert traces(pooled) == before
 
 
+async def test_a_prepared_statement_that_is_gone_or_changed_is_sent_again(database, conn):
+    """
+    After ``deallocate all``, and after a migration that gave a function another result: the call succeeds all the same. A
+    session that lost what it had prepared takes it that a pooler is in between.
+    """
+    conn.execute("create function public.f() returns table (a int) language sql as 'select 1'")
+    call = Operation("select * from public.f()", lambda rows: rows[0])
+    session = Session(database, name="test")
+    for _ in range(7):
+        assert await session.run(call) == (1,)
+    conn.execute(
+        "drop function public.f();"
+        " create function public.f() returns table (a int, b int) language sql as 'select 1, 2'"
+    )
+    assert await session.run(call) == (1, 2)
+    assert not session.is_pooled
+    for _ in range(7):
+        assert await session.run(call) == (1, 2)
+    await session.run(Operation("deallocate all", lambda rows: None))
+    assert await session.run(call) == (1, 2)
+    assert await session.run(call) == (1, 2)
+    await session.close()
+
+
 def test_the_doctor_says_that_there_is_a_pooler_and_leaves_no_trace(pooled):
     """
     Its session is read-only and in haste; that of the application which comes next is not.

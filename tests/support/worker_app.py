@@ -13,6 +13,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
+
 import forebay
 from tests.support.effects import PATH_VARIABLE, Effects, note
 
@@ -164,3 +166,59 @@ if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
 
     Worker._watch = _watch_nothing
     Worker._on_beat = lambda *_: None
+
+
+@app.job(keep_result=True)
+def report(ctx: forebay.Context, entry: int) -> dict[str, bool]:
+    ctx.progress(0.5, "half")
+    started(ctx, entry)
+    is_child = "_child" in sys.argv[0]
+    time.sleep(1.2 if is_child else 30)
+    return {"child": is_child}
+
+
+@app.job(executor="process", keep_result=True, timeout=90)
+def in_process(ctx: forebay.Context, entry: int, seconds: float = 0) -> dict[str, int]:
+    started(ctx, entry)
+    ctx.wait_cancelled(seconds)
+    ctx.raise_if_cancelled()
+    return {"pid": os.getpid()}
+
+
+@app.job(executor="process", timeout=3)
+def hang_in_process(ctx: forebay.Context, entry: int, how: str) -> None:
+    started(ctx, entry)
+    while True:
+        if how == "C code":
+            ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
+        elif how == "patient":
+            time.sleep(0.01)
+
+
+@app.job(executor="process", memory_bytes=50_000_000, cpu_seconds=1, timeout=60)
+def exceed(ctx: forebay.Context, entry: int, what: str) -> None:
+    started(ctx, entry)
+    if what == "memory":
+        bytearray(200_000_000)
+    while what == "cpu":
+        pass
+
+
+class Item(msgspec.Struct):
+    entry: int
+    fatal: bool
+
+
+@app.batch_job(size=10, executor="process", timeout=60)
+def batch_in_process(ctx: forebay.Context, items: list[Item]) -> None:
+    for job, item in zip(ctx.jobs, items, strict=True):
+        note("start", item.entry, job.job_id, job.attempt)
+        if item.fatal:
+            os._exit(7)
+    for job, item in zip(ctx.jobs, items, strict=True):
+        note("end", item.entry, job.job_id, job.attempt)
+
+
+@app.job(executor="process", transaction=True)
+def write_in_process(ctx: forebay.Context, entry: int) -> None:
+    ctx.conn.execute("insert into effect (entry, job_id) values (%s, %s)", _row(ctx, entry))

@@ -17,10 +17,13 @@ from forebay.errors import (
     HardTimeout,
     InvalidJob,
     JobCancelled,
+    JobDied,
     JobNotFound,
     LeaseLost,
+    NoResult,
     PayloadTooDeep,
     PayloadTooLarge,
+    ResultTimeout,
     SchemaError,
     ServerStartError,
     SoftTimeout,
@@ -51,6 +54,9 @@ EXAMPLES = [
     LeaseLost(4),
     UnknownBatch(lease=4, claim_no=2),
     JobNotFound(7),
+    NoResult(7, state="cancelled"),
+    JobDied(7, reason="exhausted", error_type="ValueError", error_message="no luck"),
+    ResultTimeout(7, state="ready", seconds=2.5),
     UnknownKind("mail", known=["b", "a"]),
     SoftTimeout(30),
     HardTimeout(60.5),
@@ -164,7 +170,14 @@ def test_only_what_may_help_to_repeat_is_retryable():
     """
     retryable = {type(error) for error in EXAMPLES if error.retryable}
 
-    assert retryable == {DatabaseUnavailable, UnknownKind, SoftTimeout, HardTimeout, WorkerLost}
+    assert retryable == {
+        DatabaseUnavailable,
+        ResultTimeout,
+        UnknownKind,
+        SoftTimeout,
+        HardTimeout,
+        WorkerLost,
+    }
 
 
 def test_a_missing_address_names_the_four_places():

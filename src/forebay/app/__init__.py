@@ -1,6 +1,7 @@
 """The application: its handlers, its resources, and what runs them."""
 
 from forebay.app._app import App
+from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, HandlerOptions
 
-__all__ = ["App", "Handler", "HandlerOptions"]
+__all__ = ["App", "Handler", "HandlerOptions", "JobHandle"]

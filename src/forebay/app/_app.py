@@ -11,8 +11,19 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
+from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._resources import Resources
 from forebay.client import AsyncClient, Client, address_of
@@ -122,6 +133,10 @@ class App:
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        keep_result: bool | float | timedelta = False,
+        executor: Literal["process"] | None = None,
+        memory_bytes: int | None = None,
+        cpu_seconds: float | None = None,
     ) -> JobDecorator: ...
 
     def job(self, *functions: Any, **options: Any) -> Any:
@@ -145,6 +160,13 @@ class App:
             soft_timeout: and asked to stop after so long.
             transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job.
             expires_in: a job that did not start so long after it was due is not started any more.
+            keep_result: what the handler returns is kept as JSON for so long, True for a week; read it with
+                ``handle(job_id).result()``.
+            executor: "process" runs it in a process of its own, reused for the next, killed at the timeout whatever it does.
+            memory_bytes: in a process: how much more memory than at its start it may take, on Linux; then MemoryError is
+                raised in it.
+            cpu_seconds: in a process: how much processor time it may use; then the process is killed, which counts as
+                a failed attempt.
 
         Raises:
             ConfigError: the declaration cannot be served; it names the kind and the reason.
@@ -167,6 +189,9 @@ class App:
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        executor: Literal["process"] | None = None,
+        memory_bytes: int | None = None,
+        cpu_seconds: float | None = None,
     ) -> BatchDecorator:
         """Declare a function that takes many jobs of its kind per call.
 
@@ -189,6 +214,9 @@ class App:
             soft_timeout: ...
             transaction: ...
             expires_in: ...
+            executor: ...
+            memory_bytes: ...
+            cpu_seconds: ...
 
         Raises:
             ConfigError: the declaration cannot be served; it names the kind and the reason.
@@ -208,6 +236,9 @@ class App:
                 soft_timeout=soft_timeout,
                 transaction=transaction,
                 expires_in=expires_in,
+                executor=executor,
+                memory_bytes=memory_bytes,
+                cpu_seconds=cpu_seconds,
             )
 
         return cast("BatchDecorator", decorate)
@@ -264,6 +295,15 @@ class App:
     def async_client(self) -> AsyncClient:
         """Return an asynchronous client for the app's database."""
         return AsyncClient(lambda: self.dsn)
+
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle:
+        """Return a handle on a job that was enqueued: where it stands, what it returned.
+
+        Args:
+            job_id: as ``enqueue`` returned it.
+            group: for which reader of its queue.
+        """
+        return JobHandle(self.client(), self.async_client(), job_id, group)
 
     # --- running ---
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -27,6 +26,7 @@ from forebay.cli._output import (
     compact,
     console,
     facts_table,
+    failure_headline,
     json_text,
     moment,
     one_line,
@@ -37,7 +37,7 @@ from forebay.client import Client
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.model.status import DeadLetter, Failure
+    from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
 commands = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
@@ -134,7 +134,7 @@ def show(
         out.print(json_text(letter.args))
     for failure in letter.errors:
         out.print()
-        out.print(_headline(failure))
+        out.print(failure_headline(failure))
         if failure.traceback:
             out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
 
@@ -234,17 +234,6 @@ def _last_error(letter: DeadLetter) -> str:
     last = letter.errors[-1]
     line = (last.message or "").strip().partition("\n")[0]
     return ": ".join(part for part in (last.type, line) if part) or last.outcome
-
-
-def _headline(failure: Failure) -> Text:
-    line = Text(f"attempt {failure.attempt}", style="bold")
-    line.append(f"  {failure.outcome}, {moment(failure.failed_at)}", style="not bold")
-    if failure.worker:
-        line.append(f", {failure.worker}", style="not bold dim")
-    said = ": ".join(part for part in (failure.type, failure.message) if part)
-    if said:
-        line.append(textwrap.indent(f"\n{said}", "  "), style="not bold red")
-    return line
 
 
 def _facts(letter: DeadLetter) -> object:

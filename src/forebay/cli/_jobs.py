@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from forebay.cli._output import (
     compact,
     console,
     facts_table,
+    failure_headline,
     json_text,
     moment,
     one_line,
@@ -21,7 +23,7 @@ from forebay.cli._output import (
     table,
 )
 from forebay.client import Client
-from forebay.model.status import JobStatus
+from forebay.model.status import JobHistory, JobStatus
 
 commands = typer.Typer(help="Look at jobs and cancel them.", no_args_is_help=True)
 
@@ -83,16 +85,24 @@ def list_(
 
 @commands.command("show")
 def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Show where a job stands, for each reader of its queue."""
-    found = Client(dsn).job(job_id)
+    """Show where a job stands, for each reader of its queue: attempts, errors, progress, result."""
+    client = Client(dsn)
+    found = client.job(job_id)
+    histories = {history.group: history for history in client.job_history(job_id)}
     if as_json:
-        print_json(found)
+        print_json([_with_history(job, histories.get(job.group)) for job in found])
         return
     out = console()
     for number, job in enumerate(found):
         if number:
             out.print()
-        out.print(_facts(job))
+        history = histories.get(job.group)
+        out.print(_facts(job, history))
+        for error in history.errors if history else ():
+            out.print(failure_headline(error))
+        if history and history.result and history.result.problem is None:
+            out.print(Text("result", style="bold"))
+            out.print(json_text(history.result.value))
     if found[0].args:
         out.print()
         out.print(json_text(found[0].args))
@@ -135,7 +145,15 @@ def _since(job: JobStatus) -> str:
     return ago(job.ended_at or job.claimed_at or job.enqueued_at)
 
 
-def _facts(job: JobStatus) -> object:
+def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, object]:
+    return asdict(job) | {
+        "errors": history.errors if history else (),
+        "progress": history.progress if history else None,
+        "result": history.result if history else None,
+    }
+
+
+def _facts(job: JobStatus, history: JobHistory | None) -> object:
     rows = facts_table()
     rows.add_row("job", Text.assemble((str(job.job_id), "bold"), f"  {job.kind}"))
     state = state_text(job.state)
@@ -164,4 +182,12 @@ def _facts(job: JobStatus) -> object:
     ):
         if text is not None:
             rows.add_row(name, str(text))
+    if history and history.progress and not job.state.is_final:
+        said = history.progress
+        rows.add_row(
+            "progress", " ".join([f"{said.done:.0%}", said.note, f"({ago(said.noted_at)})"])
+        )
+    if history and history.result:
+        kept = history.result
+        rows.add_row("result", kept.problem or f"kept until {moment(kept.kept_until)}")
     return rows

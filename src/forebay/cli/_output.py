@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,8 @@ from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from forebay.model.status import Failure
 
 #: Where there is no terminal to be as wide as.
 _WIDTH: Final = 160
@@ -115,3 +118,15 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
         return "-"
     text = json.dumps(args, ensure_ascii=False, separators=(", ", ": "))
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+def failure_headline(failure: Failure) -> Text:
+    """Return one failed attempt for people: number, outcome, when, who, and what was said."""
+    line = Text(f"attempt {failure.attempt}", style="bold")
+    line.append(f"  {failure.outcome}, {moment(failure.failed_at)}", style="not bold")
+    if failure.worker:
+        line.append(f", {failure.worker}", style="not bold dim")
+    said = ": ".join(part for part in (failure.type, failure.message) if part)
+    if said:
+        line.append(textwrap.indent(f"\n{said}", "  "), style="not bold red")
+    return line

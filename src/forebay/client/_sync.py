@@ -9,10 +9,11 @@ from typing import Any, TypeVar, Unpack
 
 from forebay.client._address import address_of
 from forebay.db.callers import SyncConnection, run
-from forebay.db.own import run_own
+from forebay.db.own import await_own, run_own
+from forebay.errors import ResultTimeout
 from forebay.model import JobOptionChanges, JobOptions, JobState, checks
-from forebay.model.status import DeadLetter, Depth, JobStatus
-from forebay.ops import dead, enqueue, jobs, queues
+from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus
+from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.arguments import encode_args
 from forebay.ops.operation import Operation
 
@@ -109,6 +110,35 @@ class Client:
             JobNotFound: there is no such job; it may be past retention, or not committed.
         """
         return self._run(conn, jobs.job(job_id))
+
+    def job_history(self, job_id: int, *, conn: SyncConnection | None = None) -> list[JobHistory]:
+        """Return a job's failed attempts, progress and kept result, an entry for each group that has any of it."""
+        return self._run(conn, results.history(job_id))
+
+    def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: Any = Any,
+    ) -> Any:
+        """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
+
+        On a connection of its own: a result is seen when its commit is.
+        """
+        self._dsn = address_of(self._dsn)
+        answer = await_own(
+            self._dsn,
+            lambda seconds: results.result(job_id, group, wait_seconds=seconds),
+            lambda answer: answer.is_final,
+            channel=results.CHANNEL,
+            key=str(job_id),
+            seconds=timeout,
+        )
+        if not answer.is_final:
+            raise ResultTimeout(job_id, state=answer.state, seconds=timeout or 0.0)
+        return answer.read(as_type)
 
     def jobs(
         self,

@@ -186,8 +186,12 @@ class LimitSettings:
     args_depth_max: int = setting(
         checks.ARGS_DEPTH_MAX, "most levels of objects and arrays in a job's arguments"
     )
+    result_bytes_max: int = setting(
+        65_536, "most bytes of a kept result as JSON; a larger one is not kept"
+    )
 
     def __post_init__(self) -> None:
+        within("result_bytes_max", self.result_bytes_max, 1024, 100 * 1024 * 1024)
         within("args_bytes_max", self.args_bytes_max, 1024, 100 * 1024 * 1024)
         # Beyond this depth Python's own recursion limit decides, in producers and in workers.
         # Less is not checked in SQL: arguments small enough to pass unmeasured can be this deep.

@@ -6,6 +6,8 @@ often keep a pool of theirs and pass its connections.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -17,6 +19,8 @@ from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -57,6 +61,135 @@ async def run_own_async(dsn: str, operation: Operation[T]) -> T:
             raise
         raise ours from error
     return operation.decode(rows)
+
+
+def await_own(
+    dsn: str,
+    look: Callable[[float], Operation[T]],
+    is_final: Callable[[T], bool],
+    *,
+    channel: str,
+    key: str,
+    seconds: float | None,
+) -> T:
+    """Look again and again on a connection of its own until the answer is final or the time is up; return the last one.
+
+    In between it listens for its key on a channel, and looks all the same now and then; through a pooler, where
+    nobody hears anything, a little more often.
+
+    Args:
+        dsn: the address.
+        look: makes the call, given how long its caller will listen.
+        is_final: whether an answer is the last.
+        channel: where the key is told.
+        key: what is waited for.
+        seconds: how long; None for ever.
+
+    Raises:
+        DatabaseUnavailable: no connection, or it was lost.
+        ForebayError: what our SQL function said.
+    """
+    pauses = _Pauses(seconds)
+    try:
+        with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
+            while True:
+                operation = look(pauses.listening_seconds)
+                cursor = conn.execute(operation.sql, operation.params)
+                answer = operation.decode(cursor.fetchall())
+                if is_final(answer) or pauses.is_over:
+                    return answer
+                if pauses.hears is None:
+                    (pid,) = conn.execute(_WHO).fetchall()[0]
+                    pauses.hears = pid == conn.info.backend_pid
+                    if pauses.hears:
+                        conn.execute(f'listen "{channel}"')
+                        continue  # It may have ended before we listened.
+                pause = pauses.draw()
+                if not pauses.hears:
+                    time.sleep(pause)
+                    continue
+                until = time.monotonic() + pause
+                while (left := until - time.monotonic()) > 0:
+                    for notify in conn.notifies(timeout=left, stop_after=1):
+                        if notify.payload == key:
+                            until = 0.0
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+async def await_own_async(
+    dsn: str,
+    look: Callable[[float], Operation[T]],
+    is_final: Callable[[T], bool],
+    *,
+    channel: str,
+    key: str,
+    seconds: float | None,
+) -> T:
+    """Do as ``await_own``, asynchronously."""
+    pauses = _Pauses(seconds)
+    try:
+        connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
+        async with await connecting as conn:
+            while True:
+                operation = look(pauses.listening_seconds)
+                cursor = await conn.execute(operation.sql, operation.params)
+                answer = operation.decode(await cursor.fetchall())
+                if is_final(answer) or pauses.is_over:
+                    return answer
+                if pauses.hears is None:
+                    (pid,) = (await (await conn.execute(_WHO)).fetchall())[0]
+                    pauses.hears = pid == conn.info.backend_pid
+                    if pauses.hears:
+                        await conn.execute(f'listen "{channel}"')
+                        continue  # It may have ended before we listened.
+                pause = pauses.draw()
+                if not pauses.hears:
+                    await asyncio.sleep(pause)
+                    continue
+                until = time.monotonic() + pause
+                while (left := until - time.monotonic()) > 0:
+                    async for notify in conn.notifies(timeout=left, stop_after=1):
+                        if notify.payload == key:
+                            until = 0.0
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+_WHO: Final = "select pg_backend_pid()"
+
+#: Between two looks: at first, at most while listening, at most where nothing is heard.
+_PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
+
+
+class _Pauses:
+    """How long to wait between looks, and until when. ``hears``: whether notifications arrive; None, not known yet."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._until = None if seconds is None else time.monotonic() + seconds
+        self._next = _PAUSE_SECONDS[0]
+        self.hears: bool | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
+
+    @property
+    def listening_seconds(self) -> float:
+        return _PAUSE_SECONDS[1] + 1.0 if self.hears else 0.0
+
+    def draw(self) -> float:
+        pause = self._next
+        self._next = min(pause * 1.5, _PAUSE_SECONDS[1 if self.hears else 2])
+        if self._until is not None:
+            pause = min(pause, self._until - time.monotonic())
+        return max(0.0, pause)
 
 
 def _options(dsn: str) -> dict[str, Any]:

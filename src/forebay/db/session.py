@@ -43,6 +43,11 @@ KEEPALIVE: Final[dict[str, Any]] = {
 }
 
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
+#: invalid_sql_statement_name and duplicate_prepared_statement.
+_OTHER_SESSION: Final = frozenset({"26000", "42P05"})
+#: A function was replaced by one with another result, as by a migration.
+_NOT_SUPPORTED: Final = "0A000"
+_OTHER_RESULT: Final = "cached plan must not change result type"
 _CONNECTION_EXCEPTION: Final = "08"
 
 #: The engine's calls want READ COMMITTED, whatever the role or the database has as default.
@@ -102,6 +107,9 @@ class Session:
     async def run(self, operation: Operation[T], *, seconds: float | None = None) -> T:
         """Run an operation in a transaction of its own and return what it decodes.
 
+        A prepared statement that the server does not know, or not as it was any more, has not run: it is sent again
+        on a new connection, once.
+
         Args:
             operation: what to run.
             seconds: deadline of this call; None means the session's.
@@ -110,6 +118,24 @@ class Session:
             DatabaseUnavailable: no connection, or it was lost; the outcome is unknown.
             ForebayError: what our SQL function said.
         """
+        try:
+            return await self._run(operation, seconds)
+        except psycopg.Error as error:
+            if not self._is_stale(error):
+                raise
+        await self._drop()
+        return await self._run(operation, seconds)
+
+    def _is_stale(self, error: psycopg.Error) -> bool:
+        """Whether only what this connection had prepared was in the way."""
+        if error.sqlstate in _OTHER_SESSION:
+            # What we prepared is in another session: there is a pooler that tells the server's own process id.
+            self._pooler = "transaction"
+        elif not (error.sqlstate == _NOT_SUPPORTED and _OTHER_RESULT in str(error)):
+            return False
+        return True
+
+    async def _run(self, operation: Operation[T], seconds: float | None) -> T:
         async with self._lock:
             conn = await self._connected()
             loop = asyncio.get_running_loop()

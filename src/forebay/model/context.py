@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.errors import HandlerError
     from forebay.model.job import Job
@@ -39,12 +39,14 @@ class Context:
         conn: Any = None,
         deadline: float | None = None,
         resources: Mapping[str, Any] | None = None,
+        report: Callable[[float, str], None] | None = None,
     ) -> None:
         self.job = job
         self.jobs = jobs if jobs is not None else (job,)
         self.conn = conn
         self.deadline = deadline
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
+        self._report = report
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
         self._stop: threading.Event | None = None  # made for whoever waits for it
         self._why: HandlerError | None = None
@@ -73,6 +75,24 @@ class Context:
     def seconds_left(self) -> float | None:
         """Seconds until the hard timeout, not below 0; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def progress(self, done: float, note: str = "") -> None:
+        """Say how far the handler is; shown by ``forebay jobs show`` and ``JobHandle.progress``.
+
+        Costs next to nothing: the newest of each job is written once a second at most, aside from any transaction.
+
+        Args:
+            done: from 0 to 1.
+            note: for people, cut after 200 characters.
+
+        Raises:
+            ValueError: ``done`` is not within 0 to 1.
+        """
+        if not 0 <= done <= 1:
+            message = f"progress must be within 0 to 1, not {done}"
+            raise ValueError(message)
+        if self._report is not None:
+            self._report(float(done), str(note)[:200])
 
     def raise_if_cancelled(self) -> None:
         """Raise what ends the attempt when the handler should stop.

@@ -80,6 +80,47 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a handler said it is.
+
+    Attributes:
+        done: from 0 to 1.
+    """
+
+    done: float
+    note: str
+    noted_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptResult:
+    """What a handler returned, as JSON.
+
+    Attributes:
+        problem: why there is no value, though it was to be kept; None when there is.
+    """
+
+    value: Any
+    problem: str | None
+    kept_at: datetime
+    kept_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """What happened to a job so far, for one group.
+
+    Attributes:
+        errors: its failed attempts, oldest first.
+    """
+
+    group: str
+    errors: Sequence[Failure]
+    progress: Progress | None = None
+    result: KeptResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """A job that ended dead for one group, with everything needed to understand and redrive it.
 

@@ -84,8 +84,17 @@ _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 
 
 @dataclass(slots=True)
+class Kept:
+    """What a handler returned, to be kept for some seconds; or why it cannot be."""
+
+    seconds: float
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    problem: str | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True)
 class Ended:
-    """How one job of a batch ended, other than done.
+    """How one job of a batch ended, other than just done.
 
     Attributes:
         offset: its place in the batch, from 1.
@@ -93,6 +102,7 @@ class Ended:
         after: seconds until it goes on; None or 0 at once.
         reason: of a dead letter: exhausted, permanent or worker lost.
         error: type, message and traceback, kept in the job's history.
+        kept: with the outcome done: what the handler returned.
     """
 
     offset: int
@@ -100,6 +110,7 @@ class Ended:
     after: float | None = None
     reason: str | None = None
     error: dict[str, str] | None = None
+    kept: Kept | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
@@ -111,6 +122,16 @@ class Flush:
     done: list[int] | None = None
     millis: list[int] | None = None
     ended: list[Ended] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressNote:
+    """How far a running job is, 0 to 1, and a note for people."""
+
+    job_id: int
+    group_id: int
+    done: float
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +319,15 @@ def summarize() -> Operation[int]:
 def trim() -> Operation[int]:
     """Delete what lies behind the cursors; how many rows."""
     return Operation("select forebay.trim_v1()", scalar)
+
+
+def note_progress(lease_id: int, items: Sequence[ProgressNote]) -> Operation[int]:
+    """Note how far some running jobs are; how many were noted."""
+    return Operation(
+        "select forebay.note_progress_v1(%(lease)s, %(items)s::jsonb)",
+        scalar,
+        {"lease": lease_id, "items": msgspec.json.encode(items).decode()},
+    )
 
 
 def now() -> Operation[datetime]:

@@ -25,9 +25,12 @@ import msgspec
 from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._limits import limit
 from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.app import App
     from forebay.ops.protocol import Ended
 
@@ -37,28 +40,33 @@ class _Pipe:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self.answered = True
+        self._loop = asyncio.get_running_loop()
+        #: Offsets of the jobs that were not answered yet.
+        self.missing: set[int] = set()
 
     def say(self, answer: Answer) -> None:
         self._writer.write(framed(msgspec.json.encode(answer)))
-        self.answered = True
+        self.missing.discard(answer.offset)
 
     def answer_in_any_case(self) -> None:
         """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
-        if not self.answered:
-            self.say(Answer(lease_lost=True))
+        for offset in list(self.missing):
+            self.say(Answer(offset=offset, lease_lost=True))
+
+    def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+        del helds
+        message = framed(msgspec.json.encode(Answer(progress=(done, note))))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._writer.write, message)
 
     def done(self, job: HeldJob) -> None:
-        del job
-        self.say(Answer())
+        self.say(Answer(offset=job.row.offset))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        del job
-        self.say(Answer(ended=ended, solo=solo))
+        self.say(Answer(offset=job.row.offset, ended=ended, solo=solo))
 
     def settled_elsewhere(self, job: HeldJob) -> None:
-        del job
-        self.say(Answer(settled=True))
+        self.say(Answer(offset=job.row.offset, settled=True))
 
 
 def load_app(start: Start) -> App:
@@ -93,6 +101,7 @@ async def _main(descriptor: int) -> None:
             resources=await app.open_resources(stack),
             on_free=pipe.answer_in_any_case,
             on_lease_lost=lambda _lease: None,
+            on_progress=pipe.progress,
         )
         executor.is_pooled = start.is_pooled
         pipe.say(Answer(ready=True))
@@ -104,14 +113,18 @@ async def _main(descriptor: int) -> None:
                 continue
             try:
                 work = msgspec.json.decode(message, type=Work)
-                batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, {1})
-                held = HeldJob(work.row, batch, work.lane)
+                batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
+                helds = []
+                for row, offset in zip(work.rows, work.offsets, strict=True):
+                    row.offset = offset
+                    helds.append(HeldJob(row, batch, work.lane))
+                limit(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.
                 pipe.say(Answer(broken=f"{type(error).__name__}: {error}"))
                 continue
-            pipe.answered = False
-            executor.take([held])
+            pipe.missing = set(work.offsets)
+            executor.take(helds)
 
 
 def _watch_and_run(descriptor: int) -> None:

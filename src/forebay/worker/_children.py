@@ -1,7 +1,7 @@
-"""Child processes for suspects, as seen from the worker.
+"""Child processes, for suspects and for handlers that ask for one, as seen from the worker.
 
-Invariant: only a death in a batch of one costs an attempt. A child that dies takes only the suspect with it that it
-was running; one that cannot even start costs nobody anything.
+Invariant: only a death in a call of one job costs an attempt. A child that dies takes only what it was running with it, and
+several jobs of one call are then run one by one; a child that cannot even start costs nobody anything.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from forebay.worker import _running
 from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind
     from forebay.model.job import Job
@@ -79,7 +81,13 @@ class _Child:
 class Children:
     """A few children, started when needed, reused, and ended when idle."""
 
-    def __init__(self, start: Start | None, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        start: Start | None,
+        settings: WorkerSettings,
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
+    ) -> None:
+        self._on_progress = on_progress
         self._start = start
         self._settings = settings
         self._idle: list[tuple[_Child, asyncio.TimerHandle]] = []
@@ -112,42 +120,88 @@ class Children:
             await child.kill()
 
     async def run(self, held: HeldJob, kind: Kind, job: Job) -> Answer:
-        """Run one suspect; returns how it ended, the child's death included."""
+        """Run one job; returns how it ended, the child's death included."""
+        (answer,) = await self.run_call([held], kind, [job])
+        return answer
+
+    async def run_call(
+        self,
+        helds: Sequence[HeldJob],
+        kind: Kind,
+        jobs: Sequence[Job],
+        *,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:
+        """Run one call of a handler; returns how each of its jobs ended.
+
+        When the child dies, that is an ending of the only job it had; of several, those that had not ended by then are
+        answered with ``died``: nobody knows which it was.
+
+        Args:
+            helds: the jobs, all of one claim and one kind.
+            kind: their handler.
+            jobs: as the handler sees them.
+            on_start: called when a child has them.
+        """
+        key = jobs[0].job_id
         try:
             child = await self._child()
         except _ChildFailed as error:
             self._failures += 1
             after = min(2.0**self._failures, 60.0)
-            log.error("no child for job %s, next try in %g s: %s", job.job_id, after, error)
-            return Answer(ended=Ended(0, "handed_back", after=after))
+            log.error("no child for job %s, next try in %g s: %s", key, after, error)
+            return [Answer(ended=Ended(0, "handed_back", after=after)) for _ in helds]
         self._failures = 0
-        self._running[job.job_id] = child
+        self._running[key] = child
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
-        child.send(Work(held.lease.lease_id, held.batch.claim_no, held.row, held.lane))
+        answers: dict[int, Answer] = {}
+        offsets = [held.row.offset for held in helds]
+        lease_id, batch = helds[0].lease.lease_id, helds[0].batch
         try:
+            child.send(
+                Work(lease_id, batch.claim_no, [h.row for h in helds], offsets, helds[0].lane)
+            )
+            on_start()
             async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
-                answer = await child.answer()
+                while len(answers) < len(helds):
+                    answer = await child.answer()
+                    if answer.broken is not None:
+                        break
+                    if answer.progress is not None:
+                        self._on_progress(helds, *answer.progress)
+                    else:
+                        answers[answer.offset] = answer
         except TimeoutError:
             await child.kill()
-            log.warning("job %s is stopped after %g s, with its process", job.job_id, hard)
-            return Answer(
-                ended=_running.failure(kind, job, HardTimeout(hard or 0.0)), solo=kind.transaction
-            )
+            log.warning("job %s is stopped after %g s, with its process", key, hard)
+            late = HardTimeout(hard or 0.0)
+            for held, job in zip(helds, jobs, strict=True):
+                ended = _running.failure(kind, job, late)
+                answers.setdefault(held.row.offset, Answer(ended=ended, solo=kind.transaction))
+            return [answers[offset] for offset in offsets]
         except (asyncio.IncompleteReadError, ConnectionError):
             how = await child.death()
-            log.warning("job %s killed the process that ran it alone: %s", job.job_id, how)
-            return Answer(ended=_running.lost_child(kind, job, how), solo=kind.transaction)
+            if len(helds) == 1:
+                log.warning("job %s killed the process that ran it alone: %s", key, how)
+                lost = _running.lost_child(kind, jobs[0], how)
+                return [Answer(ended=lost, solo=kind.transaction)]
+            left = len(helds) - len(answers)
+            log.warning("one of %s jobs killed the process that ran them: %s", left, how)
+            return [answers.get(offset, Answer(died=True)) for offset in offsets]
         except BaseException:
             await child.kill()
             raise
         finally:
-            self._running.pop(job.job_id, None)
-        if answer.broken is not None:
+            self._running.pop(key, None)
+        if len(answers) < len(helds):
             await child.kill()
-            log.error("a child failed before it could run job %s: %s", job.job_id, answer.broken)
-            return Answer(ended=Ended(0, "handed_back", after=5.0))
-        self._keep(child)
-        return answer
+            log.error("a child failed before it could run job %s: %s", key, answer.broken)
+            return [Answer(ended=Ended(0, "handed_back", after=5.0)) for _ in helds]
+        if any(_spoils(answer) for answer in answers.values()):
+            await child.kill()
+        else:
+            self._keep(child)
+        return [answers[offset] for offset in offsets]
 
     async def close(self) -> None:
         """End all children."""
@@ -233,6 +287,13 @@ class Children:
             await child.kill()
             raise
         return child
+
+
+def _spoils(answer: Answer) -> bool:
+    """Whether what is left in the child had better go: a handler that runs on, memory it could not get."""
+    error = answer.ended.error if answer.ended is not None else None
+    kind = error["type"].rpartition(".")[2] if error is not None else None
+    return kind in {"HardTimeout", "MemoryError"}
 
 
 def start_of(

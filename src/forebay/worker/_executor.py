@@ -44,12 +44,14 @@ from forebay.worker._running import Call
 from forebay.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.config import WorkerSettings
     from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
+    from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
+    from forebay.worker._messages import Answer
 
 log = logging.getLogger("forebay.worker")
 
@@ -80,6 +82,8 @@ class Executor:
         group: name of the group, for the jobs' view of themselves.
         on_free: called when a slot or a place before it became free.
         on_lease_lost: called when a handler's transaction learnt it.
+        on_progress: called with what a handler says of its jobs, in whatever thread that is.
+        processes: for handlers that ask for one; None in such a process.
     """
 
     def __init__(
@@ -94,7 +98,10 @@ class Executor:
         resources: Mapping[str, Any],
         on_free: Callable[[], None],
         on_lease_lost: Callable[[Lease], None],
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
+        processes: Children | None = None,
     ) -> None:
+        self._processes = processes
         self._kinds = kinds
         self._settings = settings
         self._sink = sink
@@ -104,6 +111,7 @@ class Executor:
         self._resources = resources
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
+        self._on_progress = on_progress
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
@@ -218,6 +226,10 @@ class Executor:
                 and any(held.row.job_id in wanted for held in helds)
                 and not call.kind.is_batch
             ):
+                if self._is_elsewhere(call.kind):
+                    assert self._processes is not None
+                    self._processes.cancel({helds[0].row.job_id})
+                    continue
                 log.info("job %s is asked to stop: cancelled", helds[0].row.job_id)
                 self._interrupt(call, JobCancelled(helds[0].row.job_id))
 
@@ -315,10 +327,13 @@ class Executor:
                 jobs=call.jobs,
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
+                report=lambda done, note: self._on_progress(helds, done, note),
             )
         self._calls[call] = helds
         for held in helds:
             held.started_at = now
+        if self._is_elsewhere(kind):
+            return call, helds  # Its time begins when a process has it.
         if soft is not None:
             call.timers.append(task.get_loop().call_later(soft, self._on_soft, call, soft))
         if hard is not None:
@@ -335,7 +350,9 @@ class Executor:
     async def _run(self, call: Call, helds: list[HeldJob]) -> None:
         kind = call.kind
         try:
-            if kind.transaction:
+            if self._is_elsewhere(kind):
+                await self._run_in_process(call, helds)
+            elif kind.transaction:
                 await self._run_in_transaction(call, helds)
             else:
                 result = await self._result_of(call)
@@ -357,6 +374,47 @@ class Executor:
                 timer.cancel()
             if self._calls.pop(call, None) is not None:
                 self._on_free()
+
+    def _is_elsewhere(self, kind: Kind) -> bool:
+        return kind.in_process and self._processes is not None
+
+    async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
+        assert self._processes is not None
+        kind = call.kind
+        call.started = True
+
+        def on_start() -> None:
+            for timer in call.timers:
+                timer.cancel()
+            _, hard = self._timeouts(kind)
+            for held in helds:
+                held.begin()
+            if hard is not None:
+                loop = call.task.get_loop()
+                call.timers = [loop.call_later(hard, self._on_hard, call, hard)]
+
+        answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
+        for held, job, answer in zip(helds, call.jobs, answers, strict=True):
+            if not answer.died:
+                self._take_answer(held, kind, answer)
+                continue
+            if not held.ended:
+                # One of them killed the process. Alone it is known which.
+                (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
+                self._take_answer(held, kind, alone)
+        endeds = [answer.ended for answer in answers if not answer.died]
+        self._note_duration(helds, endeds)
+
+    def _take_answer(self, held: HeldJob, kind: Kind, answer: Answer) -> None:
+        if held.ended:
+            return
+        if answer.lease_lost:
+            self._on_lease_lost(held.lease)
+        elif answer.settled:
+            held.ended = True
+            self._sink.settled_elsewhere(held)
+        else:
+            self._finish(held, answer.ended, solo=answer.solo and kind.transaction)
 
     async def _result_of(self, call: Call) -> Any:
         positional, named = call.arguments()
@@ -476,7 +534,7 @@ class Executor:
 
     def _note_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
-        if None in endeds:
+        if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
             queue = helds[0].lane.queue
             share = (time.monotonic() - helds[0].started_at) / len(helds)
             self.mean_seconds[queue] = mean_duration(
@@ -491,8 +549,8 @@ class Executor:
         call.why = call.why or why
         if call.context is not None:
             call.context.ask_to_stop(why)
-        if call.kind.is_async:
-            call.task.cancel()
+        if call.kind.is_async or self._is_elsewhere(call.kind):
+            call.task.cancel()  # A process is killed by it.
         elif call.thread_call is not None:
             self._threads.interrupt(call.thread_call, _ready_made(why))
 

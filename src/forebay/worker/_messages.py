@@ -27,23 +27,31 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """One job to run."""
+    """One job to run, or several for one call of a batch handler. ``offsets``: their places in their batch."""
 
     lease_id: int
     claim_no: int
-    row: ClaimedJob
+    rows: list[ClaimedJob]
+    offsets: list[int]
     lane: ReadyLane
 
 
 class Answer(msgspec.Struct):
-    """How it ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child."""
+    """How the job at an offset ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child.
 
+    With ``progress`` it goes on, and is so far.
+    """
+
+    offset: int = 0
     settled: bool = False
     lease_lost: bool = False
     solo: bool = False
     ended: Ended | None = None
+    progress: tuple[float, str] | None = None
     ready: bool = False
     broken: str | None = None
+    #: Not sent by a child: it died, and nobody knows of which of several jobs.
+    died: bool = False
 
 
 class Stop(msgspec.Struct):

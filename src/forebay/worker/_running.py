@@ -17,6 +17,7 @@ from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout
 from forebay.model.job import Job
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
 from forebay.ops.protocol import Ended
+from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp
@@ -99,7 +100,7 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
     Raises:
         TypeError: the sequence does not fit the jobs.
     """
-    if result is None:
+    if result is None and call.kind.keep_result_seconds is None:
         return [None] * len(call.helds)
     if not call.kind.is_batch:
         return [ending(call.kind, call.jobs[0], result)]
@@ -156,6 +157,8 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             reason="permanent",
             error=_said("Dead", result.reason or "the handler gave the job up"),
         )
+    if kind.keep_result_seconds is not None:
+        return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
     return None
 
 

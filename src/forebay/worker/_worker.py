@@ -44,6 +44,7 @@ from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._progress import ProgressNotes
 from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
+    from forebay.worker._messages import Start
 
 log = logging.getLogger("forebay.worker")
 
@@ -181,6 +183,7 @@ class Worker:
                 pooler=settings.pooler,
             )
 
+        self._progress = ProgressNotes()
         self._claims = new_session("5s")
         settles, upkeep = new_session("5s"), new_session("1s")
         bell = Session(self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler)
@@ -200,7 +203,10 @@ class Worker:
                 group=self._group,
                 settings=settings,
             )
-        self._children = Children(start, settings)
+        self._children = Children(start, settings, self._progress.note)
+        # Apart from those of suspects, so that neither wait for each other.
+        self._processes = Children(start, settings, self._progress.note)
+        self._require_location(start)
         async with contextlib.AsyncExitStack() as stack:
             resources = await self._app.open_resources(stack)
             self._executor = Executor(
@@ -213,6 +219,8 @@ class Worker:
                 resources=resources,
                 on_free=self._wake.set,
                 on_lease_lost=self._on_lease_lost,
+                on_progress=self._progress.note,
+                processes=self._processes,
             )
             heart = self._heart = Heart(
                 self._dsn,
@@ -236,6 +244,7 @@ class Worker:
                     self._settler.run,
                     self._maintenance.run,
                     self._watch,
+                    lambda: self._progress.run(upkeep),
                     self._close_retired,
                 )
                 if not self._polls_only:
@@ -253,10 +262,20 @@ class Worker:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await heart.join(0.5)
                 await self._children.close()
+                await self._processes.close()
                 await self._executor.close()
                 for session in (self._claims, settles, upkeep, bell):
                     await session.close()
         return self.stats
+
+    def _require_location(self, start: Start | None) -> None:
+        wanting = [kind.name for kind in self._app.kinds if kind.in_process]
+        if start is None and wanting:
+            raise ConfigError(
+                f"kind {wanting[0]}",
+                "is to run in a process of its own, which cannot find the app",
+                hint="Make the app a global of a module that can be imported.",
+            )
 
     # --- leases ---
 
@@ -734,7 +753,10 @@ class Worker:
             elif answer.ended is not None:
                 answer.ended.offset = held.row.offset
                 self._settler.end(held, answer.ended, solo=answer.solo)
-                self.stats.ended += 1
+                if answer.ended.outcome == "done":
+                    self.stats.done += 1
+                else:
+                    self.stats.ended += 1
             else:
                 self._settler.done(held)
                 self.stats.done += 1
@@ -867,7 +889,10 @@ class _Counted:
         self._settler.done(job)
 
     def end(self, job: HeldJob, ended: protocol.Ended, *, solo: bool = False) -> None:
-        self._stats.ended += 1
+        if ended.outcome == "done":
+            self._stats.done += 1
+        else:
+            self._stats.ended += 1
         self._settler.end(job, ended, solo=solo)
 
     def settled_elsewhere(self, job: HeldJob) -> None:

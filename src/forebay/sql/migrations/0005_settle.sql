@@ -72,7 +72,9 @@ $$;
 --
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
---    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis"}]}
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
+--              "kept": {"value", "seconds", "problem"}}]}
+--   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
 --   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
 --   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
@@ -270,6 +272,12 @@ begin
         end if;
         perform forebay._go_on(p_row, v_target, v_attempt,
                                coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+    end if;
+    if p_code = 'd' and p_item ? 'kept' then
+        perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
+    end if;
+    if p_code in ('d', 'x', 'c') then
+        perform forebay._tell_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
 end
 $$;

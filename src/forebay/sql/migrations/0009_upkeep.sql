@@ -456,6 +456,7 @@ begin
     delete from forebay.tombstone t
     where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);
+    v_rows := v_rows + forebay._trim_results();
     return v_rows;
 end
 $$;

@@ -1,0 +1,119 @@
+"""What handlers returned: encoding it for the settlement, asking for it, waiting for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, PayloadTooLarge
+from forebay.model.status import JobHistory
+from forebay.ops.arguments import encode_json
+from forebay.ops.jobs import checked_id
+from forebay.ops.operation import Operation, Rows
+from forebay.ops.protocol import Kept
+from forebay.ops.records import rows_as
+
+#: Where the ends of jobs are told, with their ids, while somebody waits.
+CHANNEL: Final = "forebay_result"
+
+#: A worker sends no more than this, whatever the database would take; its limit is asked for by the settlement.
+_SENT_BYTES_MAX: Final = 16 * 1024 * 1024
+
+_RESULT: Final = """\
+select r.state, r.value::text, r.problem, r.reason, r.error_type, r.error_message
+from forebay.result(%(job_id)s::bigint, %(group)s, %(wait)s::integer) r"""
+
+_HISTORY: Final = """\
+select json_build_object(
+    'group', h.group_name, 'errors', h.errors,
+    'progress', case when h.noted_at is not null then json_build_object(
+        'done', h.done, 'note', h.note, 'noted_at', h.noted_at) end,
+    'result', case when h.kept_at is not null then json_build_object(
+        'value', h.value, 'problem', h.problem, 'kept_at', h.kept_at, 'kept_until', h.kept_until) end)::text
+from forebay.job_history(%(job_id)s::bigint) h"""
+
+_ENDED: Final = frozenset({"done", "cancelled", "expired", "dead"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a job stands: ``value`` is the JSON text of what its handler returned, when there is one."""
+
+    job_id: int
+    state: str
+    value: str | None
+    problem: str | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in _ENDED
+
+    def read(self, as_type: Any) -> Any:
+        """Return the result, as a type.
+
+        Raises:
+            JobDied: the job is a dead letter.
+            NoResult: it ended without a result, or the result is of another type.
+        """
+        if self.state == "dead":
+            raise JobDied(
+                self.job_id,
+                reason=self.reason,
+                error_type=self.error_type,
+                error_message=self.error_message,
+            )
+        if self.value is None:
+            raise NoResult(self.job_id, state=self.state, reason=self.problem)
+        try:
+            return msgspec.json.decode(self.value, type=as_type)
+        except msgspec.ValidationError as error:
+            raise NoResult(
+                self.job_id, state=self.state, reason=f"it is of another type: {error}"
+            ) from error
+
+
+def kept(value: Any, seconds: float) -> Kept:
+    """Return what a handler returned for the settlement; or why it cannot be kept, which is no failure of the job."""
+    dump = getattr(value, "model_dump", None)
+    try:
+        plain = dump(mode="json", by_alias=True) if callable(dump) else value
+        text = encode_json(plain, bytes_max=_SENT_BYTES_MAX)
+    except (InvalidJob, PayloadTooLarge, PayloadTooDeep) as error:
+        said = error.message.removeprefix("args ")
+        return Kept(seconds, problem=f"what the handler returned {said}"[:1000])
+    except Exception as error:
+        return Kept(seconds, problem=f"{type(error).__name__} when it was encoded"[:1000])
+    return Kept(seconds, value=msgspec.Raw(text.encode()))
+
+
+def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[Answer]:
+    """Return the call that tells how a job ended.
+
+    Args:
+        job_id: the job.
+        group: for which reader of its queue.
+        wait_seconds: the caller listens for so long if it has not ended; 0 for not.
+    """
+
+    def decode(rows: Rows) -> Answer:
+        return Answer(job_id, *rows[0])
+
+    wait = min(60_000, int(wait_seconds * 1000)) if wait_seconds > 0 else None
+    return Operation(
+        _RESULT, decode, {"job_id": checked_id(job_id, "job_id"), "group": group, "wait": wait}
+    )
+
+
+def history(job_id: int) -> Operation[list[JobHistory]]:
+    """Return the call that tells what happened to a job so far, for each group."""
+    return Operation(
+        _HISTORY,
+        lambda rows: rows_as(JobHistory, rows),
+        {"job_id": checked_id(job_id, "job_id")},
+    )

@@ -1,0 +1,50 @@
+"""What a call in a child process may use: memory and processor time, as the kernel counts and enforces them.
+
+``setrlimit(2)``. Limits are set anew before each call, relative to what the process has used so far, so that a child
+can be used again. Memory: RLIMIT_DATA, private memory that can be written, which Linux enforces for all of it since 4.7;
+an allocation beyond it fails, in Python with MemoryError. Processor time: RLIMIT_CPU, whose SIGXCPU ends the process, also
+inside C code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from forebay.kinds import Kind
+
+_STATUS: Final = Path("/proc/self/status")
+
+
+def limit(kind: Kind) -> None:
+    """Set the limits for a call of a kind, and lift those it does not have."""
+    memory = None if kind.memory_bytes is None else _used_bytes() + int(kind.memory_bytes)
+    _set(resource.RLIMIT_DATA, memory)
+    seconds = None
+    if kind.cpu_seconds is not None:
+        seconds = math.ceil(time.process_time() + kind.cpu_seconds)
+    _set(resource.RLIMIT_CPU, seconds)
+
+
+def _set(which: int, soft: int | None) -> None:
+    _, hard = resource.getrlimit(which)
+    wanted = resource.RLIM_INFINITY if soft is None else soft
+    if hard != resource.RLIM_INFINITY and not 0 <= wanted <= hard:
+        wanted = hard
+    # Where the system knows no such limit the handler runs without it.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(which, (wanted, hard))
+
+
+def _used_bytes() -> int:
+    """Return how much the kernel counts for RLIMIT_DATA now; 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    return 0

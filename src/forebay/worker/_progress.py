@@ -1,0 +1,59 @@
+"""What handlers say about how far they are, written once a second at most: of each job the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+from forebay.ops import protocol
+from forebay.ops.protocol import ProgressNote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.db.session import Session
+    from forebay.worker._held import HeldJob
+
+log = logging.getLogger("forebay.worker")
+
+#: Between two writes, however many handlers say however much.
+_EVERY_SECONDS: Final = 1.0
+
+
+class ProgressNotes:
+    """Collects in any thread, writes in its loop. What cannot be written is dropped: the next one says more."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, dict[tuple[int, int], ProgressNote]] = {}
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._some = asyncio.Event()
+
+    def note(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+        """Take up what a handler says of its jobs; from any thread."""
+        with self._lock:
+            was_empty = not self._notes
+            for held in helds:
+                key = held.row.job_id, held.lane.group_id
+                of_lease = self._notes.setdefault(held.lease.lease_id, {})
+                of_lease[key] = ProgressNote(*key, done, note)
+        if was_empty:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._some.set)
+
+    async def run(self, session: Session) -> None:
+        """Write what was collected, until cancelled."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            with self._lock:
+                notes, self._notes = self._notes, {}
+            for lease_id, of_lease in notes.items():
+                try:
+                    await session.run(protocol.note_progress(lease_id, list(of_lease.values())))
+                except Exception as error:
+                    log.debug("progress of %s jobs is not noted: %s", len(of_lease), error)
+            await asyncio.sleep(_EVERY_SECONDS)

@@ -1,0 +1,318 @@
+"""What a handler returns is kept with its job, how far it is can be asked, and both can be waited for."""
+
+import dataclasses
+import threading
+import time
+from datetime import timedelta
+
+import anyio
+import pytest
+
+import forebay
+from forebay import Cancel, Dead, RetryPolicy
+from forebay.config import Settings, WorkerSettings
+from forebay.errors import ConfigError, JobDied, JobNotFound, NoResult, ResultTimeout
+from tests.support.engine import connect, one, shift_clock, state
+from tests.support.fix_worker import make_effect_table, run_until_idle, running
+from tests.support.waiting import wait_for, wait_for_async
+from tests.support.worker_process import FAST
+
+pytestmark = pytest.mark.anyio
+
+NEVER = RetryPolicy(max_attempts=1)
+
+
+@dataclasses.dataclass
+class Report:
+    rows: int
+    names: list[str]
+
+
+# --- keeping ---
+
+
+@pytest.mark.parametrize("flavour", ["async", "thread", "transaction", "transaction in thread"])
+async def test_what_a_handler_returns_can_be_read(app, conn, flavour):
+    """
+    As JSON or as a type, from every sort of handler, also when it is None.
+    """
+    options = {"keep_result": True, "transaction": flavour.startswith("transaction")}
+    if flavour.endswith("thread"):
+
+        @app.job(**options)
+        def work(n: int) -> Report | None:
+            return Report(n, ["a", "ü"]) if n else None
+
+    else:
+
+        @app.job(**options)
+        async def work(n: int) -> Report | None:
+            return Report(n, ["a", "ü"]) if n else None
+
+    some, none = app.handle(work.enqueue(conn, 2)), app.handle(work.enqueue(conn, 0))
+    worker = await run_until_idle(app)
+    assert some.result(0) == {"rows": 2, "names": ["a", "ü"]}
+    assert await some.aresult(0, as_type=Report) == Report(2, ["a", "ü"])
+    assert none.result(0) is None
+    assert some.status().state == (await none.astatus()).state == "done"
+    assert worker.stats.done == 2
+    with pytest.raises(NoResult, match="another type"):
+        some.result(0, as_type=list[int])
+
+
+async def test_a_result_is_there_exactly_if_the_job_is_done(app, conn):
+    """
+    A transaction that fails after the handler returned takes the result with it; the next attempt's is kept.
+    """
+    make_effect_table(conn)
+    conn.execute(
+        "create function fail() returns trigger language plpgsql as $$ begin"
+        " if (select count(*) from public.witness) = 0 then raise exception 'not yet'; end if;"
+        " return null; end $$;"
+        " create constraint trigger t after insert on effect initially deferred"
+        " for each row execute function fail()"
+    )
+
+    @app.job(keep_result=True, transaction=True, retry=RetryPolicy(strategy="fixed", base_seconds=3600, cap_seconds=3600))  # fmt: skip
+    async def work(ctx: forebay.Context) -> int:
+        await ctx.conn.execute("insert into effect values (1, 1)")
+        return ctx.attempt
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    assert state(conn, job) == "deferred"
+    assert one(conn, "select count(*) from forebay.result") == 0
+    conn.execute("insert into witness values (1)")
+    shift_clock(conn, 4000)
+    await run_until_idle(app)
+    assert app.handle(job).result(0) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("x" * 70_000, "more than result_bytes_max 65536"),
+        (object(), "what the handler returned"),
+        ("a\x00b", "what the handler returned"),
+        ("\ud800", "what the handler returned"),
+    ],
+    ids=["large", "no JSON", "NUL", "surrogate"],
+)
+async def test_a_result_that_cannot_be_kept_fails_no_job(app, conn, value, problem):
+    """
+    The job is done; who asks for the result learns why there is none.
+    """
+
+    @app.job(keep_result=True)
+    async def work() -> object:
+        return value
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    assert state(conn, job) == "done"
+    with pytest.raises(NoResult, match=problem) as caught:
+        app.handle(job).result(0)
+    assert caught.value.state == "done"
+
+
+async def test_results_go_when_their_time_is_over(app, conn):
+    """
+    Past its time a result is not shown, and upkeep deletes it; jobs that keep nothing leave nothing.
+    """
+
+    @app.job(keep_result=timedelta(hours=1))
+    async def work() -> int:
+        return 1
+
+    @app.job
+    async def plain() -> int:
+        return 1
+
+    job, other = work.enqueue(conn), plain.enqueue(conn)
+    await run_until_idle(app)
+    assert one(conn, "select count(*) from forebay.result") == 1
+    with pytest.raises(NoResult, match="keeps none"):
+        app.handle(other).result(0)
+    shift_clock(conn, 3700)
+    with pytest.raises(NoResult):
+        app.handle(job).result(0)
+    one(conn, "select forebay.trim_v1()")
+    assert one(conn, "select count(*) from forebay.result") == 0
+
+
+def test_what_cannot_be_kept_is_refused_when_declared(app):
+    """
+    A time must be one, and a batch handler returns outcomes, not results.
+    """
+    for keep in (-1, 0, "a week", float("nan"), 10**12):
+        with pytest.raises(ConfigError, match="keep_result"):
+            app.job(name="x", keep_result=keep)(lambda: None)
+
+
+# --- waiting ---
+
+
+@pytest.mark.parametrize("way", ["direct", "pooled"])
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.direct
+async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way, face):
+    """
+    By the bell, or by looking where nothing is heard: from a pooler, and where notifications are off.
+    """
+    if way == "pooled":
+        pooled = request.getfixturevalue("pooled")
+        app = forebay.App(pooled, settings=Settings(worker=WorkerSettings(**FAST)))
+    else:
+        conn.execute(f"alter database {conn.info.dbname} set forebay.bell = 'on'")
+    gate = anyio.Event()
+    ended_at = 0.0
+
+    @app.job(keep_result=True)
+    async def work() -> str:
+        nonlocal ended_at
+        await gate.wait()
+        ended_at = time.monotonic()
+        return "here"
+
+    async with running(app), anyio.create_task_group() as tasks:
+        with connect(database) as producer:
+            handle = app.handle(work.enqueue(producer))
+        answers = []
+
+        async def wait() -> None:
+            if face == "async":
+                answers.append(await handle.aresult(20))
+            else:
+                answers.append(await anyio.to_thread.run_sync(handle.result, 20))
+            answers.append(time.monotonic())
+
+        tasks.start_soon(wait)
+        await anyio.sleep(1.0)  # By now it looks seldom.
+        gate.set()
+        await wait_for_async(lambda: len(answers) == 2, 10)
+    assert answers[0] == "here"
+    assert answers[1] - ended_at < 1.0
+
+
+async def test_every_end_without_a_result_has_its_error(app, conn):
+    """
+    Dead with the last error, cancelled, not ended in time, never there: each is told apart.
+    """
+
+    @app.job(retry=NEVER, keep_result=True)
+    async def fail() -> None:
+        message = "no such user"
+        raise LookupError(message)
+
+    @app.job(keep_result=True)
+    async def cancel() -> Cancel:
+        return Cancel("not needed")
+
+    @app.job(keep_result=True)
+    async def give_up() -> Dead:
+        return Dead("for good")
+
+    jobs = [handler.enqueue(conn) for handler in (fail, cancel, give_up)]
+    waiting = fail.using(delay=3600).enqueue(conn)
+    await run_until_idle(app)
+    with pytest.raises(JobDied, match="LookupError: no such user") as died:
+        app.handle(jobs[0]).result(0)
+    assert (died.value.reason, died.value.error_type) == ("exhausted", "LookupError")
+    with pytest.raises(NoResult) as cancelled:
+        app.handle(jobs[1]).result(0)
+    assert cancelled.value.state == "cancelled"
+    with pytest.raises(JobDied, match="for good"):
+        await app.handle(jobs[2]).aresult(0)
+    with pytest.raises(ResultTimeout, match="still deferred after") as late:
+        app.handle(waiting).result(0.2)
+    assert late.value.retryable
+    with pytest.raises(JobNotFound):
+        app.handle(10**9).result(0)
+
+
+# --- progress ---
+
+
+async def test_progress_can_be_watched_and_is_written_seldom(app, conn):
+    """
+    A handler that says it a thousand times costs a row a second; the newest is what is seen.
+    """
+    gate = threading.Event()
+
+    @app.job
+    def work(ctx: forebay.Context) -> None:
+        for n in range(1000):
+            ctx.progress(n / 1000, f"row {n}")
+        gate.wait(20)
+        ctx.progress(1, "x" * 300)
+
+    handle = app.handle(work.enqueue(conn))
+    assert handle.progress() is None
+    async with running(app):
+        await wait_for_async(lambda: (p := handle.progress()) is not None and p.done > 0.9, 10)
+        assert handle.progress().note == "row 999"
+        gate.set()
+        await wait_for_async(lambda: handle.progress().done == 1, 10)
+    assert (await handle.aprogress()).note == "x" * 200
+    assert one(conn, "select count(*) from forebay.progress") <= 3
+
+
+async def test_progress_must_be_a_share(app, conn):
+    """
+    Anything else is a mistake of the handler, and fails the attempt.
+    """
+
+    @app.job(retry=NEVER)
+    async def work(ctx: forebay.Context) -> None:
+        ctx.progress(50)
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    with pytest.raises(JobDied, match="within 0 to 1, not 50"):
+        app.handle(job).result(0)
+
+
+def test_a_suspect_in_a_child_process_reports_and_returns_too(conn, workers, effects):
+    """
+    What a handler says and returns comes out of the child that runs it.
+    """
+    worker = workers.start()
+    job = one(conn, "select forebay.enqueue('report', '{\"entry\": 1}')")
+    wait_for(lambda: effects.all("start"))
+    worker.kill()
+    workers.start()
+    app = forebay.App(conn.info.dsn)
+    assert app.handle(job).result(30) == {"child": True}
+    assert app.handle(job).progress().note == "half"
+
+
+async def test_a_late_worker_notes_no_progress(conn):
+    """
+    Under a closed lease nothing is written.
+    """
+    lease = one(conn, "select forebay.open_lease_v1('w')")
+    note = '[{"job_id": 1, "group_id": 1, "done": 0.5, "note": "n"}]'
+    assert one(conn, "select forebay.note_progress_v1(%s, %s::jsonb)", lease, note) == 1
+    one(conn, "select forebay.close_lease_v1(%s)", lease)
+    assert one(conn, "select forebay.note_progress_v1(%s, %s::jsonb)", lease, note) == 0
+
+
+async def test_history_tells_attempts_progress_and_result(app, conn):
+    """
+    Every failed attempt with its error, also of a job that goes on or ended well.
+    """
+
+    @app.job(keep_result=True, retry=RetryPolicy(strategy="fixed", base_seconds=0.001, cap_seconds=0.001))  # fmt: skip
+    async def work(ctx: forebay.Context) -> int:
+        if ctx.attempt < 3:
+            message = f"attempt {ctx.attempt}"
+            raise ValueError(message)
+        return ctx.attempt
+
+    job = work.enqueue(conn)
+    async with running(app):
+        assert await app.handle(job).aresult(20) == 3
+    (history,) = app.client().job_history(job)
+    assert [error.message for error in history.errors] == ["attempt 1", "attempt 2"]
+    assert (history.result.value, history.result.problem) == (3, None)
+    assert history.progress is None
