@@ -498,6 +498,8 @@ begin
         values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
         select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
         v_row.job_id := v_job_id;
+        v_row.enqueued_at := forebay._now();
+        v_row.expires_at := v_key.expires_at;
         perform forebay._go_on(
             v_row, v_key.lane, 0, 0,
             forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
