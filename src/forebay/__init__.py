@@ -14,7 +14,24 @@ from forebay.app import App, Handler, JobHandle
 from forebay.client import AsyncClient, Client
 from forebay.db.migrate import migrate, migration_sql
 from forebay.errors import ForebayError
-from forebay.model import Cancel, Dead, Job, JobOptions, JobState, Outcome, Retry, Snooze
+from forebay.model import (
+    Cancel,
+    Coalesce,
+    Dead,
+    Debounce,
+    Idempotent,
+    Job,
+    JobId,
+    JobOptions,
+    JobState,
+    Once,
+    Outcome,
+    Replace,
+    Retry,
+    Snooze,
+    Throttle,
+    Unique,
+)
 from forebay.model.context import Context
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
@@ -25,18 +42,26 @@ __all__ = [
     "Call",
     "Cancel",
     "Client",
+    "Coalesce",
     "Context",
     "Dead",
+    "Debounce",
     "ForebayError",
     "Handler",
+    "Idempotent",
     "Job",
     "JobHandle",
+    "JobId",
     "JobOptions",
     "JobState",
+    "Once",
     "Outcome",
+    "Replace",
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "Throttle",
+    "Unique",
     "migrate",
     "migration_sql",
 ]

@@ -12,7 +12,9 @@ ForebayError
 ├── EnqueueError              the job was refused and nothing was written
 │   ├── InvalidJob            an option or an argument is wrong
 │   ├── PayloadTooLarge       gives bytes and limit
-│   └── PayloadTooDeep        gives depth and limit
+│   ├── PayloadTooDeep        gives depth and limit
+│   ├── KeyBusy               another open transaction is taking the unique key
+│   └── PayloadDiffers        an idempotency key belongs to another request: gives its job
 ├── GroupNotFound             no such queue or group
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
@@ -41,6 +43,7 @@ same call may succeed later; no code has to read messages.
 from __future__ import annotations
 
 import copy
+import re
 import reprlib
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -66,8 +69,10 @@ __all__ = [
     "JobCancelled",
     "JobDied",
     "JobNotFound",
+    "KeyBusy",
     "LeaseLost",
     "NoResult",
+    "PayloadDiffers",
     "PayloadTooDeep",
     "PayloadTooLarge",
     "ResultError",
@@ -408,6 +413,59 @@ class PayloadTooDeep(EnqueueError):
         super().__init__(f"arguments are nested {depth} levels deep, the limit is {limit}")
 
 
+class KeyBusy(EnqueueError):
+    """Another open transaction is taking the unique key, and the caller did not want to wait.
+
+    Attributes:
+        key: the key.
+    """
+
+    retryable = True
+    sqlstate = "JQ004"
+    fields = ("key", "index")
+    default_hint = "Try again when that transaction has ended."
+
+    key: str | None
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"key {shown(key)} is being taken by another open transaction")
+
+
+class PayloadDiffers(EnqueueError):
+    """An idempotency key belongs to a live job of another kind or with other arguments.
+
+    Attributes:
+        job_id: that job.
+    """
+
+    sqlstate = "JQ005"
+    fields = ("job_id", "index")
+    default_hint = "An idempotency key stands for one request: use another key."
+
+    job_id: int | None
+
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        super().__init__(f"key belongs to job {job_id}, whose kind or arguments differ")
+
+    @classmethod
+    def from_sql(
+        cls,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        column: str | None = None,
+    ) -> ForebayError:
+        """Return the error for what the SQL function said, with the job that it names."""
+        error = super().from_sql(message, detail=detail, hint=hint, column=column)
+        named = re.search(r" belongs to job (\d+),", message)
+        if named and isinstance(error, PayloadDiffers):
+            error.job_id = int(named[1])
+        return error
+
+
 class GroupNotFound(ForebayError):
     """No queue or group of that name is known."""
 
@@ -673,6 +731,8 @@ SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     "JQ001": InvalidJob,
     "JQ002": PayloadTooLarge,
     "JQ003": PayloadTooDeep,
+    "JQ004": KeyBusy,
+    "JQ005": PayloadDiffers,
     "JQ010": LeaseLost,
     "JQ012": TransactionStateError,
     "JQ013": JobNotFound,

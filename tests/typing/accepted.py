@@ -65,7 +65,7 @@ def build_model() -> object:
 
 
 def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, Any]]) -> None:
-    assert_type(send_welcome.enqueue(conn, 42), int)
+    assert_type(send_welcome.enqueue(conn, 42), forebay.JobId)
     send_welcome.enqueue(conn, user_id=42, locale="it")
     send_welcome.enqueue(cursor, 42, "it")
     send_welcome.using(delay=3600, tag="signup").enqueue(conn, user_id=42)
@@ -82,7 +82,7 @@ def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, An
 
 
 async def producing_async(conn: psycopg.AsyncConnection[Any]) -> None:
-    assert_type(await send_welcome.aenqueue(conn, 42), int)
+    assert_type(await send_welcome.aenqueue(conn, 42), forebay.JobId)
     await with_context.using(priority=1).aenqueue(conn, 1, urgent=True)
     await in_transaction.aenqueue_now(7)
 
@@ -119,7 +119,7 @@ async def calling(ctx: Context, handler: Handler[[int], [int], None]) -> None:
 
 def managing(conn: psycopg.Connection[Any]) -> None:
     client = forebay.Client()
-    assert_type(client.enqueue(conn, "mail", {"user_id": 1}, queue="mail", delay=5), int)
+    assert_type(client.enqueue(conn, "mail", {"user_id": 1}, queue="mail", delay=5), forebay.JobId)
     client.cancel(1, conn=conn)
     client.jobs(state="ready", limit=10)
     assert_type([letter.errors[0].message for letter in client.dead_letters()], list[str | None])

@@ -12,7 +12,7 @@ from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.kinds import Kind
-from forebay.model import JobOptionChanges, JobOptions
+from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 
 if TYPE_CHECKING:
@@ -101,23 +101,26 @@ class Handler(Generic[P, Q, R_co]):
             expires_in_seconds=self.expires_in_seconds,
         )
 
-    def enqueue(self, conn: SyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> int:
+    def enqueue(self, conn: SyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue a job in the connection's transaction; return its id.
 
-        The job exists if that transaction commits, and is not seen before.
+        The job exists if that transaction commits, and is not seen before. With a unique key the
+        id may be that of an existing job: its ``is_new`` tells.
 
         Raises:
             EnqueueError: an argument or option is refused, as by ``call``; nothing was sent.
+            KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
+            PayloadDiffers: an idempotency key belongs to another request.
             WrongConnection: the first argument is not a synchronous connection.
             SchemaError: the database has no schema.
         """
         return run(conn, enqueue(self.call(*args, **kwargs)))
 
-    async def aenqueue(self, conn: AsyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> int:
+    async def aenqueue(self, conn: AsyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Do as ``enqueue``, on an asynchronous connection."""
         return await run_async(conn, enqueue(self.call(*args, **kwargs)))
 
-    def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> int:
+    def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue a job in a transaction of its own on a new connection; return its id.
 
         It is not atomic with anything written elsewhere.
@@ -129,7 +132,7 @@ class Handler(Generic[P, Q, R_co]):
         """
         return run_own(self._app.dsn, enqueue(self.call(*args, **kwargs)))
 
-    async def aenqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> int:
+    async def aenqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Do as ``enqueue_now``, asynchronously."""
         return await run_own_async(self._app.dsn, enqueue(self.call(*args, **kwargs)))
 

@@ -11,6 +11,7 @@ from forebay.cli._output import console, print_json
 from forebay.client import Client
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
+from forebay.model.unique import unique_from
 
 
 def enqueue(
@@ -74,6 +75,16 @@ def enqueue(
         list[str] | None,
         typer.Option("--header", metavar="NAME=VALUE", help="Repeatable.", show_default=False),
     ] = None,
+    unique: Annotated[
+        str | None,
+        typer.Option(
+            "--unique",
+            metavar="JSON",
+            help='What to do when its like is there: {"once": KEY}, or idempotent, coalesce, '
+            "replace, debounce, throttle.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -96,9 +107,13 @@ def enqueue(
         options["correlation_id"] = correlation_id
     if header:
         options["headers"] = dict(_pair(text) for text in header)
+    if unique is not None:
+        options["unique"] = unique_from(json_object(unique, "--unique"))
     job_id = Client(dsn).enqueue_now(kind, json_object(args, "args"), **options)
     if as_json:
-        print_json({"job_id": job_id, "kind": kind, "queue": queue})
+        print_json({"job_id": job_id, "is_new": job_id.is_new, "kind": kind, "queue": queue})
+    elif not job_id.is_new:
+        console().print(f"job {job_id} stands for it in queue {queue}: nothing new was enqueued")
     else:
         console().print(f"job {job_id} enqueued in queue {queue}")
 

@@ -10,7 +10,7 @@ from forebay.client._address import address_of
 from forebay.db.callers import AsyncConnection, run_async
 from forebay.db.own import await_own_async, run_own_async
 from forebay.errors import ResultTimeout
-from forebay.model import JobOptionChanges, JobOptions, JobState, checks
+from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
 from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus
 from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.arguments import encode_args
@@ -49,7 +49,7 @@ class AsyncClient:
         kind: str,
         args: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptionChanges],
-    ) -> int:
+    ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
         The arguments are checked for having a JSON form, not against a signature, which only the
@@ -65,6 +65,8 @@ class AsyncClient:
             InvalidJob: an argument or option is refused.
             PayloadTooLarge: the arguments are too large.
             PayloadTooDeep: the arguments are nested too deeply.
+            KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
+            PayloadDiffers: an idempotency key belongs to another request.
         """
         return await run_async(conn, enqueue.enqueue(_call(kind, args, options)))
 
@@ -73,7 +75,7 @@ class AsyncClient:
         kind: str,
         args: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptionChanges],
-    ) -> int:
+    ) -> JobId:
         """Enqueue a job in a transaction of its own, committed when this returns.
 
         With anything written elsewhere it is not atomic: that is what ``enqueue`` is for. After

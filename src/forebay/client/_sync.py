@@ -11,7 +11,7 @@ from forebay.client._address import address_of
 from forebay.db.callers import SyncConnection, run
 from forebay.db.own import await_own, run_own
 from forebay.errors import ResultTimeout
-from forebay.model import JobOptionChanges, JobOptions, JobState, checks
+from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
 from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus
 from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.arguments import encode_args
@@ -50,7 +50,7 @@ class Client:
         kind: str,
         args: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptionChanges],
-    ) -> int:
+    ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
         The arguments are checked for having a JSON form, not against a signature, which only the
@@ -66,6 +66,8 @@ class Client:
             InvalidJob: an argument or option is refused.
             PayloadTooLarge: the arguments are too large.
             PayloadTooDeep: the arguments are nested too deeply.
+            KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
+            PayloadDiffers: an idempotency key belongs to another request.
         """
         return run(conn, enqueue.enqueue(_call(kind, args, options)))
 
@@ -74,7 +76,7 @@ class Client:
         kind: str,
         args: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptionChanges],
-    ) -> int:
+    ) -> JobId:
         """Enqueue a job in a transaction of its own, committed when this returns.
 
         With anything written elsewhere it is not atomic: that is what ``enqueue`` is for. After

@@ -3,15 +3,33 @@
 from forebay.model.job import Job, JobState
 from forebay.model.options import JobOptionChanges, JobOptions
 from forebay.model.outcome import Cancel, Dead, Outcome, Retry, Snooze
+from forebay.model.unique import (
+    Coalesce,
+    Debounce,
+    Idempotent,
+    JobId,
+    Once,
+    Replace,
+    Throttle,
+    Unique,
+)
 
 __all__ = [
     "Cancel",
+    "Coalesce",
     "Dead",
+    "Debounce",
+    "Idempotent",
     "Job",
+    "JobId",
     "JobOptionChanges",
     "JobOptions",
     "JobState",
+    "Once",
     "Outcome",
+    "Replace",
     "Retry",
     "Snooze",
+    "Throttle",
+    "Unique",
 ]

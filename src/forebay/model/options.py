@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
+from forebay.model.unique import Debounce, Unique
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,7 @@ class JobOptionChanges(TypedDict, total=False):
     max_attempts: int | None
     correlation_id: str | None
     headers: dict[str, str] | None
+    unique: Unique | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class JobOptions:
         max_attempts: attempts allowed in all, 1 to 10,000.
         correlation_id: passed on unchanged, at most 200 characters.
         headers: at most 64 entries of text and 8 kB together.
+        unique: what to do when a job of the same key is there: ``Once``, ``Idempotent``,
+            ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
 
     Raises:
         InvalidJob: an option has the wrong type or lies out of range.
@@ -61,6 +65,7 @@ class JobOptions:
     max_attempts: int | None = None
     correlation_id: str | None = None
     headers: Mapping[str, str] | None = None
+    unique: Unique | None = None
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -84,6 +89,12 @@ class JobOptions:
         if self.headers is not None:
             # A copy, so that a later change of the caller's dict cannot reach the job.
             object.__setattr__(self, "headers", checks.checked_headers(self.headers))
+        if self.unique is not None and not isinstance(self.unique, Unique):
+            raise InvalidJob(
+                "unique",
+                f"must be an intent, not {type(self.unique).__name__}: {shown(self.unique)}",
+                hint='For example unique=Once("order:42").',
+            )
         self._check_times()
 
     def _check_times(self) -> None:
@@ -93,6 +104,12 @@ class JobOptions:
             object.__setattr__(self, "delay", checks.checked_seconds(self.delay, "delay"))
         if self.run_at is not None and self.delay is not None:
             raise InvalidJob("delay", "contradicts run_at: give one of the two")
+        if isinstance(self.unique, Debounce) and (
+            self.run_at is not None or self.delay is not None
+        ):
+            raise InvalidJob(
+                "unique", "contradicts delay and run_at: a Debounce sets the job's time itself"
+            )
         if self.expires_at is None:
             return
         checks.checked_instant(self.expires_at, "expires_at")

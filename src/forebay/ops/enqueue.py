@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.errors import EnqueueError, InvalidJob, shown
-from forebay.model import JobOptions, checks
+from forebay.model import JobId, JobOptions, checks
 from forebay.ops.operation import Operation, Rows, scalar
 
 QUEUE_DEFAULT: Final = "default"
@@ -37,6 +37,12 @@ select forebay.enqueue(
         + make_interval(secs => %(expires_in)s::double precision)),
     max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
     headers => %(headers)s::jsonb)"""
+
+#: With a unique key, whose job the id is and whether it is new.
+_ENQUEUE_UNIQUE: Final = (
+    _ENQUEUE.replace("select forebay.enqueue(", "select * from forebay.enqueue_unique(")[:-1]
+    + ", unique_as => %(unique_as)s::jsonb)"
+)
 
 #: Jobs that differ in their arguments only.
 _ENQUEUE_ALIKE: Final = """\
@@ -70,11 +76,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     expires_in_seconds: float | None = None
 
 
-def enqueue(call: Call) -> Operation[int]:
+def enqueue(call: Call) -> Operation[JobId]:
     """Return the call that enqueues one job and answers its id."""
     parameters = _parameters(call.kind, call.options)
     parameters["args"] = call.args
     parameters["expires_in"] = call.expires_in_seconds
+    if call.options.unique is not None:
+        parameters["unique_as"] = _json(call.options.unique.as_json())
+        return Operation(_ENQUEUE_UNIQUE, _unique_job_id, parameters)
     return Operation(_ENQUEUE, _job_id, parameters)
 
 
@@ -134,7 +143,12 @@ class Chunks:
 
     def add(self, call: Call) -> Operation[int] | None:
         """Take up a call; return a statement when a chunk is full."""
-        if not self._texts and (self._model is None or _are_alike(self._model, call)):
+        # One statement for jobs that are alike knows no keys.
+        if (
+            not self._texts
+            and call.options.unique is None
+            and (self._model is None or _are_alike(self._model, call))
+        ):
             self._model = call
             self._alike.append(call.args)
         else:
@@ -182,6 +196,8 @@ class Chunks:
             for name in ("run_at", "expires_at"):
                 if name in options:
                     options[name] = options[name].isoformat()
+            if "unique" in options:
+                options["unique_as"] = options.pop("unique").as_json()
             self._opening = (call, _json({"kind": call.kind, **options})[:-1] + ',"args":')
         return f"{self._opening[1]}{args}}}"
 
@@ -226,9 +242,14 @@ def with_written(error: EnqueueError, count: int) -> EnqueueError:
     return error
 
 
-def _job_id(rows: Rows) -> int:
+def _job_id(rows: Rows) -> JobId:
     # A caller's connection may have a loader of its own for numbers.
-    return int(scalar(rows))
+    return JobId(scalar(rows))
+
+
+def _unique_job_id(rows: Rows) -> JobId:
+    ((job_id, is_new, replaced),) = rows
+    return JobId(job_id, is_new=is_new, replaced=None if replaced is None else int(replaced))
 
 
 def _counted(count: int) -> Callable[[Rows], int]:

@@ -218,13 +218,15 @@ $$;
 --   tag             where it came from
 --   correlation_id  carried through retries, dead letters and redrives
 --   headers         JSON object of strings
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep. Nothing is written then.
--- Locks: none that another enqueue, a claim or maintenance waits for.
+--   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005. Nothing is
+--   written then.
+-- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null)
+    headers jsonb default null, unique_as jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -247,7 +249,12 @@ begin
         and enqueue.priority between -32768 and 32767
         and pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500
         and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers) = 0) is not true then
+                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as) = 0) is not true then
+        if enqueue.unique_as is not null then
+            return (forebay.enqueue_unique(
+                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers)).job_id;
+        end if;
         v_problem := forebay._job_problem(
             enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
             enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers);
@@ -408,8 +415,8 @@ $$;
 -- All or none: one bad job refuses the call, and the message names its index, from 0.
 --
 -- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers; all but kind optional.
--- Errors: JQ001, JQ002, JQ003 as forebay.enqueue.
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as; all but kind optional.
+-- Errors: as forebay.enqueue.
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -418,7 +425,7 @@ set jit = off
 as $$
 declare
     v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
-                                    'max_attempts', 'tag', 'correlation_id', 'headers'];
+                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as'];
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
@@ -461,6 +468,10 @@ begin
         return '{}';
     end if;
     perform forebay._check_jobs(v_jobs);
+    if jobs @? '$[*].unique_as ? (@ != null)' then
+        return forebay._enqueue_mixed(v_jobs, array(
+            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
+    end if;
     return forebay._enqueue_jobs(v_jobs);
 end
 $$;

@@ -254,7 +254,6 @@ declare
     v_buried   bigint;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     -- A later statement than the lock: its snapshot sees whatever the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -323,6 +322,8 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
+    -- After the rows were read: whoever is among them had written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) then
@@ -336,7 +337,7 @@ begin
     end if;
 
     select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
-           array_agg(case when t.reason = 'c' then 'c'
+           array_agg(case when t.reason in ('c', 'r') then 'c'
                           when t.reason = 'e' then 'E'
                           when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
                      end::"char" order by u.ordinality)
@@ -345,7 +346,8 @@ begin
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-        order by i.reason desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
+          and i.reason <> 'k'
+        order by i.reason = 'e' desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
 
     v_taken := v_rows;
     if p_sweep then
@@ -371,6 +373,9 @@ begin
     end if;
     if v_xids[1] = all (v_xids) then
         v_xids := v_xids[:1];
+    end if;
+    if v_tombstones and v_seqs is not null then
+        perform forebay._follow_up(v_taken);
     end if;
 
     -- The window that the last row belongs to, or an empty one at now when everything is used up.

@@ -206,7 +206,7 @@ end
 $$;
 
 
--- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested.
+-- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
     p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
@@ -228,7 +228,7 @@ begin
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
         v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
         if exists (select from forebay.tombstone t
-                   where t.job_id = coalesce(v_row.job_id, v_row.seq) and t.reason = 'c'
+                   where t.job_id = coalesce(v_row.job_id, v_row.seq) and t.reason in ('c', 'r')
                      and (t.group_id is null or t.group_id = p_group_id)) then
             return 'c';
         end if;

@@ -296,7 +296,7 @@ begin
         order by r.seq desc limit 1;
         cancel_requested := exists (
             select from forebay.tombstone t
-            where t.job_id = v_id and t.reason = 'c' and (t.group_id is null or t.group_id = v_group.group_id));
+            where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
         select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
         select d.redriven_as into redriven_as from forebay.dead_letter d
         where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
@@ -423,7 +423,8 @@ $$;
 
 -- Redrive a dead letter: a new job for its group, with its own attempts; returns the new job's id.
 --
--- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew. The dead letter stays, and
+-- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew; a unique key may belong to
+-- another job by now and is not taken. The dead letter stays, and
 -- each names the other.
 --
 -- Errors: JQ015 no such dead letter, JQ016 redriven before.
@@ -448,9 +449,9 @@ begin
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
     insert into forebay.log (
-        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, unique_key)
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (forebay._note_lane(d.queue, d.priority, d.group_id), forebay._now(), d.max_attempts, d.kind, d.args, d.tag,
-            d.correlation_id, d.headers, d.ordering_key, d.unique_key)
+            d.correlation_id, d.headers, d.ordering_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._ring(d.queue);

@@ -73,7 +73,8 @@ begin
                and (p.snap_from is null
                     or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
                and not exists (select from forebay.tombstone t
-                               where t.job_id = coalesce(l.job_id, l.seq) and (t.group_id is null or t.group_id = p.group_id))
+                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                 and (t.group_id is null or t.group_id = p.group_id))
              limit $3', v_segment)
             using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
         loop
@@ -339,7 +340,7 @@ begin
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
         v_rows := forebay._trim_batches(p_most);
-        v_total := v_total + v_rows + forebay._trim_by_age();
+        v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
         end if;

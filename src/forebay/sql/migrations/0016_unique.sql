@@ -1,0 +1,646 @@
+-- Uniqueness by intent: what a key means while another job of the same key waits or runs.
+--
+-- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
+-- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
+-- release anything, and no key can be left behind.
+--
+-- Invariant "one generation": of a key's jobs only the newest can ever start. See docs/design/unique.md.
+
+
+create table forebay.unique_key (
+    xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
+    queue       text collate "C" not null,
+    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- once, idempotent, coalesce, replace, debounce, throttle
+    key         text collate "C" not null,
+    gen         bigint not null,
+    job_id      bigint not null default nextval('forebay.log_seq'),
+    lane        bigint not null,         -- the public lane the job was put in
+    is_deferred boolean not null,        -- it had to wait for a time: its first row is not in the log under its own number
+    taken_at    timestamptz not null,
+    expires_at  timestamptz not null,    -- the job does not start from then on
+    free_at     timestamptz,             -- throttle: when the period is over
+    first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
+    payload     bytea,                   -- idempotent: hash of kind and arguments
+    origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
+    primary key (queue, intent, key, gen)
+);
+create index unique_key_by_job on forebay.unique_key (job_id) where intent = 'c';
+create index unique_key_by_time on forebay.unique_key (taken_at);
+
+comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
+
+
+-- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+--
+-- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
+-- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+create function forebay._fate(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
+language plpgsql stable
+as $$
+declare
+    v_hi     bigint;
+    v_lo     bigint;
+    v_try    bigint;
+    v_step   bigint := 1;
+    v_passed boolean;
+    v_batch  record;
+    v_code   "char";
+begin
+    if p_seq < forebay._archived_below() then
+        return 'on';
+    end if;
+    select b.no,
+           b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+    into v_hi, v_passed
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1;
+    if v_passed is not true then
+        return 'waiting';
+    end if;
+    v_lo := v_hi;
+    loop
+        v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
+        v_passed := false;  -- Also where there is no batch of this number any more.
+        select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+        into v_passed
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = p_group_id and b.lane = p_lane and b.no = v_try;
+        if v_lo < v_hi then
+            if v_passed then
+                v_hi := v_try;
+            else
+                v_lo := v_try;
+            end if;
+        elsif v_passed then
+            v_lo := v_try;
+            v_hi := v_try;
+            v_step := v_step * 2;
+        else
+            v_lo := v_try;
+        end if;
+        exit when v_hi = v_lo + 1;
+    end loop;
+
+    select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
+    into v_batch
+    from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
+    if v_batch.skip is not null then
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+    elsif v_batch.place is null then
+        return 'on';
+    end if;
+    select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
+    from forebay.settlement s
+    where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
+      and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
+    limit 1;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+end
+$$;
+
+
+-- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- the group does not read it.
+--
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+create function forebay._stage_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
+language plpgsql stable
+as $$
+declare
+    v_fate    text := 'on';
+    v_mark    forebay.promotion;
+    v_segment bigint;
+    v_row     record;
+begin
+    if not p_key.is_deferred then
+        if pg_visible_in_snapshot(p_key.xid, p_start_after) then
+            return null;
+        end if;
+        v_fate := forebay._fate(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+    end if;
+    if v_fate = 'on' then
+        select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+        if exists (
+            select from forebay.deferred d
+            join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) a on true
+            where d.job_id = p_key.job_id and a.audience in (0, p_group_id, -p_group_id)
+              and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                       and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))) then
+            v_fate := 'waiting';
+        else
+            v_fate := 'ended';
+            for v_segment in
+                select s.segment_id from forebay.segment s
+                where s.hi > p_key.job_id and s.removed_at is null
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                order by s.segment_id desc
+            loop
+                execute format(
+                    'select l.lane, l.xid, l.seq, a.audience from forebay.log_%s l
+                     join lateral (select i.audience from forebay.lane i where i.lane = l.lane limit 1) a on true
+                     where l.job_id = $1 and a.audience in (0, $2, -$2)
+                     order by l.seq desc limit 1', v_segment)
+                    into v_row using p_key.job_id, p_group_id;
+                if v_row.seq is not null then
+                    if v_row.audience = 0 and pg_visible_in_snapshot(v_row.xid, p_start_after) then
+                        return null;
+                    end if;
+                    v_fate := forebay._fate(p_group_id, v_row.lane, v_row.xid, v_row.seq);
+                    exit;
+                end if;
+            end loop;
+        end if;
+    end if;
+    if v_fate = 'waiting'
+       and (p_key.expires_at <= forebay._now()
+            or exists (select from forebay.tombstone t
+                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+        return 'ended';
+    end if;
+    return case v_fate when 'on' then 'ended' else v_fate end;
+end
+$$;
+
+
+-- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+create function forebay._stage(p_key forebay.unique_key) returns text
+language plpgsql stable
+as $$
+declare
+    v_group   record;
+    v_stage   text;
+    v_waiting boolean := false;
+    v_ended   boolean := false;
+    v_any     boolean := false;
+begin
+    for v_group in
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+    loop
+        v_any := true;
+        v_stage := forebay._stage_in(p_key, v_group.group_id, v_group.start_after);
+        if v_stage = 'running' then
+            return v_stage;
+        end if;
+        v_waiting := v_waiting or coalesce(v_stage = 'waiting', false);
+        v_ended := v_ended or coalesce(v_stage = 'ended', false);
+    end loop;
+    if not v_any then
+        return coalesce(forebay._stage_in(p_key, null, null), 'ended');
+    end if;
+    return case when not v_waiting then 'ended' when v_ended then 'running' else 'waiting' end;
+end
+$$;
+
+
+-- The intent that a unique_as names, or null.
+create function forebay._intent(p_unique_as jsonb) returns text
+language sql immutable
+as $$
+    select min(i) from unnest(array['once', 'idempotent', 'coalesce', 'replace', 'debounce', 'throttle']) i
+    where jsonb_typeof(p_unique_as) = 'object' and p_unique_as ? i
+    having count(*) = 1
+$$;
+
+
+-- A positive number of seconds in a unique_as, at most ten years; null when it is anything else.
+create function forebay._unique_seconds(p_unique_as jsonb, p_name text) returns double precision
+language plpgsql immutable
+as $$
+begin
+    if jsonb_typeof(p_unique_as -> p_name) = 'number' and (p_unique_as ->> p_name)::numeric between 0.001 and 315576000 then
+        return (p_unique_as ->> p_name)::double precision;
+    end if;
+    return null;
+end
+$$;
+
+
+-- What is wrong with a unique_as, or null. One line, lower case, with the value.
+create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_run_at timestamptz, p_expires_at timestamptz) returns text
+language plpgsql stable
+as $$
+declare
+    v_intent constant text := forebay._intent(p_unique_as);
+    v_known  constant text[] := array['on_busy'] || v_intent
+        || case v_intent when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
+    v_key    constant text := p_unique_as ->> v_intent;
+begin
+    if v_intent is null then
+        return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
+                      left(p_unique_as::text, 80));
+    elsif jsonb_typeof(p_unique_as -> v_intent) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+        return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
+                      left((p_unique_as -> v_intent)::text, 40));
+    elsif (p_unique_as - v_known) <> '{}' then
+        return format('unique_as has the unknown entry %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_unique_as - v_known) k limit 1));
+    elsif p_unique_as ? 'on_busy' and ((p_unique_as ->> 'on_busy') in ('wait', 'raise')) is not true then
+        return format('on_busy %s is neither wait nor raise', left((p_unique_as -> 'on_busy')::text, 40));
+    elsif v_intent = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
+        return format('period %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'period')::text, 40), 'null'));
+    elsif v_intent = 'debounce' then
+        if forebay._unique_seconds(p_unique_as, 'wait') is null then
+            return format('wait %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'wait')::text, 40), 'null'));
+        elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then
+            return format('max_wait %s is not a number of seconds from wait to ten years', left((p_unique_as -> 'max_wait')::text, 40));
+        elsif p_delay is not null or p_run_at is not null then
+            return 'debounce sets the time itself: no delay or run_at beside it';
+        elsif p_expires_at <= forebay._now() + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')) then
+            return format('expires_at %s is not after the end of the wait', p_expires_at);
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+
+-- Enqueue a checked job that has a unique key.
+--
+-- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
+-- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that upkeep, which deletes
+-- old generations, cannot let the numbering begin anew between the look and the insert.
+--
+-- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
+-- still waits: the claim that starts the job sees that somebody holds it. See forebay._follow_up().
+create function forebay._enqueue_unique(
+    p_job forebay._job_input, p_start timestamptz, p_unique_as jsonb, p_where text,
+    out job_id bigint, out is_new boolean, out replaced bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_now     constant timestamptz := forebay._now();
+    v_intent  constant text := forebay._intent(p_unique_as);
+    v_code    constant "char" := left(v_intent, 1);
+    v_key     constant text := p_unique_as ->> v_intent;
+    v_raise   constant boolean := coalesce(p_unique_as ->> 'on_busy' = 'raise', false);
+    v_payload bytea;
+    v_start   timestamptz := p_start;
+    v_first   timestamptz;
+    v_last    forebay.unique_key;
+    v_stage   text;
+    v_lane    bigint;
+begin
+    is_new := false;
+    if v_intent = 'idempotent' then
+        v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
+    end if;
+    v_lane := forebay._pick_lane(p_job.queue, p_job.priority);
+    loop
+        replaced := null;
+        v_stage := 'ended';
+        select u.* into v_last from forebay.unique_key u
+        where u.queue = p_job.queue and u.intent = v_code and u.key = v_key
+        order by u.gen desc limit 1;
+        if v_last.gen is not null then
+            if v_intent = 'throttle' then
+                v_stage := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
+            else
+                v_stage := forebay._stage(v_last);
+            end if;
+            job_id := v_last.job_id;
+            if v_intent in ('once', 'idempotent', 'throttle') and v_stage <> 'ended' then
+                if v_payload <> v_last.payload then
+                    raise exception using errcode = 'JQ005',
+                        message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(v_key, 80)), v_last.job_id),
+                        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
+                end if;
+                return;
+            end if;
+            if not forebay._hold_key(v_last, v_intent = 'coalesce' and v_stage = 'waiting', v_raise, p_where) then
+                continue;
+            end if;
+            if v_intent = 'coalesce' and v_stage = 'waiting' then
+                if forebay._stage(v_last) = 'waiting' then
+                    return;
+                end if;
+                continue;
+            end if;
+        end if;
+
+        if v_intent = 'debounce' then
+            v_first := case when v_stage = 'waiting' then v_last.first_at else v_now end;
+            v_start := least(v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')),
+                             v_first + make_interval(secs => forebay._unique_seconds(p_unique_as, 'max_wait')));
+        end if;
+        job_id := forebay._make_generation(
+            p_job.queue, v_code, v_key, v_last, v_raise, p_where, v_lane, v_start > v_now,
+            coalesce(p_job.expires_at, greatest(v_start, v_now) + interval '30 days'),
+            case when v_intent = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
+            v_first, v_payload, case when v_stage = 'running' then v_last.gen end);
+        exit when job_id is not null;
+    end loop;
+    is_new := true;
+    if v_stage <> 'ended' then
+        -- Whatever becomes of the predecessor, it does not start again.
+        insert into forebay.tombstone (job_id, reason, noted_at) values (v_last.job_id, 'r', v_now);
+        if v_stage = 'waiting' then
+            replaced := v_last.job_id;
+        end if;
+    end if;
+    if v_intent = 'coalesce' then
+        insert into forebay.tombstone (job_id, reason, noted_at) values (job_id, 'k', v_now);
+    end if;
+
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+        values (
+            v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
+    else
+        -- Its number was drawn after its xid, with the generation.
+        insert into forebay.log (
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+        values (
+            job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
+            p_job.correlation_id, p_job.headers, v_key);
+        perform forebay._ring(p_job.queue);
+    end if;
+end
+$$;
+
+
+-- Hold the row of a generation until the transaction ends; false when upkeep has deleted it.
+--
+-- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
+-- Errors: JQ004 with p_raise, when it cannot be held at once.
+create function forebay._hold_key(p_key forebay.unique_key, p_join boolean, p_raise boolean, p_where text) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_timeout constant text := current_setting('lock_timeout');
+    v_held    boolean;
+begin
+    if p_raise then
+        begin
+            perform set_config('lock_timeout', '10ms', true);
+            v_held := forebay._hold_key(p_key, p_join, false, p_where);
+            perform set_config('lock_timeout', v_timeout, true);
+            return v_held;
+        exception when lock_not_available then
+            perform forebay._raise_busy(p_key.key, p_where);
+        end;
+    elsif p_join then
+        perform from forebay.unique_key u
+        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for share;
+    else
+        perform from forebay.unique_key u
+        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for key share;
+    end if;
+    return found;
+end
+$$;
+
+
+-- Errors: JQ004.
+create function forebay._raise_busy(p_key text, p_where text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using
+        errcode = 'JQ004',
+        message = format('%skey %s is being taken by another open transaction', p_where, quote_literal(left(p_key, 80))),
+        hint = 'Try again when that transaction has ended, or let the enqueue wait for it: on_busy wait.';
+end
+$$;
+
+
+-- Append a generation; returns its job's number, or null when another transaction has made it meanwhile.
+--
+-- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
+--   one has made it.
+create function forebay._make_generation(
+    p_queue text, p_intent "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
+    p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)
+returns bigint
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_timeout constant text := current_setting('lock_timeout');
+    v_gen     constant bigint := coalesce(p_last.gen, 0) + 1;
+    v_job_id  bigint;
+begin
+    if not p_raise then
+        insert into forebay.unique_key (
+            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        values (
+            p_queue, p_intent, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
+            p_first_at, p_payload, coalesce(p_origin, v_gen))
+        on conflict do nothing
+        returning job_id into v_job_id;
+        return v_job_id;
+    end if;
+    begin
+        perform set_config('lock_timeout', '10ms', true);
+        v_job_id := forebay._make_generation(
+            p_queue, p_intent, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
+        perform set_config('lock_timeout', v_timeout, true);
+        return v_job_id;
+    exception when lock_not_available then
+        perform forebay._raise_busy(p_key, p_where);
+    end;
+end
+$$;
+
+
+-- Follow up the jobs that a claim hands out and that an open transaction has joined (coalesce): whatever that transaction
+-- wrote, these runs do not see, so that each gets a successor, at its first start in any group.
+--
+-- The successor waits a little, for that transaction to end; if it has not, the successor is followed up in turn, later
+-- each time, up to ten seconds. The claim itself waits for nobody.
+--
+-- Locks: advisory key 7; the rows of the generations, without waiting.
+create function forebay._follow_up(p_rows forebay.log[]) returns void
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_keys   forebay.unique_key[];
+    v_key    forebay.unique_key;
+    v_row    forebay.log;
+    v_free   bigint[];
+    v_open   bigint;
+    v_job_id bigint;
+begin
+    v_keys := array(
+        select k.u from unnest(p_rows) r,
+             lateral (select u, u.queue, u.key from forebay.unique_key u
+                      where u.job_id = coalesce(r.job_id, r.seq) and u.intent = 'c'
+                      offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
+        where r.unique_key is not null
+        order by k.queue, k.key);
+    if cardinality(v_keys) = 0 then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), 7);
+    foreach v_key in array v_keys loop
+        -- A key that has a newer generation, or was started by another group, has been followed up.
+        continue when exists (select from forebay.unique_key u
+                              where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen > v_key.gen);
+        continue when forebay._stage(v_key) <> 'waiting';
+        v_free := array(
+            select u.gen from forebay.unique_key u
+            where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+            for update skip locked);
+        select min(u.gen) into v_open from forebay.unique_key u
+        where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+          and u.gen <> all (v_free);
+        continue when v_open is null;
+        begin
+            v_job_id := forebay._make_generation(
+                v_key.queue, 'c', v_key.key, v_key, true, '', v_key.lane, true, v_key.expires_at, null, null, null, v_open);
+        exception when sqlstate 'JQ004' then
+            continue;  -- An open transaction is making the successor.
+        end;
+        continue when v_job_id is null;
+        insert into forebay.tombstone (job_id, reason, noted_at)
+        values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
+        select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
+        v_row.job_id := v_job_id;
+        v_row.enqueued_at := forebay._now();
+        v_row.expires_at := v_key.expires_at;
+        perform forebay._go_on(
+            v_row, v_key.lane, 0, 0,
+            forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
+    end loop;
+end
+$$;
+
+
+-- Delete generations that nobody needs: older than a day, and superseded or ended; returns how many.
+--
+-- The newest of a key is deleted only when no transaction holds it: see forebay._enqueue_unique().
+create function forebay._trim_keys(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_before constant timestamptz := forebay._now() - interval '1 day';
+    v_oldest timestamptz;
+    v_key    forebay.unique_key;
+    v_count  bigint := 0;
+begin
+    select u.taken_at into v_oldest from forebay.unique_key u order by u.taken_at limit 1;
+    for v_key in
+        select u.* from forebay.unique_key u
+        where u.taken_at < v_before
+          -- Every other time from anywhere on, so that keys which are held for long do not hide the others.
+          and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
+        order by u.taken_at limit least(p_most, 2000)
+        for update skip locked
+    loop
+        if exists (select from forebay.unique_key u
+                   where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen > v_key.gen) then
+            continue when exists (
+                select from forebay.unique_key u
+                where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key
+                  and u.gen > v_key.gen and u.origin <= v_key.gen);
+        else
+            continue when v_key.free_at > forebay._now() or forebay._stage(v_key) <> 'ended';
+        end if;
+        delete from forebay.unique_key u
+        where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen = v_key.gen;
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+
+-- Enqueue one job under a unique key; returns its id and whether it is new.
+--
+-- Invariants "one generation", "commit is the gate".
+--
+-- Parameters: unique_as, one of
+--     {"once": key}                                nothing new while a job of the key waits or runs
+--     {"idempotent": key}                          the same, and it must have the same kind and arguments
+--     {"coalesce": key}                            nothing new while one waits
+--     {"replace": key}                             a waiting one is replaced
+--     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
+--     {"throttle": key, "period": s}               nothing new within s of the last new one
+--   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
+--   text of 1 to 200 characters and belongs to its queue and intent. The others as for forebay.enqueue.
+-- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
+--   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
+-- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+create function forebay.enqueue_unique(
+    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, out job_id bigint, out is_new boolean, out replaced bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text;
+    v_made    record;
+begin
+    v_problem := coalesce(
+        forebay._job_problem(
+            enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
+            enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
+            enqueue_unique.correlation_id, enqueue_unique.headers),
+        forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was enqueued. See the function forebay.enqueue_unique in the reference.';
+    end if;
+    perform forebay._check_args(enqueue_unique.args, null);
+    select u.* into v_made
+    from forebay._enqueue_unique(
+        row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
+            enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
+            enqueue_unique.headers)::forebay._job_input,
+        coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
+    job_id := v_made.job_id;
+    is_new := v_made.is_new;
+    replaced := v_made.replaced;
+end
+$$;
+
+
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
+-- that two calls of the same keys cannot wait for each other.
+--
+-- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_ids   bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_plain bigint[];
+    v_rest  bigint[];
+    v_item  record;
+begin
+    for v_item in
+        select u.nr, p_jobs[u.nr] as job, u.unique_as,
+               forebay._unique_problem(u.unique_as, make_interval(secs => (p_jobs[u.nr]).delay), (p_jobs[u.nr]).run_at,
+                                       (p_jobs[u.nr]).expires_at) as problem
+        from unnest(p_unique_as) with ordinality u (unique_as, nr)
+        where u.unique_as is not null
+        order by (p_jobs[u.nr]).queue collate "C", forebay._intent(u.unique_as) collate "C",
+                 (u.unique_as ->> forebay._intent(u.unique_as)) collate "C", u.nr
+    loop
+        if v_item.problem is not null then
+            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_item.nr - 1, v_item.problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        v_ids[v_item.nr] := (forebay._enqueue_unique(
+            v_item.job, coalesce((v_item.job).run_at, forebay._now() + make_interval(secs => (v_item.job).delay)),
+            v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+    end loop;
+    v_plain := array(select u.nr from unnest(p_unique_as) with ordinality u (unique_as, nr) where u.unique_as is null order by u.nr);
+    if cardinality(v_plain) > 0 then
+        v_rest := forebay._enqueue_jobs(array(select p_jobs[nr] from unnest(v_plain) with ordinality p (nr, place) order by place));
+        for v_place in 1 .. cardinality(v_plain) loop
+            v_ids[v_plain[v_place]] := v_rest[v_place];
+        end loop;
+    end if;
+    return v_ids;
+end
+$$;
