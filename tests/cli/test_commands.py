@@ -35,7 +35,7 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
     The four commands speak of the same job.
     """
     made = forebay("enqueue", "work", '{"id": 7}', "--queue", "mail", "--tag", "x", "--json").json
-    assert made == {"job_id": made["job_id"], "kind": "work", "queue": "mail"}
+    assert made == {"job_id": made["job_id"], "is_new": True, "kind": "work", "queue": "mail"}
 
     (listed,) = forebay("jobs", "list", "--json").json
     (shown,) = forebay("jobs", "show", made["job_id"], "--json").json

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from forebay.errors import EnqueueError, error_from_sqlstate
-from forebay.model import JobOptions, checks
+from forebay.errors import EnqueueError, InvalidJob, error_from_sqlstate
+from forebay.model import Debounce, JobOptions, Once, Replace, Throttle, checks
+from forebay.model.unique import SECONDS_MAX, unique_from
 from forebay.ops.arguments import encode_args
 
 NOW = datetime.now(UTC)
@@ -32,6 +33,11 @@ BOTH_TAKE = [
     {"headers": {f"h{n}": "x" for n in range(checks.HEADERS_COUNT_MAX)}},
     {"headers": {"a": "b" * (checks.HEADERS_BYTES_MAX - len('{"a": ""}'))}},
     {"expires_at": NOW + timedelta(days=1)},
+    {"unique": Once("k" * 200)},
+    {"unique": Replace("Größe 🎉", on_busy="raise"), "delay": 5},
+    {"unique": Debounce("k", wait=0.001, max_wait=0.001)},
+    {"unique": Debounce("k", wait=1, max_wait=SECONDS_MAX)},
+    {"unique": Throttle("k", period=SECONDS_MAX)},
 ]
 
 BOTH_REFUSE = [
@@ -57,12 +63,35 @@ BOTH_REFUSE = [
     {"headers": {"a": 1}},
     {"run_at": NOW, "delay": 5},
     {"run_at": NOW, "expires_at": NOW},
+    {"unique": Debounce("k", wait=1), "delay": 5},
+    {"unique": Debounce("k", wait=1), "run_at": NOW},
+]
+
+#: Forms of ``unique_as``.
+BOTH_REFUSE_AS_UNIQUE = [
+    {},
+    {"once": ""},
+    {"once": "k" * 201},
+    {"once": "a\nb"},
+    {"once": 5},
+    {"once": "k", "replace": "k"},
+    {"once": "k", "wait": 5},
+    {"once": "k", "on_busy": "skip"},
+    {"debounce": "k"},
+    {"debounce": "k", "wait": 0},
+    {"debounce": "k", "wait": "5"},
+    {"debounce": "k", "wait": 5, "max_wait": 4},
+    {"throttle": "k"},
+    {"throttle": "k", "period": -1},
+    {"throttle": "k", "period": SECONDS_MAX + 1},
 ]
 
 
 def enqueue_in_sql(conn, *, args="{}", **options):
     if isinstance(options.get("delay"), int | float):
         options["delay"] = timedelta(seconds=options["delay"])
+    if "unique" in options:
+        options["unique_as"] = Jsonb(options.pop("unique").as_json())
     if "headers" in options:
         options["headers"] = Jsonb(options["headers"])
     named = "".join(f", {name} => %({name})s" for name in options)
@@ -103,6 +132,16 @@ def test_both_doors_refuse_the_same_options(conn):
         with pytest.raises(EnqueueError) as caught:
             JobOptions(**options)
         assert type(refusal_in_sql(conn, **options)) is type(caught.value), options
+
+
+def test_both_doors_refuse_the_same_intents(conn):
+    """
+    A JSON form of an intent that SQL refuses is refused on the command line, and the reverse.
+    """
+    for form in BOTH_REFUSE_AS_UNIQUE:
+        with pytest.raises(InvalidJob):
+            unique_from(form)
+        assert type(refusal_in_sql(conn, unique_as=Jsonb(form))) is InvalidJob, form
 
 
 @pytest.mark.parametrize(

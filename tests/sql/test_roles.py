@@ -98,8 +98,9 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Three functions and not one table, sequence or column."""
-    assert allowed_calls(conn)["forebay_producer"] == {"enqueue", "enqueue_many", "cancel"}
+    """Four functions and not one table, sequence or column."""
+    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel"}
+    assert allowed_calls(conn)["forebay_producer"] == calls
     with acting_as(database, "forebay_producer") as producer:
         job = enqueue(producer, queue="q")
         assert one(producer, "select forebay.enqueue_many('work', array['{}'::jsonb])") == 1

@@ -119,7 +119,9 @@ async def calling(ctx: Context, handler: Handler[[int], [int], None]) -> None:
 
 def managing(conn: psycopg.Connection[Any]) -> None:
     client = forebay.Client()
-    assert_type(client.enqueue(conn, "mail", {"user_id": 1}, queue="mail", delay=5), forebay.JobId)
+    job_id = client.enqueue(conn, "mail", {"user_id": 1}, queue="mail", delay=5)
+    assert_type(job_id, forebay.JobId)
+    client.enqueue(conn, "mail", unique=forebay.Debounce("mail:1", wait=10, max_wait=60))
     client.cancel(1, conn=conn)
     client.jobs(state="ready", limit=10)
     assert_type([letter.errors[0].message for letter in client.dead_letters()], list[str | None])

@@ -48,6 +48,8 @@ EXAMPLES = [
     InvalidJob("user_id", "is missing", kind="mail", index=3),
     PayloadTooLarge(bytes=2, limit=1),
     PayloadTooDeep(depth=65, limit=64),
+    errors.KeyBusy("order:17"),
+    errors.PayloadDiffers(7),
     GroupNotFound(queue="mail", group="audit"),
     DeadLetterNotFound(7, group="default"),
     AlreadyRedriven(7, new_job_id=9),
@@ -173,6 +175,7 @@ def test_only_what_may_help_to_repeat_is_retryable():
     assert retryable == {
         DatabaseUnavailable,
         ResultTimeout,
+        errors.KeyBusy,
         UnknownKind,
         SoftTimeout,
         HardTimeout,

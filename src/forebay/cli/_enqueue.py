@@ -111,7 +111,7 @@ def enqueue(
         options["unique"] = unique_from(json_object(unique, "--unique"))
     job_id = Client(dsn).enqueue_now(kind, json_object(args, "args"), **options)
     if as_json:
-        print_json({"job_id": job_id, "is_new": job_id.is_new, "kind": kind, "queue": queue})
+        print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": queue})
     elif not job_id.is_new:
         console().print(f"job {job_id} stands for it in queue {queue}: nothing new was enqueued")
     else:

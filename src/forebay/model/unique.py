@@ -195,5 +195,12 @@ class JobId(int):
         return _job_id, (int(self), self.is_new, self.replaced)
 
 
+def as_number(value: object) -> int:
+    """Return an id as the number it is: msgspec, which calls this, knows no kinds of ``int``."""
+    if not isinstance(value, JobId):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return int(value)
+
+
 def _job_id(job_id: int, is_new: bool, replaced: int | None) -> JobId:
     return JobId(job_id, is_new=is_new, replaced=replaced)

@@ -26,6 +26,7 @@ import msgspec
 
 from forebay.errors import InvalidJob, PayloadTooDeep, PayloadTooLarge, shown
 from forebay.model.checks import ARGS_BYTES_MAX, ARGS_DEPTH_MAX
+from forebay.model.unique import JobId, as_number
 
 #: jsonb keeps integers of any size; 300 digits is what other readers can hold as a double.
 _INTEGER_LIMIT: Final = 10**300
@@ -36,7 +37,7 @@ _SHORT_TEXT: Final = 65_536
 _WITH_TEXT_FORM: Final = frozenset({datetime, date, time, timedelta, UUID})
 _BINARY: Final = (bytes, bytearray, memoryview)
 _UNORDERED: Final = (set, frozenset)
-_ENCODER: Final = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=as_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class _Guard:
             self.visit(item, depth + 1, (*path, index))
 
     def _visit_other(self, value: Any, depth: int, path: tuple[str | int, ...]) -> None:
-        if type(value) in _WITH_TEXT_FORM:
+        if type(value) in _WITH_TEXT_FORM or type(value) is JobId:
             return
         if isinstance(value, Decimal):
             if not value.is_finite():
@@ -295,7 +296,7 @@ def _refuse_nul(value: Any) -> None:
             for index, inner in enumerate(item):
                 search(inner, (*path, index))
 
-    search(msgspec.to_builtins(value, str_keys=True), ())
+    search(msgspec.to_builtins(value, str_keys=True, enc_hook=as_number), ())
 
 
 def _name(path: tuple[str | int, ...]) -> str:

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from forebay.errors import ConfigError, InvalidJob
+from forebay.model.unique import as_number
 
 _NATIVE: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
 _PATH: Final = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
@@ -136,7 +137,7 @@ def plain(value: Any) -> Any:
 
     msgspec takes an instance of a declared class as it is; only its fields show what is in it.
     """
-    return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False)
+    return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False, enc_hook=as_number)
 
 
 def convert(value: Any, hint: Any, name: str | None) -> Any:
