@@ -64,6 +64,24 @@ def build_model() -> object:
     return object()
 
 
+@app.job(keep_result=timedelta(hours=1), executor="process", memory_bytes=10**9, cpu_seconds=5)
+def render(ctx: forebay.Context, page: int) -> Row:
+    ctx.progress(0.5, "half")
+    return Row(page)
+
+
+@app.batch_job(size=10, executor="process")
+def render_many(rows: list[Row]) -> None: ...
+
+
+async def waiting_for_results() -> None:
+    handle = app.handle(render.enqueue_now(1))
+    assert_type(handle, forebay.JobHandle)
+    handle.result(5, as_type=Row)
+    await handle.aresult(timeout=5)
+    assert_type(handle.status().attempt, int)
+
+
 def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, Any]]) -> None:
     assert_type(send_welcome.enqueue(conn, 42), forebay.JobId)
     send_welcome.enqueue(conn, user_id=42, locale="it")
