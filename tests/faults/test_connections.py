@@ -178,6 +178,7 @@ def fill(dsn: str, hoard: list[psycopg.Connection]) -> bool:
             return len(hoard) > before
 
 
+@pytest.mark.direct  # a pooler keeps sessions that were read-only when they began
 async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, conn, caplog):
     """
     The server is read-only for a while, as during a failover: nothing is claimed, nothing fails, and the work goes on
