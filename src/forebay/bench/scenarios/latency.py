@@ -264,7 +264,7 @@ def _many_idle(
 def _measure_idle(place: Place, dsn: str, count: int, seconds: float) -> Idle:
     with psycopg.connect(dsn, autocommit=True) as conn:
         time.sleep(
-            min(3.0, seconds)
+            min(6.0, 2.4 * seconds)
         )  # what starting cost is over then, and they know how many they are
         cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
         time.sleep(seconds)
