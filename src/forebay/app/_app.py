@@ -76,7 +76,7 @@ class BatchDecorator(Protocol):
     def __call__(self, function: Callable[[list[Job]], R], /) -> Handler[[list[Job]], ..., R]: ...
 
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]  # whoever takes any context has items of one type
         self, function: Callable[[Context, list[Job]], R], /
     ) -> Handler[[Context, list[Job]], ..., R]: ...
 

@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+import psycopg.conninfo
+import psycopg.pq
 from django.db import connections, transaction
 
 from forebay.db.errors import translate
@@ -101,3 +103,22 @@ class _Lent:
                 raise
             raise ours from error
         return operation.decode(rows)
+
+
+def address_of_alias(alias: str) -> str:
+    """Return the libpq address of one of Django's databases.
+
+    Raises:
+        ConfigError: there is no such alias, or it is not PostgreSQL.
+    """
+    if alias not in connections.settings:
+        raise ConfigError("DATABASES", f"has no entry {alias!r}", value=alias)
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise ConfigError(f"DATABASES[{alias!r}]", f"is {connection.vendor}, not PostgreSQL")
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    given = connection.get_connection_params()
+    # Among libpq's words there may be values for Django or psycopg only, such as a context or a pool.
+    return psycopg.conninfo.make_conninfo(
+        **{name: value for name, value in given.items() if name in known and value is not None}
+    )
