@@ -5,7 +5,7 @@ development want; larger ones start `forebay worker` processes and leave that pa
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 
 @asynccontextmanager
-async def lifespan(service: FastAPI) -> AsyncIterator[None]:
+async def lifespan(service: FastAPI) -> AsyncGenerator[None, None]:
     # Usually create_async_engine("postgresql+asyncpg://user@host/database").
     engine = create_async_engine(
         "postgresql+psycopg://",
@@ -37,7 +37,7 @@ async def lifespan(service: FastAPI) -> AsyncIterator[None]:
 service = FastAPI(lifespan=lifespan)
 
 
-async def transaction(request: Request) -> AsyncIterator[AsyncSession]:
+async def transaction(request: Request) -> AsyncGenerator[AsyncSession, None]:
     """One transaction for each request: committed when it went well, else rolled back."""
     async with AsyncSession(request.app.state.engine) as session, session.begin():
         yield session

@@ -6,15 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
 from forebay import Client
-from forebay.django import app
+from forebay.django import DjangoApp, app
 from forebay.errors import ConfigError
 from forebay.testing import assert_enqueued
 from tests.support import django_project
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,8 +35,6 @@ def test_the_address_is_djangos_own(project):
     """
     assert [job.job_id for job in app.client().jobs()] == []
     assert f"dbname={connection.settings_dict['NAME']}" in app.dsn
-    from forebay.django import DjangoApp
-
     with pytest.raises(ConfigError, match="no entry"):
         DjangoApp("nowhere").dsn  # noqa: B018
     with pytest.raises(ConfigError, match="sqlite"):
@@ -66,6 +67,45 @@ def test_a_models_row_and_a_job_are_one_transaction(project):
     }
     (job,) = app.client().jobs()
     assert job.state == "done"
+
+
+def test_connections_are_treated_as_around_a_request(project):
+    """
+    With CONN_MAX_AGE 0 a handler leaves no connection of Django's behind, be it a thread's or a coroutine's.
+    """
+    from django.contrib.auth.models import Group
+
+    pids = []
+    mine = DjangoApp()
+
+    def note():
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_backend_pid()")
+            pids.append(cursor.fetchone()[0])
+
+    @mine.job
+    def plain() -> None:
+        note()
+
+    @mine.job
+    async def coroutine() -> None:
+        await Group.objects.acount()
+        await sync_to_async(note)()
+
+    plain.enqueue(connection)
+    coroutine.enqueue(connection)
+    assert mine.run_worker(until_idle=True).done == 2
+    with psycopg.connect(project) as conn:
+        wait_for(
+            lambda: (
+                conn.execute(
+                    "select count(*) from pg_stat_activity where pid = any(%s)", [pids]
+                ).fetchone()
+                == (0,)
+            )
+        )
+    assert len(set(pids)) == 2
+    assert plain() is None  # the function itself, for whoever calls it
 
 
 def test_the_command_runs_forebay_on_the_project(project, capsys):

@@ -233,7 +233,7 @@ class JobAdmin(_LogAdmin):
             ]
             name = "" if len(statuses) == 1 else f"Group {status.group}"
             sections.append((name, _given(facts), []))
-        sections.append(("Arguments", [], [("", _pretty(statuses[0].args))]))
+        sections.append(("Arguments", [], [("", None, _pretty(statuses[0].args))]))
         can_act = any(not s.state.is_final and not s.cancel_requested for s in statuses)
         return f"Job {number}", can_act, sections
 
@@ -299,14 +299,15 @@ class DeadLetterAdmin(_LogAdmin):
         ]
         errors = [
             (
-                f"Attempt {failure.attempt}, {failure.failed_at:%F %T} UTC: {failure.type or failure.outcome}",
+                f"Attempt {failure.attempt}: {failure.type or failure.outcome}",
+                failure.failed_at,
                 failure.traceback or failure.message or "",
             )
             for failure in reversed(letter.errors)
         ]
         sections = [
             ("", _given(facts), []),
-            ("Arguments", [], [("", _pretty(letter.args))]),
+            ("Arguments", [], [("", None, _pretty(letter.args))]),
             ("Errors, the last first", [], errors),
         ]
         return f"Dead letter {number}", letter.redriven_as is None, sections

@@ -19,7 +19,6 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from forebay.client import Client
-from forebay.db.lent_django import close_old_connections
 from forebay.django._app import app
 from forebay.errors import JobNotFound
 from forebay.model import JobState
@@ -178,18 +177,14 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         task_finished.send(type(backend), task_result=result)
 
     def run(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        close_old_connections()
+        result, positional = arguments(ctx, args, kwargs)
         try:
-            result, positional = arguments(ctx, args, kwargs)
-            try:
-                returned = function(*positional, **kwargs)
-            except BaseException as error:
-                finished(result, error)
-                raise
-            finished(result, None)
-            return returned
-        finally:
-            close_old_connections()
+            returned = function(*positional, **kwargs)
+        except BaseException as error:
+            finished(result, error)
+            raise
+        finished(result, None)
+        return returned
 
     async def run_async(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result, positional = arguments(ctx, args, kwargs)
