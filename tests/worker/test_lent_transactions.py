@@ -13,6 +13,7 @@ from forebay import Dead, RetryPolicy, TransactionContext
 from forebay.errors import ConfigError
 from tests.support import django_project
 from tests.support.engine import one, state
+from tests.support.fix_db import fresh_database
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for_async
 
@@ -306,17 +307,23 @@ async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, 
     assert entries(conn) == [2]
 
 
-async def test_a_worker_of_another_database_is_refused(app, conn, server):
+async def test_a_worker_of_another_database_is_refused(app, conn, server, template):
     """
-    Django's default database is not the worker's: the job is put aside, since the two could not commit together.
+    Django's default database is not the worker's: no handler starts, since the two could not commit together.
     """
-    make_effect_table(conn)
-    await asyncio.to_thread(django_project.connect_to, server.dsn("postgres"))
-    work = declare_django(app, lambda ctx, number: None)
-    job = work.enqueue(conn, 1)
-    async with running(app):
-        await wait_for_async(lambda: state(conn, job) == "deferred")
-    assert entries(conn) == []
+    ran = []
+
+    @app.job(transaction=True)
+    def work(ctx: TransactionContext[BaseDatabaseWrapper]) -> None:
+        ran.append(ctx.job.job_id)
+
+    with fresh_database(server, template) as other:
+        await asyncio.to_thread(django_project.connect_to, other)
+        job = work.enqueue(conn)
+        async with running(app):
+            await wait_for_async(lambda: ran or state(conn, job) == "deferred")
+        await asyncio.to_thread(django_project.disconnect)
+    assert ran == []
 
 
 def test_a_declaration_that_cannot_be_served_is_refused(app):
