@@ -199,7 +199,7 @@ async def test_a_commit_by_the_handler_does_not_split_the_transaction(app, conn)
         ctx.conn.add(Effect(entry=1, job_id=0))
         ctx.conn.commit()
         ctx.conn.add(Effect(entry=2, job_id=0))
-        assert one(conn, "select count(*) from effect") == 0
+        assert one(conn, "select count(*) from effect where entry = 1") == 0
 
     @app.job(transaction=True, max_attempts=1)
     async def with_async_session(ctx: TransactionContext[sa_async.AsyncSession]) -> None:

@@ -93,7 +93,9 @@ def lender(wanted: type | None, dsn: str, *, name: str, is_pooled: bool = False)
     return found
 
 
-def async_lender(wanted: type | None, dsn: str, *, name: str, is_pooled: bool = False) -> AsyncLender:
+def async_lender(
+    wanted: type | None, dsn: str, *, name: str, is_pooled: bool = False
+) -> AsyncLender:
     """Return what lends connections to coroutine handlers; see ``lender``."""
     module = _module_of(wanted)
     if module is None:
