@@ -32,7 +32,7 @@ from forebay.model import (
     Throttle,
     Unique,
 )
-from forebay.model.context import Context
+from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
 
@@ -61,6 +61,7 @@ __all__ = [
     "RetryPolicy",
     "Snooze",
     "Throttle",
+    "TransactionContext",
     "Unique",
     "migrate",
     "migration_sql",

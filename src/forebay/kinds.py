@@ -7,6 +7,7 @@ arguments and decides retries with them. Building one imports nothing and touche
 from __future__ import annotations
 
 import inspect
+import typing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -47,6 +48,7 @@ class Kind:
         hard_timeout_seconds: after so long it is stopped; None never.
         is_async: a coroutine function; otherwise it runs in a thread.
         transaction: it runs in a transaction of its own that also completes the job.
+        connection: the class of the connection it wants for that; None for psycopg's.
         batch_size: most jobs of one call; None for a handler of single jobs.
         keep_result_seconds: what it returns is kept for so long; None not at all.
         in_process: it runs in a process of its own, which is killed at the hard timeout.
@@ -67,6 +69,7 @@ class Kind:
     hard_timeout_seconds: float | None = None
     is_async: bool = False
     transaction: bool = False
+    connection: type | None = None
     batch_size: int | None = None
     keep_result_seconds: float | None = None
     in_process: bool = False
@@ -115,7 +118,10 @@ class Kind:
         _check_executor(name, executor, memory_bytes, cpu_seconds)
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"kind {name}: retry", f"must be a RetryPolicy, not {shown(retry)}")
-        arguments, takes_context = arguments_of(function, name, batch=batch_size is not None)
+        arguments, takes_context, carries = arguments_of(
+            function, name, batch=batch_size is not None
+        )
+        is_async = _is_async(function, name)
         return cls(
             name=name,
             function=function,
@@ -126,8 +132,9 @@ class Kind:
             retry=retry or RetryPolicy(),
             soft_timeout_seconds=soft_timeout_seconds,
             hard_timeout_seconds=hard_timeout_seconds,
-            is_async=_is_async(function, name),
+            is_async=is_async,
             transaction=transaction,
+            connection=_checked_connection(name, carries, transaction, is_async),
             batch_size=batch_size,
             keep_result_seconds=keep_seconds,
             in_process=executor == "process",
@@ -272,6 +279,53 @@ def _check_timeouts(name: str, soft: object, hard: object) -> None:
             f"is {soft}, longer than hard_timeout_seconds {hard}",
             value=soft,
         )
+
+
+#: Connections that a context can be declared to carry, by package and class; whether they are awaited.
+_CONNECTIONS: Final = {
+    ("psycopg", "Connection"): False,
+    ("psycopg", "AsyncConnection"): True,
+    ("sqlalchemy", "Connection"): False,
+    ("sqlalchemy", "Session"): False,
+    ("sqlalchemy", "AsyncConnection"): True,
+    ("sqlalchemy", "AsyncSession"): True,
+    ("django", "BaseDatabaseWrapper"): False,
+}
+
+
+def _checked_connection(
+    name: str, carries: Any, transaction: bool, is_async: bool
+) -> type[Any] | None:
+    """Return the class that a handler's context is declared to carry; None for psycopg's own."""
+    if carries is None:
+        return None
+    cls = typing.get_origin(carries) or carries
+    bases = cls.__mro__ if isinstance(cls, type) else ()
+    names = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
+    known = next((found for found in names if found in _CONNECTIONS), None)
+    where = f"kind {name}: its context"
+    if known is None:
+        raise ConfigError(
+            where,
+            f"is declared to carry {shown(carries)}, which is no connection that can be lent",
+            hint="TransactionContext[...] takes a connection of psycopg, a connection or session of SQLAlchemy,"
+            " or Django's BaseDatabaseWrapper.",
+        )
+    if not transaction:
+        raise ConfigError(
+            where,
+            f"is declared to carry a {known[1]}, but the handler has no transaction",
+            hint="@app.job(transaction=True)",
+        )
+    if _CONNECTIONS[known] != is_async:
+        raise ConfigError(
+            where,
+            f"is declared to carry a {known[1]}, which is"
+            f" {'synchronous, and the handler is not' if is_async else 'not for a plain function'}",
+            hint="A coroutine function takes an AsyncConnection or AsyncSession, a plain function"
+            " their synchronous twins.",
+        )
+    return None if known[0] == "psycopg" else cls
 
 
 def _check_batch_size(name: str, size: object) -> None:

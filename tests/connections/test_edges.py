@@ -305,7 +305,11 @@ def test_options_of_a_sqlalchemy_connection_do_not_matter(engine, database):
         assert Client().jobs(conn=conn)[0].job_id == job_id
         assert dict(conn.get_execution_options()) == options
         conn.commit()
-    assert committed(database) == [job_id]
+    # A cursor on the server, which is what streaming means, needs a transaction; an enqueue needs none.
+    options["isolation_level"] = "AUTOCOMMIT"
+    with engine.connect().execution_options(**options) as conn:
+        other = send_welcome.enqueue(conn, 2)
+    assert committed(database) == [job_id, other]
 
 
 def test_rows_of_dicts_do_not_matter(database):

@@ -77,6 +77,15 @@ def test_row_and_job_are_rolled_back_together(door):
     assert door.execute("select to_regclass('users')::text") is None
 
 
+def test_an_enqueue_may_be_the_first_statement(door):
+    """
+    Where the library begins its transaction with the first statement, that may be ours: a rollback takes it back.
+    """
+    door.enqueue(send_welcome, 1)
+    door.rollback()
+    assert committed(door) == []
+
+
 def test_a_savepoint_takes_back_its_own(door):
     """
     What was enqueued inside is gone, what was enqueued before and after it is there.

@@ -1,6 +1,7 @@
 """The reference of Python names and the names themselves are the same."""
 
 import dataclasses
+import importlib
 import inspect
 import re
 from enum import EnumMeta
@@ -51,9 +52,9 @@ def described_attributes(cls: type) -> set[str]:
 
 def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
-    The reference has a section for each name of the package, and no other but the one on testing.
+    The reference has a section for each name of the package, and no other but those on testing and Django.
     """
-    assert set(SECTIONS) == {*forebay.__all__, "forebay.testing"}
+    assert set(SECTIONS) == {*forebay.__all__, "forebay.testing", "forebay.django"}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -78,3 +79,11 @@ def test_every_function_for_tests_has_its_row_and_every_row_its_function():
     The names of forebay.testing, both ways.
     """
     assert documented("forebay.testing") == set(forebay.testing.__all__)
+
+
+def test_every_name_for_django_has_its_row():
+    """
+    The names of forebay.django, both ways.
+    """
+    pytest.importorskip("django")
+    assert documented("forebay.django") == set(importlib.import_module("forebay.django").__all__)

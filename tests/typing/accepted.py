@@ -11,7 +11,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sa_async
 
 import forebay
-from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze
+from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze, TransactionContext
 
 app = forebay.App()
 
@@ -39,6 +39,18 @@ def with_context(ctx: Context, user_id: int, *, urgent: bool = False) -> Outcome
 @app.job(transaction=True)
 async def in_transaction(ctx: Context, order_id: int) -> str:
     return str(order_id)
+
+
+@app.job(transaction=True)
+def in_session(ctx: TransactionContext[orm.Session], order_id: int) -> str:
+    assert_type(ctx.conn, orm.Session)
+    return str(order_id)
+
+
+@app.batch_job(transaction=True)
+async def in_async_session(ctx: TransactionContext[sa_async.AsyncSession], rows: list[Row]) -> None:
+    assert_type(ctx.conn, sa_async.AsyncSession)
+    await send_welcome.aenqueue(ctx.conn, len(rows))
 
 
 @app.batch_job(size=500)
@@ -91,6 +103,8 @@ def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, An
     bare.enqueue(conn, user_id=1)
     with_context.enqueue(conn, 1, urgent=True)
     in_transaction.enqueue(conn, order_id=1)
+    in_session.enqueue(conn, order_id=1)
+    in_async_session.enqueue(conn, Row(1))
     index.enqueue(conn, Row(1))
     index_with_context.enqueue(conn, Row(1, "x"))
     free.enqueue(conn, anything=1, at="all")

@@ -32,7 +32,7 @@ from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.model import Job, JobOptions, checks
-from forebay.model.context import Context
+from forebay.model.context import Context, TransactionContext
 from forebay.ops.arguments import ArgumentLimits
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
 
 BATCH_SIZE_DEFAULT: Final = 100
@@ -55,6 +56,11 @@ class JobDecorator(Protocol):
     def __call__(
         self, function: Callable[Concatenate[Context, Q], R], /
     ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[TransactionContext[C], Q], R], /
+    ) -> Handler[Concatenate[TransactionContext[C], Q], Q, R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Handler[P, P, R]: ...
@@ -70,9 +76,14 @@ class BatchDecorator(Protocol):
     def __call__(self, function: Callable[[list[Job]], R], /) -> Handler[[list[Job]], ..., R]: ...
 
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]  # whoever takes any context has items of one type
         self, function: Callable[[Context, list[Job]], R], /
     ) -> Handler[[Context, list[Job]], ..., R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[TransactionContext[C], list[Job]], R], /
+    ) -> Handler[[TransactionContext[C], list[Job]], ..., R]: ...
 
     @overload
     def __call__(self, function: Callable[[list[T]], R], /) -> Handler[[list[T]], [T], R]: ...
@@ -81,6 +92,11 @@ class BatchDecorator(Protocol):
     def __call__(
         self, function: Callable[[Context, list[T]], R], /
     ) -> Handler[[Context, list[T]], [T], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[TransactionContext[C], list[T]], R], /
+    ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
 class App:
@@ -115,6 +131,11 @@ class App:
     def job(
         self, function: Callable[Concatenate[Context, Q], R], /
     ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+
+    @overload
+    def job(
+        self, function: Callable[Concatenate[TransactionContext[C], Q], R], /
+    ) -> Handler[Concatenate[TransactionContext[C], Q], Q, R]: ...
 
     @overload
     def job(self, function: Callable[P, R], /) -> Handler[P, P, R]: ...
@@ -158,7 +179,8 @@ class App:
             max_attempts: attempts in all; goes before the policy's own number.
             timeout: an attempt is stopped after so long; in seconds or as a timedelta.
             soft_timeout: and asked to stop after so long.
-            transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job.
+            transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job;
+                see ``TransactionContext`` for sessions of SQLAlchemy and Django's connection.
             expires_in: a job that did not start so long after it was due is not started any more.
             keep_result: what the handler returns is kept as JSON for so long, True for a week; read it with
                 ``handle(job_id).result()``.

@@ -4,6 +4,6 @@ Exit codes: 0, it was done; 1, it was not done, or the doctor found an error; 2,
 database cannot be used (not reached, no schema, foreign); 130, interrupted.
 """
 
-from forebay.cli._main import main
+from forebay.cli._main import main, run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]

@@ -48,17 +48,18 @@ _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
 
 
-def translate(error: psycopg.Error) -> ForebayError | None:
+def translate(error: BaseException) -> ForebayError | None:
     """Return our error for an exception on a connection of our own; None for any other trouble.
 
     The caller raises it ``from`` the original, or lets the original pass.
     """
-    if _is_connection_trouble(error):
-        problem, _, rest = str(error).strip().partition("\n")
+    driver = next((found for found in _below(error) if isinstance(found, psycopg.Error)), None)
+    if driver is not None and _is_connection_trouble(driver):
+        problem, _, rest = str(driver).strip().partition("\n")
         return DatabaseUnavailable(
-            problem or type(error).__name__,
+            problem or type(driver).__name__,
             detail=rest.strip() or None,
-            hint=_POOLER_HINT if _REFUSED_BY_POOLER in str(error) else None,
+            hint=_POOLER_HINT if _REFUSED_BY_POOLER in str(driver) else None,
         )
     return translate_ours(error)
 
@@ -93,11 +94,16 @@ class _Said:
     column: str | None
 
 
+def _below(error: BaseException) -> tuple[Any, ...]:
+    """Return the places where a library may keep the driver's exception, nearest first."""
+    # SQLAlchemy keeps it in "orig", Django as the cause, and so does SQLAlchemy's face of asyncpg,
+    # below its own.
+    original: Any = getattr(error, "orig", None)
+    return error, original, error.__cause__, getattr(original, "__cause__", None)
+
+
 def _said(error: BaseException) -> _Said | None:
-    # SQLAlchemy keeps the driver's exception in "orig", Django as the cause, and so does
-    # SQLAlchemy's face of asyncpg, below its own.
-    below: Any = getattr(error, "orig", None)
-    for found in (error, below, error.__cause__, getattr(below, "__cause__", None)):
+    for found in _below(error):
         diag = getattr(found, "diag", None)
         if diag is not None:  # psycopg; psycopg2 calls its code pgcode
             sqlstate = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)

@@ -36,7 +36,7 @@ def async_pool(
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
-        kwargs=_options(name, is_pooled=is_pooled),
+        kwargs=connect_options(name, is_pooled=is_pooled),
         name=name,
     )
 
@@ -53,12 +53,13 @@ def sync_pool(
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
-        kwargs=_options(name, is_pooled=is_pooled),
+        kwargs=connect_options(name, is_pooled=is_pooled),
         name=name,
     )
 
 
-def _options(name: str, *, is_pooled: bool) -> dict[str, Any]:
+def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
+    """Return the options that every connection for a handler has."""
     options = {"application_name": name, "connect_timeout": 5, **KEEPALIVE}
     if is_pooled:
         # A statement prepared in one server session is not there in the next.
@@ -68,9 +69,9 @@ def _options(name: str, *, is_pooled: bool) -> dict[str, Any]:
 
 def spoils_connection(error: BaseException) -> bool:
     """Whether an error says that its connection is of no further use, such as one to a server that is read-only now."""
-    if isinstance(error, psycopg.Error):
-        return isinstance(translate(error), DatabaseUnavailable)
-    return isinstance(error, DatabaseUnavailable)
+    return isinstance(error, DatabaseUnavailable) or isinstance(
+        translate(error), DatabaseUnavailable
+    )
 
 
 #: What a handler may have left in its session, settings and roles as they were when it connected. Deferred constraints
@@ -84,7 +85,7 @@ _RESET: Final = (
 
 #: A rolled back transaction has taken its settings, roles and tables with it; locks of the session stay. One message, so
 #: that a pooler runs both in the same session.
-_UNLOCK: Final = "rollback; select pg_advisory_unlock_all()"
+UNLOCK: Final = "rollback; select pg_advisory_unlock_all()"
 
 
 async def settle_on(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
@@ -141,7 +142,7 @@ async def handler_transaction(conn: psycopg.AsyncConnection[Any]) -> AsyncIterat
                 yield
             except BaseException:
                 with contextlib.suppress(psycopg.Error, OSError):
-                    await psycopg.AsyncClientCursor(conn).execute(_UNLOCK)
+                    await psycopg.AsyncClientCursor(conn).execute(UNLOCK)
                 raise
     finally:
         _restore(conn, factories)
@@ -157,7 +158,7 @@ def handler_transaction_sync(conn: psycopg.Connection[Any]) -> Iterator[None]:
                 yield
             except BaseException:
                 with contextlib.suppress(psycopg.Error, OSError):
-                    psycopg.ClientCursor(conn).execute(_UNLOCK)
+                    psycopg.ClientCursor(conn).execute(UNLOCK)
                 raise
     finally:
         _restore(conn, factories)

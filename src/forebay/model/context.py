@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.errors import HandlerError
     from forebay.model.job import Job
+
+ConnectionT = TypeVar("ConnectionT")
 
 #: Held for a moment by who begins to wait and by who asks to stop.
 _waiting = threading.Lock()
@@ -24,7 +26,8 @@ class Context:
         job: the job; of a batch handler the first one.
         jobs: all jobs of the call, in the order of the handler's list.
         conn: with ``transaction=True`` the connection whose transaction also completes the job, otherwise
-            None. Asynchronous for a coroutine function, synchronous for a plain one. Do not commit it.
+            None. psycopg's, asynchronous for a coroutine function; see ``TransactionContext`` for
+            others. Do not commit it.
         deadline: when the hard timeout strikes, on ``time.monotonic()``'s clock; None without one.
         resources: what the app's resource factories built for this worker, by name.
     """
@@ -119,3 +122,17 @@ class Context:
             self._why = why
             if self._stop is not None:
                 self._stop.set()
+
+
+class TransactionContext(Context, Generic[ConnectionT]):
+    """A context whose ``conn`` is of another kind, for handlers with ``transaction=True``.
+
+    ``TransactionContext[Session]``: what is written through that session commits with the job's completion. Of
+    SQLAlchemy it may be a ``Session``, ``Connection``, ``AsyncSession``, ``AsyncConnection`` or a subclass of one;
+    of Django its ``BaseDatabaseWrapper``, and then all that models write there belongs to the transaction.
+
+    Attributes:
+        conn: the connection or session. Do not commit it.
+    """
+
+    conn: ConnectionT

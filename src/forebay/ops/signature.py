@@ -196,8 +196,10 @@ class Untyped:
 
 def arguments_of(
     function: Callable[..., Any], kind: str, *, batch: bool = False
-) -> tuple[Arguments, bool]:
-    """Return how a handler's arguments are encoded, and whether it takes a context.
+) -> tuple[Arguments, bool, Any]:
+    """Return how a handler's arguments are encoded, whether it takes a context, and of what.
+
+    The last is what the context is declared to carry, ``TransactionContext[Session]``; None when it does not say.
 
     Args:
         function: the handler.
@@ -210,18 +212,19 @@ def arguments_of(
     """
     parameters = list(inspect.signature(function).parameters.values())
     takes_context = bool(parameters) and _is_context(parameters[0], function)
+    carries = _carried(parameters[0], function, kind) if takes_context else None
     hinted = [
         (parameter, _hint(parameter, function, kind)) for parameter in parameters[takes_context:]
     ]
     if not batch:
-        return Parameters(kind, hinted), takes_context
+        return Parameters(kind, hinted), takes_context, carries
     if len(hinted) != 1 or hinted[0][0].kind is hinted[0][0].KEYWORD_ONLY:
         raise ConfigError(
             f"kind {kind}", "must take one list of jobs", hint="def handler(jobs: list[Job])"
         )
     hint = hinted[0][1]
     if hint is Any:
-        return Untyped(), takes_context
+        return Untyped(), takes_context, carries
     if typing.get_origin(hint) not in (list, Sequence) or len(typing.get_args(hint)) != 1:
         raise ConfigError(
             f"kind {kind}: parameter {hinted[0][0].name}",
@@ -230,8 +233,8 @@ def arguments_of(
         )
     (item,) = typing.get_args(hint)
     if item is Job or item is Any:
-        return Untyped(), takes_context
-    return Item(kind, item), takes_context
+        return Untyped(), takes_context, carries
+    return Item(kind, item), takes_context, carries
 
 
 def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
@@ -242,8 +245,17 @@ def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> b
         hint = _resolved(annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError):
         # Imported for type checkers only: its name has to do.
-        return isinstance(annotation, str) and annotation.split(".")[-1] == "Context"
+        bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
+        return bare.split(".")[-1] in {"Context", "TransactionContext"}
     return getattr(typing.get_origin(hint) or hint, CONTEXT_MARK, False) is True
+
+
+def _carried(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:
+    annotation = parameter.annotation
+    if isinstance(annotation, str) and "[" not in annotation:
+        return None
+    arguments = typing.get_args(_hint(parameter, function, kind))
+    return None if not arguments or arguments[0] is Any else arguments[0]
 
 
 def _hint(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:

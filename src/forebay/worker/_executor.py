@@ -15,15 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.db.pools import (
-    async_pool,
-    handler_transaction,
-    handler_transaction_sync,
-    settle_on,
-    settle_on_sync,
-    spoils_connection,
-    sync_pool,
-)
+from forebay.db.lending import async_lender, lender
+from forebay.db.pools import spoils_connection
 from forebay.db.session import cut
 from forebay.errors import (
     HandlerError,
@@ -35,7 +28,7 @@ from forebay.errors import (
     UnknownBatch,
     UnknownKind,
 )
-from forebay.model.context import Context
+from forebay.model.context import Context, TransactionContext
 from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.claims import mean_duration
@@ -47,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.config import WorkerSettings
+    from forebay.db.lending import AsyncLender, AsyncLent, Lender, Lent
     from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
     from forebay.worker._children import Children
@@ -117,8 +111,8 @@ class Executor:
         self._threads = Threads(settings.concurrency)
         #: Whether handlers' transactions run in the sessions of a pooler; known once the worker is connected.
         self.is_pooled = False
-        self._apool: Any = None
-        self._spool: Any = None
+        self._lenders: dict[type | None, Lender] = {}
+        self._async_lenders: dict[type | None, AsyncLender] = {}
         self._reserved = 0
         self._runners: set[asyncio.Task[None]] = set()
         self._starting = 0
@@ -266,10 +260,10 @@ class Executor:
         self._threads.close()
         for call in list(self._calls):
             call.task.cancel()
-        if self._apool is not None:
-            await self._apool.close(timeout=1)
-        if self._spool is not None:
-            await asyncio.to_thread(self._spool.close, timeout=1)
+        for lent in self._async_lenders.values():
+            await lent.close()
+        for lent_to_threads in self._lenders.values():
+            await asyncio.to_thread(lent_to_threads.close)
 
     # --- one call ---
 
@@ -322,7 +316,8 @@ class Executor:
         now = time.monotonic()
         call = Call(kind, helds, items, self._group, task)
         if kind.takes_context:
-            call.context = Context(
+            make = Context if kind.connection is None else TransactionContext
+            call.context = make(
                 job=call.jobs[0],
                 jobs=call.jobs,
                 deadline=None if hard is None else now + hard,
@@ -427,22 +422,24 @@ class Executor:
         return await call.thread_call.future
 
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
+        wanted = call.kind.connection
         if call.kind.is_async:
-            if self._apool is None:
-                self._apool = async_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
-            # Several calls may get here at once; opening an open pool does nothing.
-            await self._apool.open(wait=False)
-            async with self._apool.connection() as conn:
-                self._lend(call, conn)
-                async with handler_transaction(conn):
+            if wanted not in self._async_lenders:
+                self._async_lenders[wanted] = async_lender(
+                    wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+                )
+            async with self._async_lenders[wanted].connection() as lent:
+                self._lend(call, lent)
+                async with lent.transaction():
                     result = await self._result_of(call)
                     endeds = _running.endings(call, result)
                     operation = self._own_settlement(call, helds, endeds)
-                    statuses = await settle_on(conn, operation)
-                    self._check_statuses(helds, statuses)
+                    self._check_statuses(helds, await lent.settle(operation))
         else:
-            if self._spool is None:
-                self._spool = sync_pool(self._dsn, name=self._name, is_pooled=self.is_pooled)
+            if wanted not in self._lenders:
+                self._lenders[wanted] = lender(
+                    wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+                )
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
         self._note_duration(helds, endeds)
@@ -453,22 +450,22 @@ class Executor:
 
     def _body_in_transaction(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         # Runs in a thread.
-        with self._spool.connection() as conn:
-            self._lend(call, conn)
-            with handler_transaction_sync(conn):
+        with self._lenders[call.kind.connection].connection() as lent:
+            self._lend(call, lent)
+            with lent.transaction():
                 positional, named = call.arguments()
                 call.started = True
                 result = call.kind.function(*positional, **named)
                 endeds = _running.endings(call, result)
                 operation = self._own_settlement(call, helds, endeds)
-                self._check_statuses(helds, settle_on_sync(conn, operation))
+                self._check_statuses(helds, lent.settle(operation))
                 return endeds
 
     @staticmethod
-    def _lend(call: Call, conn: Any) -> None:
-        call.connection = conn
+    def _lend(call: Call, lent: Lent | AsyncLent) -> None:
+        call.connection = lent.raw
         if call.context is not None:
-            call.context.conn = conn
+            call.context.conn = lent.given
 
     def _own_settlement(
         self, call: Call, helds: list[HeldJob], endeds: list[Ended | None]

@@ -24,7 +24,48 @@ def set_up():
             },
             SECRET_KEY="for tests only",
             USE_TZ=True,
-            INSTALLED_APPS=[],
+            ROOT_URLCONF="tests.support.django_project.urls",
+            ALLOWED_HOSTS=["*"],
+            INSTALLED_APPS=[
+                "django.contrib.admin",
+                "django.contrib.auth",
+                "django.contrib.contenttypes",
+                "django.contrib.messages",
+                "django.contrib.sessions",
+                "django.contrib.staticfiles",
+                "forebay.django",
+                "tests.support.django_project",
+            ],
+            MIDDLEWARE=[
+                "django.contrib.sessions.middleware.SessionMiddleware",
+                "django.middleware.common.CommonMiddleware",
+                "django.middleware.csrf.CsrfViewMiddleware",
+                "django.contrib.auth.middleware.AuthenticationMiddleware",
+                "django.contrib.messages.middleware.MessageMiddleware",
+            ],
+            TEMPLATES=[
+                {
+                    "BACKEND": "django.template.backends.django.DjangoTemplates",
+                    "APP_DIRS": True,
+                    "OPTIONS": {
+                        "context_processors": [
+                            "django.template.context_processors.request",
+                            "django.contrib.auth.context_processors.auth",
+                            "django.contrib.messages.context_processors.messages",
+                        ]
+                    },
+                }
+            ],
+            STATIC_URL="static/",
+            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+            PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+            TASKS={
+                "default": {
+                    "BACKEND": "forebay.django.tasks.ForebayBackend",
+                    "QUEUES": ["default", "mail"],
+                    "OPTIONS": {"MAX_ATTEMPTS": 1},
+                }
+            },
         )
         django.setup()
 
@@ -48,3 +89,11 @@ def disconnect():
     connections["default"].close()
     del connections["default"]
     connections.settings["default"].update(_DATABASE)
+
+
+def settings_of(alias):
+    """What DATABASES of another process has to say for the same database."""
+    from django.db import connections
+
+    kept = ("ENGINE", "NAME", "HOST", "PORT", "USER")
+    return {name: connections.settings[alias][name] for name in kept}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.db.callers._adapters import AsyncRunner, Rows, Runner
 
 #: A connection may have been set to stream: through a cursor on the server, which needs a block.
-_OPTIONS: Final = {"stream_results": False}
+_OPTIONS: Final = {"stream_results": False, "yield_per": None}
 
 
 def sync_runner(conn: Any) -> Runner | None:

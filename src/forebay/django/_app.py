@@ -1,0 +1,81 @@
+"""The application of a Django project: an ``App`` whose address is one of DATABASES."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from forebay.app import App, Handler
+from forebay.db.lent_django import address_of_alias, close_old_connections
+
+
+class DjangoApp(App):
+    """An ``App`` on one of Django's databases.
+
+    The address is taken from DATABASES whenever it is needed, so that a test runner's database is found too. An
+    address given to ``use`` goes before it.
+
+    Args:
+        alias: of the database that has the schema.
+    """
+
+    def __init__(self, alias: str = "default") -> None:
+        super().__init__()
+        self.alias = alias
+        #: Django's tasks as handlers, by the alias of their backend and their full name.
+        self.tasks: dict[tuple[str, str], Handler[..., ..., Any]] = {}
+
+    @property
+    def dsn(self) -> str:
+        """The address of the database."""
+        return super().dsn if self._dsn is not None else address_of_alias(self.alias)
+
+    def _declared(self, function: Callable[..., Any], **options: Any) -> Handler[..., ..., Any]:
+        handler = super()._declared(function, **options)
+        kind = handler.kind
+        if not kind.transaction:  # those have a connection lent to them, a fresh one
+            around = _with_fresh_connections_async if kind.is_async else _with_fresh_connections
+            # Only in the worker: called by the application, the handler is the function itself.
+            self._kinds.add(replace(kind, function=around(kind.function)))
+        return handler
+
+    def location(self) -> tuple[str, str, bool] | None:
+        """Return where a child process finds it, with Django set up."""
+        return ("forebay.django.entry", "app", False) if self is app else super().location()
+
+
+def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler that finds and leaves Django's connections as a view does."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return run
+
+
+def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same of a coroutine function, in the thread where Django makes its asynchronous calls."""
+    close = sync_to_async(close_old_connections, thread_sensitive=True)
+
+    @functools.wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        await close()
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            await close()
+
+    return run
+
+
+#: The project's application.
+app = DjangoApp()

@@ -1,0 +1,42 @@
+"""The Django application ``forebay``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db import connections, router
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
+
+from forebay.db.migrate import migrate
+
+
+class ForebayConfig(AppConfig):
+    """Finds the project's handlers, and keeps the schema at the library's version."""
+
+    name = "forebay.django"
+    label = "forebay"
+    verbose_name = "Forebay"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Import the modules ``jobs`` and ``tasks`` of all applications."""
+        autodiscover_modules("jobs", "tasks")
+        post_migrate.connect(_bring_up_to_date, sender=self)
+
+
+def apply_schema(connection: Any) -> None:
+    """Apply Forebay's own migrations that are pending, in the transaction that is open, if one is."""
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        # The driver begins a transaction with the first statement only; the migrations shall be part of it.
+        cursor.execute("select 1")
+    migrate(connection.connection)
+
+
+def _bring_up_to_date(using: str, **_: Any) -> None:
+    # A new version of the library may bring migrations of its own and none of Django's.
+    if router.allow_migrate(using, "forebay"):
+        apply_schema(connections[using])

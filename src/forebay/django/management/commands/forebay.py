@@ -1,0 +1,56 @@
+"""manage.py forebay: the program ``forebay`` on the project's database and with the project's handlers."""
+
+from __future__ import annotations
+
+import os
+from argparse import REMAINDER, ArgumentParser
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+
+from forebay.cli import main
+from forebay.cli import run as run_program
+from forebay.django import app
+
+#: What the program takes its database from; its option --dsn goes before.
+_ADDRESS: Final = "FOREBAY_DATABASE_URL"
+
+#: Commands whose first argument is an application.
+_WITH_APP: Final = {"worker", "dev"}
+
+
+class Command(BaseCommand):
+    """Hands everything on; ``manage.py forebay --help`` is the program's own help."""
+
+    help = "Run a command of forebay on this project's database: worker, jobs, dead, doctor and others."
+    requires_system_checks: Any = ()
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the program and exit with its code."""
+        os.environ[_ADDRESS] = app.dsn
+        main(_completed(argv[2:]))
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take everything as it is."""
+        parser.add_argument("arguments", nargs=REMAINDER)
+
+    def handle(self, *_args: Any, arguments: list[str], **_options: Any) -> None:
+        """Run the program for ``call_command("forebay", ...)``."""
+        before = os.environ.get(_ADDRESS)
+        os.environ[_ADDRESS] = app.dsn
+        try:
+            code = run_program(_completed(arguments))
+        finally:
+            del os.environ[_ADDRESS]
+            if before is not None:
+                os.environ[_ADDRESS] = before
+        if code:
+            raise CommandError(f"forebay ended with exit code {code}", returncode=code)
+
+
+def _completed(arguments: list[str]) -> list[str]:
+    """Return the arguments with the project's application, where none is given."""
+    command, *rest = arguments or ["--help"]
+    if command in _WITH_APP and not (rest and not rest[0].startswith("-")):
+        return [command, "forebay.django.entry:app", *rest]
+    return [command, *rest]

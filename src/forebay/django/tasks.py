@@ -1,0 +1,217 @@
+"""A backend for Django's tasks: ``django.tasks`` of Django 6.0 and later, or the package django-tasks before.
+
+    TASKS = {"default": {"BACKEND": "forebay.django.tasks.ForebayBackend", "QUEUES": ["default", "mail"]}}
+
+``task.enqueue(...)`` writes a job in the transaction that Django has open; in autocommit it is committed at once. Each
+task is a kind of the project's application under its full name, so ``manage.py forebay worker`` runs it with the
+retries, leases and dead letters of any other. A function's return value is not kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+from django.db import connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from forebay.client import Client
+from forebay.django._app import app
+from forebay.errors import JobNotFound
+from forebay.model import JobState
+from forebay.model.checks import PRIORITY_DEFAULT
+from forebay.model.context import Context
+from forebay.model.status import JobStatus
+
+try:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import TaskError
+    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+except ModuleNotFoundError:  # Django before 6.0
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import TaskError
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+_STATUS: Final = {
+    JobState.DEFERRED: TaskResultStatus.READY,
+    JobState.READY: TaskResultStatus.READY,
+    JobState.LEASED: TaskResultStatus.RUNNING,
+    JobState.DONE: TaskResultStatus.SUCCESSFUL,
+}
+
+
+class ForebayBackend(BaseTaskBackend):
+    """Enqueues tasks as jobs.
+
+    OPTIONS:
+        DATABASE: alias of the database; it must be the worker's. Default ``"default"``.
+        MAX_ATTEMPTS: attempts of each task in all; None leaves it to Forebay's settings. A task that must not run
+            twice after a failure has 1.
+        TIMEOUT: an attempt is stopped after so many seconds.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._database: str = self.options.get("DATABASE", "default")
+
+    def validate_task(self, task: Any) -> None:
+        """Refuse what cannot be run here, and take the task up as a kind.
+
+        Django calls it whenever a task is made, in the worker as well, which so learns what there is.
+        """
+        super().validate_task(task)
+        name = task.module_path
+        if (self.alias, name) not in app.tasks:
+            app.tasks[self.alias, name] = app.job(
+                name=name,
+                queue=task.queue_name,
+                max_attempts=self.options.get("MAX_ATTEMPTS"),
+                timeout=self.options.get("TIMEOUT"),
+                tag=f"task {self.alias}",
+            )(_body(task, self))
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue a task in Django's open transaction."""
+        self.validate_task(task)
+        handler = app.tasks[self.alias, task.module_path].using(
+            queue=task.queue_name,
+            # Django: -100 to 100, the higher the sooner. Forebay: the lower the sooner.
+            priority=PRIORITY_DEFAULT - int(task.priority),
+            run_at=_aware(task.run_after),
+        )
+        job_id = handler.enqueue(connections[self._database], args=list(args), kwargs=dict(kwargs))
+        result = TaskResult(
+            task=task,
+            id=str(job_id),
+            status=TaskResultStatus.READY,
+            enqueued_at=timezone.now(),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=list(args),
+            kwargs=dict(kwargs),
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """Return how a task stands; its return value is not kept, and is None.
+
+        Raises:
+            TaskResultDoesNotExist: there is no such job, or it is no task.
+        """
+        client, conn = Client(), connections[self._database]
+        try:
+            (status, *_) = client.job(int(result_id), conn=conn)
+            task = import_string(status.kind)
+            args, kwargs = status.args["args"], status.args["kwargs"]
+        except (JobNotFound, ImportError, KeyError, ValueError) as error:
+            raise TaskResultDoesNotExist(result_id) from error
+        letters = client.dead_letters(job_id=status.job_id, conn=conn)
+        errors = [failure for letter in letters[:1] for failure in letter.errors]
+        return TaskResult(
+            task=task,
+            id=str(status.job_id),
+            status=_STATUS.get(status.state, TaskResultStatus.FAILED),
+            enqueued_at=status.enqueued_at,
+            started_at=status.claimed_at,
+            finished_at=status.ended_at,
+            last_attempted_at=status.claimed_at,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[
+                TaskError(
+                    exception_class_path=_class_path(failure.type),
+                    traceback=failure.traceback or failure.message or "",
+                )
+                for failure in errors
+            ],
+            worker_ids=_attempts(status),
+        )
+
+
+def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
+    """Return the handler that runs a task's function."""
+    function, takes_context = task.func, task.takes_context
+
+    def arguments(
+        ctx: Context, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        result = TaskResult(
+            task=task,
+            id=str(ctx.job.job_id),
+            status=TaskResultStatus.RUNNING,
+            enqueued_at=ctx.job.enqueued_at,
+            started_at=timezone.now(),
+            finished_at=None,
+            last_attempted_at=timezone.now(),
+            args=args,
+            kwargs=kwargs,
+            backend=backend.alias,
+            errors=[],
+            worker_ids=["forebay"] * ctx.attempt,
+        )
+        task_started.send(type(backend), task_result=result)
+        return result, (TaskContext(task_result=result), *args) if takes_context else tuple(args)
+
+    def finished(result: Any, error: BaseException | None) -> None:
+        status = TaskResultStatus.SUCCESSFUL if error is None else TaskResultStatus.FAILED
+        object.__setattr__(result, "status", status)
+        object.__setattr__(result, "finished_at", timezone.now())
+        task_finished.send(type(backend), task_result=result)
+
+    def run(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        result, positional = arguments(ctx, args, kwargs)
+        try:
+            returned = function(*positional, **kwargs)
+        except BaseException as error:
+            finished(result, error)
+            raise
+        finished(result, None)
+        return returned
+
+    async def run_async(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        result, positional = arguments(ctx, args, kwargs)
+        try:
+            returned = await function(*positional, **kwargs)
+        except BaseException as error:
+            finished(result, error)
+            raise
+        finished(result, None)
+        return returned
+
+    return run_async if inspect.iscoroutinefunction(function) else run
+
+
+def _aware(instant: datetime | None) -> datetime | None:
+    if instant is None or timezone.is_aware(instant):
+        return instant
+    aware: datetime = timezone.make_aware(instant)
+    return aware
+
+
+def _attempts(status: JobStatus) -> list[str]:
+    running = status.state is JobState.LEASED
+    return [status.worker or "forebay"] * (status.attempt + running)
+
+
+def _class_path(name: str | None) -> str:
+    if not name:
+        return "builtins.RuntimeError"
+    return name if "." in name else f"builtins.{name}"

@@ -1,0 +1,146 @@
+"""Jobs and dead letters in Django's admin: who may read reads, who may change cancels and retries."""
+
+import re
+
+import pytest
+from django.db import connection
+from django.test import Client as Browser
+
+from forebay import Client
+from forebay.django import app
+
+
+@pytest.fixture
+def send_welcome(project):
+    from tests.support.django_project.jobs import send_welcome
+
+    return send_welcome
+
+
+def browser(name="ann", **options):
+    """A browser with somebody's session."""
+    from django.contrib.auth.models import User
+
+    found = Browser()
+    found.force_login(User.objects.create_user(name, is_staff=True, **options))
+    return found
+
+
+def page(answer):
+    """The text of a page, without its tags."""
+    assert answer.status_code == 200, answer.content
+    text = re.sub(r"(?s)<style>.*?</style>|<[^>]+>", " ", answer.content.decode())
+    return " ".join(text.split())
+
+
+def test_jobs_are_listed_filtered_and_shown(send_welcome):
+    """
+    The newest first, in pages; each with its own page. Nothing in an argument is taken for markup.
+    """
+    ids = [send_welcome.enqueue(connection, user_id=n) for n in range(60)]
+    scripted = send_welcome.using(tag="<script>").enqueue(connection, user_id=7)
+    admin = browser(is_superuser=True)
+    text = page(admin.get("/admin/forebay/job/"))
+    assert f"{scripted}" in text
+    assert "Older" in text
+    first = admin.get("/admin/forebay/job/").content.decode()
+    older = re.search(r'href="\?(before=\d+)"', first)[1]
+    assert f">{ids[0]}<" in admin.get(f"/admin/forebay/job/?{older}").content.decode()
+    assert "There are none like this" in page(admin.get("/admin/forebay/job/?queue=nobody"))
+    assert "send_welcome" in page(admin.get("/admin/forebay/job/?state=ready&kind=send_welcome"))
+    assert "Not a filter" in page(admin.get("/admin/forebay/job/?state=nonsense"))
+    assert "Not a filter" in page(admin.get("/admin/forebay/job/?before=x"))
+    answer = admin.get(f"/admin/forebay/job/{scripted}/change/")
+    assert '"user_id": 7' in page(answer).replace("&quot;", '"')
+    assert b"<script>" not in answer.content.replace(b"<script src", b"")
+    for wrong in ("999999", "x", str(2**70)):
+        assert admin.get(f"/admin/forebay/job/{wrong}/change/").status_code == 404
+
+
+def test_jobs_are_cancelled(send_welcome):
+    """
+    One from its page, several from the list, each with an entry in the admin's log.
+    """
+    from django.contrib.admin.models import LogEntry
+
+    ids = [send_welcome.enqueue(connection, user_id=n) for n in range(3)]
+    admin = browser(is_superuser=True)
+    text = page(admin.post(f"/admin/forebay/job/{ids[0]}/change/", follow=True))
+    assert "1 job asked to be cancelled" in text
+    text = page(admin.post("/admin/forebay/job/", {"chosen": ids[1:]}, follow=True))
+    assert "2 jobs asked to be cancelled" in text
+    assert "Nothing was chosen" in page(admin.post("/admin/forebay/job/", {}, follow=True))
+    assert "there is no job" in page(
+        admin.post("/admin/forebay/job/", {"chosen": [999999, "x"]}, follow=True)
+    )
+    app.run_worker(queues={"mail": 1}, until_idle=True)
+    assert {job.state for job in Client(app.dsn).jobs()} == {"cancelled"}
+    assert sorted(entry.object_id for entry in LogEntry.objects.all()) == sorted(map(str, ids))
+
+
+def test_dead_letters_are_read_and_retried(send_welcome):
+    """
+    With reason, error and traceback; a retry is a new job, and happens once.
+    """
+    send_welcome.enqueue(connection, user_id=-1)
+    app.run_worker(queues={"mail": 1}, until_idle=True)
+    admin = browser(is_superuser=True)
+    text = page(admin.get("/admin/forebay/deadletter/"))
+    assert "ValueError: no such user" in text
+    assert "exhausted" in text
+    assert "There are none" in page(admin.get("/admin/forebay/deadletter/?reason=expired"))
+    (letter,) = app.client().dead_letters()
+    where = f"/admin/forebay/deadletter/{letter.dead_id}/change/"
+    assert "Traceback" in page(admin.get(where))
+    text = page(admin.post(where, follow=True))
+    assert "1 dead letter enqueued again" in text
+    assert "Retried as job" in text
+    again = page(admin.post(where, follow=True))
+    assert "redriven" in again
+    assert len(app.client().jobs(state="ready")) == 1
+
+
+def test_who_may_only_view_changes_nothing(send_welcome):
+    """
+    No button, and a forged request is refused; without any permission not even the list.
+    """
+    from django.contrib.auth.models import Permission, User
+
+    job_id = send_welcome.enqueue(connection, user_id=1)
+    reader = browser("reader")
+    user = User.objects.get(username="reader")
+    user.user_permissions.set(Permission.objects.filter(codename="view_job"))
+    text = page(reader.get("/admin/forebay/job/"))
+    assert str(job_id) in text
+    assert "Cancel" not in text
+    assert "Cancel" not in page(reader.get(f"/admin/forebay/job/{job_id}/change/"))
+    assert reader.post("/admin/forebay/job/", {"chosen": [job_id]}).status_code == 403
+    assert reader.post(f"/admin/forebay/job/{job_id}/change/").status_code == 403
+    assert reader.get("/admin/forebay/deadletter/").status_code == 403
+    for nothing in ("add/", f"{job_id}/delete/", f"{job_id}/history/"):
+        assert reader.get(f"/admin/forebay/job/{nothing}").status_code == 404
+    assert Browser().get("/admin/forebay/job/").status_code == 302
+    assert app.client().job(job_id)[0].cancel_requested is False
+
+
+def test_a_request_without_its_token_is_refused(send_welcome):
+    """
+    Cancelling needs a form of the page's own.
+    """
+    from django.contrib.auth.models import User
+
+    job_id = send_welcome.enqueue(connection, user_id=1)
+    strict = Browser(enforce_csrf_checks=True)
+    strict.force_login(User.objects.create_user("eve", is_staff=True, is_superuser=True))
+    assert strict.post(f"/admin/forebay/job/{job_id}/change/").status_code == 403
+    assert app.client().job(job_id)[0].cancel_requested is False
+
+
+def test_a_database_without_the_schema_is_told(send_welcome):
+    """
+    The page says what to do instead of failing.
+    """
+    admin = browser(is_superuser=True)
+    with connection.cursor() as cursor:
+        cursor.execute("drop schema forebay cascade")
+    assert "migrate" in page(admin.get("/admin/forebay/job/"))
