@@ -14,7 +14,8 @@ ForebayError
 │   ├── PayloadTooLarge       gives bytes and limit
 │   ├── PayloadTooDeep        gives depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
-│   └── PayloadDiffers        an idempotency key belongs to another request: gives its job
+│   ├── PayloadDiffers        an idempotency key belongs to another request: gives its job
+│   └── QueueFull             as many jobs wait as the queue's limit allows
 ├── GroupNotFound             no such queue or group
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
@@ -75,6 +76,7 @@ __all__ = [
     "PayloadDiffers",
     "PayloadTooDeep",
     "PayloadTooLarge",
+    "QueueFull",
     "ResultError",
     "ResultTimeout",
     "SchemaError",
@@ -466,6 +468,50 @@ class PayloadDiffers(EnqueueError):
         return error
 
 
+class QueueFull(EnqueueError):
+    """As many jobs wait in the queue as its limit allows.
+
+    Attributes:
+        queue: the queue.
+        waiting: how many wait in it, at most.
+        limit: how many may.
+    """
+
+    retryable = True
+    sqlstate = "53400"
+    fields = ("queue", "waiting", "limit", "index")
+    default_hint = "Try again when workers have caught up, or raise the queue's limit."
+
+    queue: str | None
+    waiting: int | None
+    limit: int | None
+
+    def __init__(self, queue: str, *, waiting: int, limit: int) -> None:
+        self.queue = queue
+        self.waiting = waiting
+        self.limit = limit
+        super().__init__(f"queue {queue} is full: {waiting} jobs wait, the limit is {limit}")
+
+    @classmethod
+    def from_sql(
+        cls,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        column: str | None = None,
+    ) -> ForebayError:
+        """Return the error for what the SQL function said, with its facts."""
+        error = super().from_sql(message, detail=detail, hint=hint, column=column)
+        said = _FULL.match(message)
+        if said and isinstance(error, QueueFull):
+            error.queue, error.waiting, error.limit = said[1], int(said[2]), int(said[3])
+        return error
+
+
+_FULL: Final = re.compile(r"queue (\S+) is full: (\d+) jobs wait, .* the limit of (\d+)$")
+
+
 class GroupNotFound(ForebayError):
     """No queue or group of that name is known."""
 
@@ -762,6 +808,9 @@ def error_from_sqlstate(
     >>> error_from_sqlstate("23505", "duplicate key") is None
     True
     """
+    if sqlstate == QueueFull.sqlstate and _FULL.match(message):
+        # Of a class of PostgreSQL's own, which also says it of its temporary files.
+        return QueueFull.from_sql(message, detail=detail, hint=hint, column=column)
     if not sqlstate.startswith("JQ"):
         return None
     cls = SQLSTATES.get(sqlstate, ForebayError)

@@ -148,10 +148,12 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         assert client.cancel(job_id, conn=conn) == "requested"
         assert client.pause_queue("mail", conn=conn) == 1
         assert client.spread_queue("mail", 4, conn=conn) == 1
+        assert client.limit_queue("mail", 4, conn=conn) is None
         assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
         conn.rollback()
     assert client.jobs() == []
     assert client.spread_queue("mail", 1) == 1
+    assert client.limit_queue("mail", None) is None
     with pytest.raises(GroupNotFound):
         client.resume_queue("mail")
 

@@ -1,4 +1,4 @@
-"""forebay queues: how deep they are; pause, resume, and give up their order."""
+"""forebay queues: how deep they are; pause, resume, give up their order, limit them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.db.own import run_own
 from forebay.ops.overview import queue_overview
 
 commands = typer.Typer(
-    help="Queues: how deep they are; pause, resume, spread.", no_args_is_help=True
+    help="Queues: how deep they are; pause, resume, spread, limit.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
@@ -85,6 +85,27 @@ def spread(
         console().print(
             f"queue {queue} gives up the order of its jobs: {lanes} lanes of each priority"
         )
+
+
+@commands.command("limit")
+def limit(
+    queue: Name,
+    most: Annotated[
+        int | None,
+        typer.Argument(metavar="[MOST]", min=1, help="How many jobs may wait.", show_default=False),
+    ] = None,
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Refuse new jobs of a queue while so many wait; without a number, limit it no more."""
+    before = Client(dsn).limit_queue(queue, most)
+    if as_json:
+        print_json({"queue": queue, "limit": most, "before": before})
+    elif most is None:
+        console().print(f"queue {queue} has no limit")
+    else:
+        console().print(f"queue {queue} takes no more jobs while {most:,} wait")
 
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:

@@ -356,6 +356,23 @@ class Client:
         """
         return self._run(conn, queues.spread_queue(queue, lanes))
 
+    def limit_queue(
+        self, queue: str, most: int | None, *, conn: SyncConnection | None = None
+    ) -> int | None:
+        """Limit how many jobs of a queue may wait; return the limit before.
+
+        Enqueuing more raises ``QueueFull``. Jobs that wait for a time, and retries, are not counted.
+
+        Args:
+            queue: the queue.
+            most: at least 1; None for no limit.
+            conn: the connection whose transaction it belongs to.
+
+        Raises:
+            InvalidJob: the name or the number is refused.
+        """
+        return self._run(conn, queues.limit_queue(queue, most))
+
     def configure(self, name: str, value: int, *, conn: SyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its value before.
 

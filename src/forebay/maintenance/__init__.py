@@ -75,6 +75,7 @@ class Maintenance:
         self._is_over = False
         self._hint = asyncio.Event()
         self._swept_at: datetime | None = None
+        self._deep: set[tuple[str, str]] = set()
         self.counts: dict[str, int] = {}
         self._duties = [
             _Duty("promote", promote_seconds, self._promote),
@@ -85,6 +86,7 @@ class Maintenance:
             _Duty("summarize", 5.0, self._summarize),
             _Duty("retain", 30.0, self._retain),
             _Duty("trim", 15.0, self._trim),
+            _Duty("count", 60.0, self._count),
         ]
 
     async def run(self) -> None:
@@ -229,6 +231,15 @@ class Maintenance:
         log.info("segment %s left the archive", emptied)
         self._note("emptied", 1)
         return True
+
+    async def _count(self) -> bool:
+        deep = await self._session.run(protocol.count())
+        for queue, group, waiting in deep:
+            if (queue, group) not in self._deep:
+                log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
+        # Said once, and again after it was better for a while.
+        self._deep = {(queue, group) for queue, group, _ in deep}
+        return False
 
     async def _trim(self) -> bool:
         count = await self._session.run(protocol.trim())

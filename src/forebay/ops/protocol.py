@@ -316,6 +316,14 @@ def summarize() -> Operation[int]:
     return Operation("select forebay.summarize_v1()", scalar)
 
 
+def count() -> Operation[list[tuple[str, str, int]]]:
+    """Count what waits; the queues, groups and numbers where a million or more do."""
+    return Operation(
+        "select queue, group_name, waiting from forebay.count_v1()",
+        lambda rows: [(str(queue), str(group), int(waiting)) for queue, group, waiting in rows],
+    )
+
+
 def trim() -> Operation[int]:
     """Delete what lies behind the cursors; how many rows."""
     return Operation("select forebay.trim_v1()", scalar)

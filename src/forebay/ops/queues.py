@@ -45,6 +45,15 @@ def spread_queue(queue: str, lanes: int) -> Operation[int]:
     )
 
 
+def limit_queue(queue: str, most: int | None) -> Operation[int | None]:
+    """Return the call that limits how many jobs of a queue may wait; it answers the limit before."""
+    return Operation(
+        "select forebay.limit_queue(queue => %(queue)s, most => %(most)s::bigint)",
+        _number_or_none,
+        {"queue": queue, "most": most},
+    )
+
+
 def configure(name: str, value: int) -> Operation[int]:
     """Return the call that changes a setting of the database; it answers the value before."""
     return Operation(
@@ -52,6 +61,11 @@ def configure(name: str, value: int) -> Operation[int]:
         _number,
         {"name": name, "value": value},
     )
+
+
+def _number_or_none(rows: Rows) -> int | None:
+    value = scalar(rows)
+    return None if value is None else int(value)
 
 
 def _number(rows: Rows) -> int:

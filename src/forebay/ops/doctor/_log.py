@@ -18,6 +18,9 @@ _UNSERVED_SECONDS: Final = 10.0
 _SEGMENTS_ASKED_MAX: Final = 200
 _SEGMENTS_SHOWN_MAX: Final = 3
 
+#: A queue with so many waiting jobs is worth a look, whoever serves it.
+_DEEP_JOBS: Final = 1_000_000
+
 #: Due deferred jobs that nobody promoted for so long.
 _OVERDUE_SECONDS: Final = 15.0
 
@@ -305,6 +308,9 @@ def _judge_queues(rows: Rows) -> list[Finding]:
         if not ready:
             continue
         waits = f"{name}: {counted(ready, 'job')} ready"
+        if ready >= _DEEP_JOBS:
+            remedy = f"More workers; or refuse what is too much: forebay queues limit {queue} N"
+            found.append(Finding("queues", Level.WARNING, waits, remedy, facts[-1]))
         if paused is not None:
             what = f"{waits}, paused for {human_duration(paused)}"
             remedy = f"`forebay queues resume {queue}` when it may go on."

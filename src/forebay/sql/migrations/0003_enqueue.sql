@@ -219,8 +219,8 @@ $$;
 --   correlation_id  carried through retries, dead letters and redrives
 --   headers         JSON object of strings
 --   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005. Nothing is
---   written then.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
+--   queue is full. Nothing is written then.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
@@ -286,6 +286,9 @@ begin
         return v_job_id;
     end if;
 
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_room(enqueue.queue, 1);
+    end if;
     insert into forebay.log (
         lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
     values (
@@ -364,6 +367,12 @@ begin
         perform forebay._note_lanes(v_target.queue, v_target.priority);
         perform forebay._ring(v_target.queue);
     end loop;
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_room(q.queue, q.more)
+        from (select u.queue, count(*) as more from unnest(p_jobs) u
+              where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
+              group by u.queue) q;
+    end if;
 
     with written as (
         insert into forebay.log (
@@ -535,6 +544,9 @@ begin
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
+        end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,

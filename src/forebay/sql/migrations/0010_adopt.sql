@@ -131,6 +131,7 @@ begin
                 v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
     end loop;
     update forebay.queue_group g set start_after = '1:1:';
+    delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
 
     -- Deferred and not yet promoted: written anew, under this cluster's xids.
     select * into v_mark from forebay.promotion p order by p.no desc limit 1;

@@ -348,6 +348,9 @@ begin
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(p_job.queue, 1);
+        end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
             seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)

@@ -1,0 +1,204 @@
+"""Limits of queues: exact for one producer, bounded for many, cheap at the limit, without a worker."""
+
+import json
+import threading
+import time
+
+import psycopg
+import pytest
+
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    enqueue_many,
+    one,
+    open_group,
+    small_segments,
+    sqlstate,
+)
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        yield conn
+
+
+def limit(conn, most, queue="default"):
+    return one(conn, "select forebay.limit_queue(%s, %s)", queue, most)
+
+
+def is_full(conn, **options) -> bool:
+    named = "".join(f", {name} => %s" for name in options)
+    state = sqlstate(conn, f"select forebay.enqueue('work'{named})", *options.values())
+    assert state in (None, "53400"), state
+    return state is not None
+
+
+def test_a_limit_holds_to_the_job_whether_a_worker_runs_or_not(database, conn):
+    """
+    Enqueues beyond the limit are refused, one by one, in bulk and with keys; what a worker takes makes
+    room again.
+    """
+    assert limit(conn, 10) is None
+    ids = [enqueue(conn) for _ in range(6)]
+    jobs = [{"kind": "work"}] * 5
+    assert sqlstate(conn, "select forebay.enqueue_many(%s::jsonb)", json.dumps(jobs)) == "53400"
+    query = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s]))"
+    assert sqlstate(conn, query, 5) == "53400"
+    assert len(enqueue_many(conn, jobs[:3])) == 3
+    assert not is_full(conn, unique_as='{"once": "k"}')
+    assert not is_full(conn, unique_as='{"once": "k"}')  # Nothing new.
+    assert is_full(conn, unique_as='{"once": "other"}')
+    assert is_full(conn)
+    assert not is_full(conn, delay="1 hour")  # It waits for a time.
+    assert not is_full(conn, queue="other")
+    with Reader(database) as reader:
+        reader.settle(reader.claim(4).claim_no)
+        assert len(enqueue_many(conn, jobs[:4])) == 4
+        assert is_full(conn)
+    assert limit(conn, None) == 10
+    assert not is_full(conn)
+    assert ids
+
+
+def test_the_message_says_how_many_wait_and_how_many_may(conn):
+    """
+    Whoever is refused learns both numbers.
+    """
+    open_group(conn, "mail")
+    limit(conn, 2, "mail")
+    assert (
+        sqlstate(
+            conn,
+            "select forebay.enqueue_many('w', array_fill('{}'::jsonb, array[3]), queue => 'mail')",
+        )
+        == "53400"
+    )  # The very first call.
+    enqueue(conn, queue="mail")
+    with pytest.raises(psycopg.Error, match="queue mail is full: 1 jobs wait, 2 more") as caught:
+        enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 2)
+    assert caught.value.diag.sqlstate == "53400"
+    assert sqlstate(conn, "select forebay.limit_queue('mail', 0)") == "JQ001"
+    assert sqlstate(conn, "select forebay.limit_queue('ma il', 5)") == "JQ001"
+
+
+def test_the_own_transaction_counts_and_a_rollback_does_not(database, conn):
+    """
+    A transaction is refused what would exceed the limit with its own jobs; numbers that nobody used
+    take no room.
+    """
+    limit(conn, 5)
+    with psycopg.connect(database) as own:
+        for _ in range(5):
+            enqueue(own)
+        assert is_full(own)
+        own.rollback()
+        for _ in range(20):
+            enqueue(own)
+            own.rollback()
+    for _ in range(30):
+        enqueue(conn, queue="other")
+    for _ in range(5):
+        enqueue(conn)
+    assert is_full(conn)
+
+
+def test_the_group_that_is_furthest_behind_counts(database, conn):
+    """
+    Every group of the queue has to have room; one that begins later counts from its beginning.
+    """
+    limit(conn, 5)
+    with Reader(database, group="fast") as fast:
+        open_group(conn, "default", "slow", "beginning")
+        enqueue_many(conn, [{"kind": "work"}] * 5)
+        fast.settle(fast.claim(5).claim_no)
+        assert is_full(conn)
+        with Reader(database, group="slow") as slow:
+            slow.claim(5)
+            assert not is_full(conn)
+            open_group(conn, "default", "late", "now")
+            assert not is_full(conn)
+
+
+def test_the_count_is_that_of_a_full_recount_over_many_segments(database, conn):
+    """
+    What is counted step by step agrees with a count of everything, across borders of segments,
+    rollbacks, late commits and claims.
+    """
+    small_segments(conn)
+    limit(conn, 1_000_000)
+    one(conn, "select forebay.spread_queue('default', 3)")
+    late = psycopg.connect(database)
+    with Reader(database) as reader:
+        for n in range(30):
+            enqueue_many(conn, [{"kind": "work"}] * 37)
+            enqueue(late)
+            if n % 7 == 3:
+                late.commit()
+            if n % 3 == 0:
+                reader.claim_ready(25)
+            if n % 4 == 0:
+                one(conn, "select forebay.seal_v1()")
+            counted = one(
+                conn, "select forebay._waiting('default', %s, -1, %s)", reader.group_id, n % 2
+            )
+            assert counted == one(conn, "select sum(ready)::bigint from forebay.depth('default')")
+    late.close()
+
+
+def test_with_many_producers_it_is_exceeded_by_no_more_than_their_open_transactions_hold(
+    database, conn
+):
+    """
+    Eight producers, three jobs a transaction, one slow worker: never more than the limit and what
+    the others' open transactions hold.
+    """
+    most, producers, jobs = 200, 8, 3
+    limit(conn, most)
+    stop = threading.Event()
+    refused = []
+
+    def produce() -> None:
+        with psycopg.connect(database) as own:
+            while not stop.is_set():
+                for _ in range(jobs):
+                    if is_full(own):
+                        refused.append(1)
+                        own.rollback()
+                        break
+                    time.sleep(0.001)
+                else:
+                    own.commit()
+
+    threads = [threading.Thread(target=produce, daemon=True) for _ in range(producers)]
+    for thread in threads:
+        thread.start()
+    deepest = 0
+    ends_at = time.monotonic() + 2
+    with Reader(database) as reader:
+        while time.monotonic() < ends_at:
+            depth = one(conn, "select coalesce(sum(ready), 0) from forebay.depth('default')")
+            deepest = max(deepest, depth)
+            assert depth <= most + (producers - 1) * jobs
+            if depth > most * 0.9:
+                reader.settle(reader.claim(5).claim_no)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert refused
+    assert deepest >= most * 0.9
+
+
+def test_workers_hear_of_queues_with_very_many_jobs(database, conn):
+    """
+    count_v1 counts every queue and names those at or beyond a number.
+    """
+    open_group(conn, "mail")
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 7)
+    assert conn.execute("select * from forebay.count_v1(7)").fetchall() == [("mail", "default", 7)]
+    assert conn.execute("select * from forebay.count_v1(8)").fetchall() == []
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 3)
+    assert conn.execute("select waiting from forebay.count_v1(8)").fetchall() == [(10,)]
+    assert one(conn, "select count(*) from forebay.queue_count") <= 2
