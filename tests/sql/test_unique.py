@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from tests.sql.test_flat_cost import pages
 from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
@@ -577,6 +578,37 @@ def test_numbering_begins_anew_when_nobody_holds_the_predecessor(database):
     break_function(database, "_hold_key", ("for key share", ""))
     with violation():
         numbering_does_not_begin_anew(database)
+
+
+@pytest.mark.parametrize("intent", ["once", "coalesce", "replace"])
+def test_a_key_that_was_taken_hundreds_of_times_costs_what_it_did_at_first(
+    database, conn, reader, intent
+):
+    """
+    While somebody holds a snapshot, an enqueue, a claim and a settlement touch about as many pages
+    after hundreds of generations as after a few.
+    """
+    conn.execute("analyze")
+    unique_as = json.dumps(INTENTS[intent])
+    call = "select forebay.enqueue_unique('work', '{}', %s::jsonb)"
+    claim = "select forebay.claim_v1(%s, %s, %s, %s, %s, 10)"
+    lane = lane_of("default", conn)
+    touched = []
+    ask(conn, {"once": "other"})
+    reader.finish(reader.claim())
+    with psycopg.connect(database) as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("select 1")
+        for _ in range(400):
+            reader.claim_no += 1
+            number = reader.claim_no
+            touched.append(
+                pages(conn, call, unique_as)
+                + pages(reader.conn, claim, reader.lease_id, number, number, reader.group_id, lane)
+            )
+            assert reader.settle(number) == "settled"
+    assert one(conn, "select max(gen) from forebay.unique_key") == 400
+    assert min(touched[-20:]) < 1.5 * min(touched[20:40]) + 20
 
 
 # -- reading the state off the job ---------------------------------------------------------------
