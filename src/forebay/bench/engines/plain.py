@@ -22,7 +22,9 @@ create table plain_job (
     args           jsonb not null,
     tag            text,
     correlation_id text,
-    headers        jsonb
+    headers        jsonb,
+    ordering_key   text,
+    unique_key     text
 );
 create index plain_job_claim on plain_job (lane, xid, seq);
 """
