@@ -103,7 +103,9 @@ def claimed(text: str | None) -> list[Row]:
     jobs = []
     for offset, item in enumerate(json.loads(f"[{text or ''}]"), 1):
         seq, kind, enqueued, args, *more = item
-        job_id, expires, attempt, limit, pauses, tag, correlation_id, headers = more or [None] * 8
+        job_id, expires, attempt, limit, pauses, tag, correlation_id, headers, *key = (
+            more or [None] * 8
+        )
         enqueued_at = EPOCH + timedelta(microseconds=enqueued)
         jobs.append(
             {
@@ -122,6 +124,7 @@ def claimed(text: str | None) -> list[Row]:
                 "tag": tag,
                 "correlation_id": correlation_id,
                 "headers": headers,
+                "ordering_key": key[0] if key else None,
             }
         )
     return jobs

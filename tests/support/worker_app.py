@@ -45,6 +45,29 @@ def work_in_thread(ctx: forebay.Context, entry: int, seconds: float = 0) -> None
     ended(ctx, entry)
 
 
+@app.job(retry=QUICK_RETRY)
+async def step(ctx: forebay.Context, entry: int, seconds: float = 0, failures: int = 0) -> None:
+    started(ctx, entry)
+    await asyncio.sleep(seconds)
+    if ctx.attempt <= failures:
+        note("fail", entry, ctx.job.job_id, ctx.attempt)
+        raise ValueError(entry)
+    ended(ctx, entry)
+
+
+@app.job(transaction=True, retry=QUICK_RETRY)
+def step_in_transaction(
+    ctx: forebay.Context, entry: int, seconds: float = 0, failures: int = 0
+) -> None:
+    started(ctx, entry)
+    time.sleep(seconds)
+    if ctx.attempt <= failures:
+        note("fail", entry, ctx.job.job_id, ctx.attempt)
+        raise ValueError(entry)
+    ctx.conn.execute("insert into effect (entry, job_id) values (%s, %s)", _row(ctx, entry))
+    ended(ctx, entry)
+
+
 @app.job(transaction=True)
 async def write(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
     started(ctx, entry)

@@ -85,6 +85,15 @@ def enqueue(
             show_default=False,
         ),
     ] = None,
+    ordering_key: Annotated[
+        str | None,
+        typer.Option(
+            "--ordering-key",
+            metavar="TEXT",
+            help="Jobs of the queue with the same key run one at a time, in order.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -105,6 +114,8 @@ def enqueue(
         options["tag"] = tag
     if correlation_id is not None:
         options["correlation_id"] = correlation_id
+    if ordering_key is not None:
+        options["ordering_key"] = ordering_key
     if header:
         options["headers"] = dict(_pair(text) for text in header)
     if unique is not None:

@@ -45,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         args: the arguments as decoded JSON.
         expires_at: from this instant on the job is not started any more.
         group: the reader of the queue this view belongs to.
+        ordering_key: jobs of the queue with the same key run one at a time, in order; None has no order to keep.
     """
 
     job_id: int
@@ -59,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     correlation_id: str | None = None
     headers: dict[str, str] = {}
+    ordering_key: str | None = None
     group: str = "default"
 
     @property

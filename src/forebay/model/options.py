@@ -28,6 +28,7 @@ class JobOptionChanges(TypedDict, total=False):
     correlation_id: str | None
     headers: dict[str, str] | None
     unique: Unique | None
+    ordering_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class JobOptions:
         headers: at most 64 entries of text and 8 kB together.
         unique: what to do when a job of the same key is there: ``Once``, ``Idempotent``,
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
+        ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
+            retries; at most 200 characters.
 
     Raises:
         InvalidJob: an option has the wrong type or lies out of range.
@@ -66,6 +69,7 @@ class JobOptions:
     correlation_id: str | None = None
     headers: Mapping[str, str] | None = None
     unique: Unique | None = None
+    ordering_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -85,6 +89,10 @@ class JobOptions:
                 self.correlation_id,
                 "correlation_id",
                 characters_max=checks.CORRELATION_ID_CHARACTERS_MAX,
+            )
+        if self.ordering_key is not None:
+            checks.checked_text(
+                self.ordering_key, "ordering_key", characters_max=checks.ORDERING_KEY_CHARACTERS_MAX
             )
         if self.headers is not None:
             # A copy, so that a later change of the caller's dict cannot reach the job.

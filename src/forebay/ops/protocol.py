@@ -38,7 +38,7 @@ class ReadyLane:
 
 
 class ClaimedJob(msgspec.Struct, array_like=True):
-    """One row that a claim handed out, as ``forebay._job_json()`` writes it.
+    """One row that a claim handed out, as ``forebay._job_json()`` and ``forebay._keyed_json()`` write it.
 
     Attributes:
         enqueued_micros, expires_micros: microseconds since 1970; an expiry of None is 30 days after.
@@ -59,6 +59,7 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     tag: str | None = None
     correlation_id: str | None = None
     headers: dict[str, str] | None = None
+    ordering_key: str | None = None
     offset: int = 0
 
     @property

@@ -44,13 +44,16 @@ if TYPE_CHECKING:
     from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
     from forebay.worker._children import Children
-    from forebay.worker._held import HeldJob, Lease
+    from forebay.worker._held import Batch, HeldJob, Lease
     from forebay.worker._messages import Answer
 
 log = logging.getLogger("forebay.worker")
 
 #: How long calls that never wait may keep the loop to themselves.
 _LOOP_SECONDS_MAX = 0.002
+
+#: After these a job goes on, and those behind it in its ordering key have to wait for it.
+_GOES_ON = frozenset({"retried", "lost", "snoozed", "unknown", "handed_back"})
 
 #: Threads that never came back from their handler before the worker says so at each further one.
 _ABANDONED_MANY = 10
@@ -107,6 +110,8 @@ class Executor:
         self._on_lease_lost = on_lease_lost
         self._on_progress = on_progress
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
+        #: What waits for an earlier job of its ordering key in the same batch, in order.
+        self._chains: dict[tuple[Batch, str], deque[HeldJob]] = {}
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
         #: Whether handlers' transactions run in the sessions of a pooler; known once the worker is connected.
@@ -148,30 +153,44 @@ class Executor:
 
     def prepare(self, held: HeldJob) -> tuple[Kind, Any] | None:
         """Find the handler of a job and decode its arguments; settle the job when that fails."""
+        found = self._decode(held)
+        if isinstance(found, Ended):
+            self._finish(held, found)
+            return None
+        return found
+
+    def _decode(self, held: HeldJob) -> tuple[Kind, Any] | Ended:
         row = held.row
         try:
             kind = self._kinds.get(row.kind)
         except UnknownKind as error:
             log.warning("job %s put aside: %s", row.job_id, error)
-            self._finish(held, _running.unknown_kind(row, error))
-            return None
+            return _running.unknown_kind(row, error)
         try:
             return kind, _running.decode_item(kind, held, self._group)
         except InvalidJob as error:
             log.warning("job %s is dead: %s", row.job_id, error)
-            self._finish(held, _running.bad_arguments(error))
-            return None
+            return _running.bad_arguments(error)
         except Exception as error:
             # The application's own code, in the type of an argument: as if the handler had raised it.
             log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
             job = _running.job_of(held, kind, self._group)
-            self._finish(held, _running.failure(kind, job, error))
-            return None
+            return _running.failure(kind, job, error)
 
     def take(self, helds: Iterable[HeldJob]) -> None:
-        """Run jobs of one claim as slots become free."""
+        """Run jobs of one claim as slots become free; of each ordering key one at a time, in order."""
         batches: dict[str, tuple[Kind, list[HeldJob], list[Any]]] = {}
+        firsts = []
         for held in helds:
+            if held.row.ordering_key is not None:
+                place = (held.batch, held.row.ordering_key)
+                if place in self._chains:
+                    self._chains[place].append(held)
+                    self.buffered += 1
+                    continue
+                self._chains[place] = deque()
+            firsts.append(held)
+        for held in firsts:
             prepared = self.prepare(held)
             if prepared is None:
                 continue
@@ -193,10 +212,50 @@ class Executor:
         count = 0
         while self._waiting:
             for held in self._waiting.popleft()[1]:
-                self._finish(held, Ended(0, "handed_back"))
+                self._end(held, Ended(0, "handed_back"))
                 count += 1
+        for place in list(self._chains):
+            count += self._hand_back_chain(place)
         self.buffered = 0
         return count
+
+    def _hand_back_chain(self, place: tuple[Batch, str]) -> int:
+        chain = self._chains.pop(place)
+        self.buffered -= len(chain)
+        for held in chain:
+            self._end(held, Ended(0, "handed_back"))
+        return len(chain)
+
+    def _go_on_with_key(self, held: HeldJob, ended: Ended | None) -> None:
+        """After a job of an ordering key: its next one may start, or all that follow go back to wait behind it."""
+        place = (held.batch, held.row.ordering_key or "")
+        chain = self._chains.get(place)
+        while chain:
+            if ended is not None and ended.outcome in _GOES_ON:
+                break
+            follower = chain.popleft()
+            self.buffered -= 1
+            follower.follows = held
+            found = self._decode(follower)
+            if not isinstance(found, Ended):
+                self._append(follower, *found)
+                return
+            self._end(follower, found)
+            held, ended = follower, found
+        if chain is not None:
+            self._hand_back_chain(place)
+
+    def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
+        # Of several keys that go on at once, jobs of a batch handler make one call.
+        if kind.batch_size is not None and self._waiting:
+            last, helds, items = self._waiting[-1]
+            if last is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
+                helds.append(held)
+                items.append(item)
+                self.buffered += 1
+                return
+        self._waiting.append((kind, [held], [item]))
+        self.buffered += 1
 
     def hand_back_running(self) -> int:
         """Interrupt what still runs and give it back at no attempt; returns how many jobs."""
@@ -243,6 +302,12 @@ class Executor:
             else:
                 kept.append(unit)
         self._waiting = kept
+        for place in list(self._chains):
+            chain = self._chains[place]
+            if not chain or lost(chain[0]):
+                dropped.extend(held.row.job_id for held in chain)
+                self.buffered -= len(chain)
+                del self._chains[place]
         for call, helds in list(self._calls.items()):
             if not lost(helds[0]):
                 continue
@@ -423,6 +488,12 @@ class Executor:
 
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:
         wanted = call.kind.connection
+        for held in helds:
+            # Its commit must not be there without the settlement of the one before it.
+            if held.follows is not None:
+                await held.batch.settled(held.follows.row.offset)
+        if any(held.ended for held in helds):
+            raise LeaseLost(helds[0].lease.lease_id)
         if call.kind.is_async:
             if wanted not in self._async_lenders:
                 self._async_lenders[wanted] = async_lender(
@@ -443,10 +514,12 @@ class Executor:
             call.thread_call = self._threads.submit(lambda: self._body_in_transaction(call, helds))
             endeds = await call.thread_call.future
         self._note_duration(helds, endeds)
-        for held in helds:
+        for held, ended in zip(helds, endeds, strict=True):
             if not held.ended:
                 held.ended = True
                 self._sink.settled_elsewhere(held)
+                if held.row.ordering_key is not None:
+                    self._go_on_with_key(held, ended)
 
     def _body_in_transaction(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         # Runs in a thread.
@@ -501,6 +574,8 @@ class Executor:
                 self._on_lease_lost(helds[0].lease)
             for held in helds:
                 held.ended = True
+                chain = self._chains.pop((held.batch, held.row.ordering_key or ""), ())
+                self.buffered -= len(chain)
             log.warning("job %s: %s; its transaction was rolled back", helds[0].row.job_id, error)
             return
         error = _running.raised_because(call, error)
@@ -522,6 +597,11 @@ class Executor:
     def _finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         if held.ended:
             return
+        self._end(held, ended, solo=solo)
+        if held.row.ordering_key is not None:
+            self._go_on_with_key(held, ended)
+
+    def _end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         held.ended = True
         if ended is None:
             self._sink.done(held)

@@ -10,6 +10,7 @@ Invariant "single holder": docs/design/engine.md.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from dataclasses import dataclass, field
@@ -59,6 +60,15 @@ class Batch:
     done: list[int] = field(default_factory=list)
     millis: list[int] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
+    has_keys: bool = False
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def settled(self, offset: int) -> None:
+        """Wait until the job at an offset is settled, or known not to be any more."""
+        while offset in self.open_offsets and not self.lease.lost:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
 
     def take_flush(self) -> Flush | None:
         """Turn what ended since the last flush into one, or None when nothing did."""
@@ -84,6 +94,10 @@ class Batch:
             self.open_offsets.difference_update(offsets)
         if not self.open_offsets:
             self.lease.batches.pop(self.claim_no, None)
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
 
 def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
@@ -95,7 +109,8 @@ class HeldJob:
     """A claimed job: waiting in this process, running, or ended.
 
     ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
-    ``interrupted`` says why the handler was asked to stop.
+    ``interrupted`` says why the handler was asked to stop. ``follows`` is the job before it, of the same ordering key
+    and batch.
     """
 
     row: ClaimedJob
@@ -106,6 +121,7 @@ class HeldJob:
     started_at: float = 0.0
     alone: bool = False
     control: Any = None
+    follows: HeldJob | None = None
 
     @property
     def lease(self) -> Lease:

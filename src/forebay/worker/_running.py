@@ -45,6 +45,7 @@ def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
         tag=row.tag,
         correlation_id=row.correlation_id,
         headers=row.headers or {},
+        ordering_key=row.ordering_key,
         group=group,
     )
 

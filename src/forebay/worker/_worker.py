@@ -187,7 +187,7 @@ class Worker:
         self._claims = new_session("5s")
         settles, upkeep = new_session("5s"), new_session("1s")
         bell = Session(self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler)
-        self._settler = Settler(settles, self._on_lease_lost)
+        self._settler = Settler(settles, self._on_lease_lost, self._wake.set)
         self._maintenance = Maintenance(
             upkeep, on_work=self._wake.set, holder=None if until_idle else self._holder
         )
@@ -702,6 +702,7 @@ class Worker:
         if lease.lost:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
+        batch.has_keys = any(row.ordering_key is not None for row in rows)
         lease.batches[claim_no] = batch
         if self._heart is not None:
             self._heart.hurry()

@@ -57,7 +57,7 @@ create table forebay.log (
     tag            text,
     correlation_id text,
     headers        jsonb,
-    ordering_key   text,
+    ordering_key   text collate "C",
     unique_key     text
 ) partition by range (seq);
 
@@ -91,7 +91,7 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
-    part     integer not null default 0, -- which of an unordered queue's public lanes
+    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys
     noted_at timestamptz not null
 );
 create index lane_by_id on forebay.lane (lane);
@@ -161,6 +161,14 @@ create table forebay.batch (
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
     skipped_as    "char"[],              -- c cancelled, e expired
+    -- Of lanes of jobs with ordering keys only:
+    lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
+    keys          text[] collate "C",    -- one per seq
+    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    edge_from     xid8,                  -- what began after this transaction has a number above low_from,
+    low_from      bigint,                --   and what was visible in snap_from began before it
+    edge_to       xid8,                  -- the same of snap_to
+    low_to        bigint,
     primary key (group_id, lane, no)
 );
 create unique index batch_by_name on forebay.batch (lease_id, claim_no) where lease_id is not null;
@@ -175,7 +183,8 @@ create table forebay.settlement (
     settled_at timestamptz not null,
     offsets    smallint[],               -- null: the whole batch
     outcomes   "char"[],                 -- null: all done. d done, c cancelled, x dead, and for jobs
-                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost
+                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost;
+                                         -- k kept back behind an earlier job of its ordering key
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
@@ -208,7 +217,7 @@ create table forebay.deferred (
     tag            text,
     correlation_id text,
     headers        jsonb,
-    ordering_key   text,
+    ordering_key   text collate "C",
     unique_key     text
 );
 create index deferred_due on forebay.deferred (run_at, deferred_id);
@@ -276,7 +285,7 @@ create table forebay.dead_letter (
     tag            text,
     correlation_id text,
     headers        jsonb,
-    ordering_key   text,
+    ordering_key   text collate "C",
     unique_key     text,
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
@@ -286,6 +295,42 @@ create table forebay.dead_letter (
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+
+
+-- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
+-- (group, key) says where the key stands.
+create table forebay.key_turn (
+    group_id     bigint not null,
+    ordering_key text collate "C" not null,
+    no           bigint not null,
+    lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
+    claim_no     bigint,
+    offsets      smallint[],             -- the key's jobs within that batch, in order
+    jobs         bigint[],               -- their ids
+    mark         bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- kept back by an earlier turn and not taken by this one, in order
+    rest_seqs    bigint[],
+    low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
+    high_seq     bigint not null,
+    taken_at     timestamptz not null,
+    primary key (group_id, ordering_key, no)
+);
+
+-- Parked: a group's cursor has passed these jobs while their key was taken. They keep the order they came in.
+create sequence forebay.parked_seq as bigint cache 1;
+
+-- Tells a claim, without a look at any table, that nobody ever used an ordering key.
+create sequence forebay.key_seq as bigint cache 1;
+
+create table forebay.parked (
+    group_id     bigint not null,
+    ordering_key text collate "C" not null,
+    parked_no    bigint not null default nextval('forebay.parked_seq'),
+    lane         bigint not null,
+    seq          bigint not null,
+    primary key (group_id, ordering_key, parked_no)
+);
+create index parked_by_seq on forebay.parked (seq);
 
 
 -- Bells: "somebody sleeps until", in milliseconds since 1970, one register per hash of a queue name.

@@ -90,6 +90,7 @@ begin
     execute format('create index on %s (lane, xid, seq)', v_leaf);
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
     execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
@@ -147,6 +148,55 @@ begin
         end
         $body$
     $reader$, p_segment_id, v_leaf);
+
+    -- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
+    -- start has a number above p_low; what was at work then is looked for by its xid below that.
+    execute format($reader$
+        create function forebay._read_keyed_%1$s(
+            p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
+        returns forebay.log[]
+        language plpgsql stable
+        as $body$
+        begin
+            return array(
+                select w.r
+                from (
+                    (select row(l.*)::forebay.log as r, l.seq as s
+                     from unnest(p_late) as late (xid),
+                          lateral (select * from %2$s i
+                                   where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
+                                   order by i.seq limit p_limit) l)
+                    union all
+                    (select row(l.*)::forebay.log, l.seq
+                     from %2$s l
+                     where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
+                       and pg_visible_in_snapshot(l.xid, p_to)
+                       and not pg_visible_in_snapshot(l.xid, p_from)
+                     order by l.seq
+                     limit p_limit)
+                ) w
+                order by w.s
+                limit p_limit);
+        end
+        $body$
+    $reader$, p_segment_id, v_leaf);
+
+    -- Rows of keyed jobs by their places.
+    execute format($fetch$
+        create function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
+        language plpgsql stable
+        as $body$
+        begin
+            return array(
+                select row(l.*)::forebay.log
+                from unnest(p_lanes, p_seqs) as u (lane, seq),
+                     lateral (select * from %2$s i
+                              where i.lane = u.lane and i.seq = u.seq and i.ordering_key is not null limit 1) l);
+        end
+        $body$
+    $fetch$, p_segment_id, v_leaf);
+    execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
+    execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
 
     -- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
     execute format($probe$

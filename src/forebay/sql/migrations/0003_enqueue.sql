@@ -15,6 +15,14 @@ as $$
 $$;
 
 
+-- The lane of jobs with ordering keys for (queue, priority, audience).
+create function forebay._keyed_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0)
+$$;
+
+
 -- Note a lane in the registry when no row of it is visible; returns it.
 --
 -- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
@@ -37,6 +45,28 @@ create function forebay._note_lane(p_queue text, p_priority integer, p_audience 
 language sql volatile
 as $$
     select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+$$;
+
+
+-- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
+create function forebay._note_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null then
+        perform nextval('forebay.key_seq');
+    end if;
+    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, -1);
+end
+$$;
+
+
+-- The lane in which a group's job goes on, noted in the registry.
+create function forebay._note_private_lane(p_queue text, p_priority integer, p_audience bigint, p_ordering_key text) returns bigint
+language sql volatile
+as $$
+    select case when p_ordering_key is null then forebay._note_lane(p_queue, p_priority, p_audience)
+                else forebay._note_keyed_lane(p_queue, p_priority, p_audience) end
 $$;
 
 
@@ -111,7 +141,8 @@ $$;
 -- What is wrong with one job's options, or null. One line, lower case, with the value.
 create function forebay._job_problem(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
-    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb)
+    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
+    p_ordering_key text)
 returns text
 language plpgsql stable
 as $$
@@ -143,6 +174,8 @@ begin
         return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
     elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+        return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
     end if;
     if p_headers is not null then
         if jsonb_typeof(p_headers) <> 'object' then
@@ -218,6 +251,7 @@ $$;
 --   tag             where it came from
 --   correlation_id  carried through retries, dead letters and redrives
 --   headers         JSON object of strings
+--   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. Nothing is written then.
@@ -226,7 +260,7 @@ create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, unique_as jsonb default null)
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -249,15 +283,17 @@ begin
         and enqueue.priority between -32768 and 32767
         and pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500
         and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as) = 0) is not true then
+                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key) = 0) is not true then
         if enqueue.unique_as is not null then
             return (forebay.enqueue_unique(
                 enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers)).job_id;
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key)).job_id;
         end if;
         v_problem := forebay._job_problem(
             enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers);
+            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+            enqueue.ordering_key);
         if v_problem is not null then
             raise exception using errcode = 'JQ001', message = v_problem,
                 hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
@@ -269,7 +305,9 @@ begin
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if pg_sequence_last_value('forebay.spread_seq') is not null then
+    if enqueue.ordering_key is not null then
+        v_lane := forebay._note_keyed_lane(enqueue.queue, enqueue.priority, 0);
+    elsif pg_sequence_last_value('forebay.spread_seq') is not null then
         v_lane := forebay._pick_lane(enqueue.queue, enqueue.priority);
     elsif not exists (select from forebay.lane l where l.lane = v_lane) then
         v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
@@ -277,11 +315,11 @@ begin
 
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         values (
             v_start, v_lane, v_now, nextval('forebay.log_seq'),
             coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers)
+            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
         returning job_id into v_job_id;
         return v_job_id;
     end if;
@@ -290,10 +328,10 @@ begin
         perform forebay._require_room(enqueue.queue, 1);
     end if;
     insert into forebay.log (
-        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
-        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers)
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
     returning seq into v_job_id;
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._ring(enqueue.queue);
@@ -306,7 +344,7 @@ $$;
 -- One job of a bulk enqueue, decoded.
 create type forebay._job_input as (
     kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
-    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb);
+    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text);
 
 
 -- Refuse the first bad job of a bulk enqueue by its index. Good, plain jobs pass on one expression.
@@ -322,30 +360,29 @@ declare
 begin
     for v_odd in
         select u.*
-        from unnest(p_jobs) with ordinality
-             as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+        from unnest(p_jobs) with ordinality u
         where (u.kind ~ v_name and u.queue ~ v_name
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
-               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers) = 0
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.ordering_key) = 0
               ) is not true
-        order by u.nr
+        order by u.ordinality
     loop
         if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
             v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
         else
             v_problem := forebay._job_problem(
                 v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
-                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers);
+                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key);
         end if;
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
-                message = format('job %s: %s', v_odd.nr - 1, v_problem),
+                message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
-            perform forebay._check_args(v_odd.args, v_odd.nr - 1);
+            perform forebay._check_args(v_odd.args, v_odd.ordinality - 1);
         end if;
     end loop;
 end
@@ -363,8 +400,12 @@ declare
     v_target   record;
     v_spread   boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
 begin
-    for v_target in select distinct u.queue, u.priority from unnest(p_jobs) u loop
-        perform forebay._note_lanes(v_target.queue, v_target.priority);
+    for v_target in select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed from unnest(p_jobs) u loop
+        if v_target.is_keyed then
+            perform forebay._note_keyed_lane(v_target.queue, v_target.priority, 0);
+        else
+            perform forebay._note_lanes(v_target.queue, v_target.priority);
+        end if;
         perform forebay._ring(v_target.queue);
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
@@ -376,14 +417,14 @@ begin
 
     with written as (
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
-        select case when v_spread then forebay._part_id(u.queue, u.priority, (u.nr % forebay._spread_of(u.queue))::integer)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
+                    when v_spread then forebay._part_id(u.queue, u.priority, (u.ordinality % forebay._spread_of(u.queue))::integer)
                     else forebay._lane_id(u.queue, u.priority, 0) end, v_now, u.expires_at, u.max_attempts,
-               u.kind, u.args, u.tag, u.correlation_id, u.headers
-        from unnest(p_jobs) with ordinality
-             as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
+        from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
-        order by u.nr
+        order by u.ordinality
         returning seq)
     select array_agg(w.seq) into v_ready from written w;
 
@@ -393,17 +434,17 @@ begin
 
     with written as (
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select d.start,
-               case when v_spread then forebay._part_id(d.queue, d.priority, (d.nr % forebay._spread_of(d.queue))::integer)
+               case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
+                    when v_spread then forebay._part_id(d.queue, d.priority, (d.ordinality % forebay._spread_of(d.queue))::integer)
                     else forebay._lane_id(d.queue, d.priority, 0) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
-               d.kind, d.args, d.tag, d.correlation_id, d.headers
+               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
-              from unnest(p_jobs) with ordinality
-                   as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+              from unnest(p_jobs) with ordinality u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now
-              order by u.nr) d
+              order by u.ordinality) d
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
 
@@ -411,9 +452,8 @@ begin
     return (
         select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
         from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place
-              from (select u.nr, coalesce(coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now, false) as is_deferred
-                    from unnest(p_jobs) with ordinality
-                         as u (kind, args, queue, priority, delay, run_at, expires_at, max_attempts, tag, correlation_id, headers, nr)
+              from (select u.ordinality as nr, coalesce(coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now, false) as is_deferred
+                    from unnest(p_jobs) with ordinality u
                    ) c) m);
 end
 $$;
@@ -424,7 +464,7 @@ $$;
 -- All or none: one bad job refuses the call, and the message names its index, from 0.
 --
 -- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as; all but kind optional.
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key; all but kind optional.
 -- Errors: as forebay.enqueue.
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
@@ -434,7 +474,7 @@ set jit = off
 as $$
 declare
     v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
-                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as'];
+                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key'];
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
@@ -461,12 +501,13 @@ begin
     begin
         select array_agg(
             row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
-                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers)::forebay._job_input
+                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
         from rows from (jsonb_to_recordset(jobs) as (
                 kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
-                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb))
+                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
+                ordering_key text))
              with ordinality r;
     exception when data_exception then
         raise exception using errcode = 'JQ001',
@@ -478,6 +519,11 @@ begin
     end if;
     perform forebay._check_jobs(v_jobs);
     if jobs @? '$[*].unique_as ? (@ != null)' then
+        if jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
+            raise exception using errcode = 'JQ001',
+                message = 'ordering_key and unique_as exclude each other',
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
         return forebay._enqueue_mixed(v_jobs, array(
             select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
     end if;
@@ -494,7 +540,7 @@ create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null)
+    headers jsonb default null, ordering_key text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -514,7 +560,8 @@ begin
     end if;
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
-        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers);
+        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+        enqueue_many.ordering_key);
     for v_odd in
         select a.args, a.nr - 1 as index
         from unnest(enqueue_many.args) with ordinality a (args, nr)
@@ -535,22 +582,28 @@ begin
         perform forebay._check_args(v_odd.args, v_odd.index);
     end loop;
 
-    v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
+    if enqueue_many.ordering_key is null then
+        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
+    else
+        v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+    end if;
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
                coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
-               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
-               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._ring(enqueue_many.queue);
     end if;

@@ -166,9 +166,11 @@ $$;
 --   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
+-- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element: the
+-- holder works them one at a time, and when one of them goes on it hands back those behind.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the lane's advisory key, the lease (KEY SHARE).
+-- Locks, in order: the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -199,6 +201,10 @@ begin
     if set_config('synchronous_commit', 'off', true) is null
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
         raise exception 'unreachable';
+    end if;
+    if pg_sequence_last_value('forebay.key_seq') is not null
+       and exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(

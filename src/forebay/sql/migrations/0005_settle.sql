@@ -78,6 +78,8 @@ $$;
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
 --   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
 --   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
+--   A job with an ordering key that would go on while an earlier one of its key in the batch has not ended is kept back
+--   behind it instead, whatever was said about it, at no attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
@@ -129,7 +131,7 @@ begin
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
             select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
             from forebay.batch b
-            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null
               and not exists (select from forebay.settlement s
                               where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
             on conflict do nothing;
@@ -140,7 +142,7 @@ begin
             end if;
         end if;
 
-        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size into v_batch
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails into v_batch
         from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
         if not found then
             status := 'unknown_batch';
@@ -171,8 +173,12 @@ begin
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
                     select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
-                                                 v_batch.lane, v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
+                                                 coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
+                                                 v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
+                if v_batch.keys is not null then
+                    v_outcomes := forebay._kept_back(p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                end if;
             end if;
         end if;
         if exists (select from forebay.settlement s
@@ -194,11 +200,15 @@ begin
         for v_item in select e.value from jsonb_array_elements(v_ended) e loop
             v_done := v_done + 1;
             perform forebay._end(v_batch.group_id, v_batch.lane,
-                                 forebay._row(v_batch.lane,
+                                 forebay._row(coalesce(v_batch.lanes[(v_item ->> 'offset')::integer], v_batch.lane),
                                               coalesce(v_batch.xids[(v_item ->> 'offset')::integer], v_batch.xids[1]),
                                               v_batch.seqs[(v_item ->> 'offset')::integer]),
                                  v_outcomes[v_done], v_item, v_worker);
         end loop;
+        if v_batch.keys is not null then
+            perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
+                                          v_batch.tails, settle_v1.flush_no, v_offsets, v_outcomes);
+        end if;
         status := 'settled';
         return next;
     end loop;
@@ -264,9 +274,10 @@ begin
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
-        v_target := forebay._note_lane(
+        v_target := forebay._note_private_lane(
             v_lane.queue, v_lane.priority,
-            case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end);
+            case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
+            p_row.ordering_key);
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;

@@ -177,7 +177,8 @@ language sql immutable
 as $$
     select pg_visible_in_snapshot(p_xid, p_from)
         or (p_to is not null and pg_visible_in_snapshot(p_xid, p_to)
-            and (p_seq < p_pos_lo or (p_seq < p_pos_hi and (p_xid, p_seq) <= (p_pos_xid, p_pos_seq))))
+            and (p_seq < p_pos_lo or (p_seq < p_pos_hi and (p_xid, p_seq) <= (p_pos_xid, p_pos_seq))
+                 or p_pos_xid = '0' and p_seq <= p_pos_seq))  -- Keyed lanes are read in the order of numbers.
 $$;
 
 
@@ -229,7 +230,7 @@ begin
         return query execute format(
             'select l.* from forebay.log_%1$s l where l.job_id = $1
              union all
-             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null
+             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null and l.kind <> ''''
              order by 2', v_segment.segment_id) using p_job_id;
     end loop;
 end
@@ -335,7 +336,17 @@ begin
             return next;
             continue;
         end if;
-        v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
+        if v_row.ordering_key is not null then
+            if forebay._is_parked(v_group.group_id, v_row.ordering_key, v_row.seq) then
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                return next;
+                continue;
+            end if;
+            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
+        end if;
+        if v_row.ordering_key is null or v_batch.seqs is null then
+            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
+        end if;
         claimed_at := v_batch.claimed_at;
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
@@ -352,7 +363,11 @@ begin
           and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
         limit 1;
         state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead'
-                                 else case when v_batch.seqs is null then 'cancelled' else 'leased' end end;
+                                 else case when v_batch.seqs is not null then 'leased'
+                                           when exists (select from forebay.dead_letter d
+                                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
+                                                          and d.enqueued_at = v_row.enqueued_at) then 'expired'
+                                           else 'cancelled' end end;
         ended_at := v_end.settled_at;
         if state = 'dead' or (state = 'done' and v_end.code = 'd') then
             attempt := attempt + 1;
@@ -389,6 +404,8 @@ begin
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
         left join forebay.segment s on s.segment_id = b.pos_segment),
+    parked_jobs as materialized (
+        select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
     open_jobs as (
         select b.group_id, b.lane,
                sum(cardinality(b.seqs) - case when s.whole then cardinality(b.seqs) else s.settled end) as open
@@ -402,12 +419,13 @@ begin
         group by b.group_id, b.lane)
     select r.queue, r.priority, r.name,
            sum((select count(*) from forebay.log l
-                where l.lane = r.lane and l.seq >= v_archived
+                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
                   and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
                   and (r.snap_from is null or not forebay._is_consumed(
                           l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
                   and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint,
+                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            coalesce(sum(o.open), 0)::bigint,
            sum((select count(*) from forebay.deferred d
                 where d.lane = r.lane
@@ -450,8 +468,8 @@ begin
     end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
-    values (forebay._note_lane(d.queue, d.priority, d.group_id), forebay._now(), d.max_attempts, d.kind, d.args, d.tag,
-            d.correlation_id, d.headers, d.ordering_key)
+    values (forebay._note_private_lane(d.queue, d.priority, d.group_id, d.ordering_key), forebay._now(), d.max_attempts, d.kind, d.args,
+            d.tag, d.correlation_id, d.headers, d.ordering_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._ring(d.queue);

@@ -96,7 +96,7 @@ begin
         select g.group_id, l.lane
         from forebay.queue_group g
         join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.part >= 0) l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
@@ -190,6 +190,10 @@ begin
     limit 1;
     if found then
         return format('worker %s still has jobs of it', v_open.worker);
+    end if;
+    if pg_sequence_last_value('forebay.key_seq') is not null
+       and exists (select from forebay._all_parked() p where p.seq >= v_lo and p.seq < v_hi) then
+        return 'jobs of it wait for their ordering key';
     end if;
     return null;
 end
@@ -339,7 +343,7 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_batches(p_most);
+        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);

@@ -75,6 +75,14 @@ begin
         perform forebay.open_group(v_queue.queue, 'default', 'beginning');
     end loop;
 
+    -- Behind a cursor, waiting for their ordering key; those of the leases are counted with these.
+    select count(*) into v_count from forebay._all_parked();
+    if p_resume then
+        resumed := v_count;
+    else
+        discarded := v_count;
+    end if;
+
     -- Claimed and not settled.
     for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
         if p_resume then
@@ -83,6 +91,17 @@ begin
             discarded := discarded + coalesce(forebay._discard_lease(v_lease.lease_id), 0);
         end if;
     end loop;
+
+    if p_resume then
+        for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
+            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
+            perform forebay._go_on(
+                r.job, forebay._note_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
+            from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
+        end loop;
+    end if;
+    delete from forebay.parked;
+    delete from forebay.key_turn;
 
     -- Waiting in the log.
     for v_lane in
@@ -100,7 +119,7 @@ begin
         loop
             for v_row in execute format(
                 'select row(l.*)::forebay.log as r, age(l.xmin) < age($2) as native
-                 from forebay.log_%s l where l.lane = $1 order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane, v_border
+                 from forebay.log_%s l where l.lane = $1 and l.kind <> '''' order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane, v_border
             loop
                 if not v_row.native then
                     continue when v_lane.snap_from is null and v_lane.audience = 0
@@ -117,8 +136,9 @@ begin
                 resumed := resumed + 1;
                 perform forebay._go_on(
                     v_row.r,
-                    forebay._note_lane(v_lane.queue, v_lane.priority,
-                                       case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end),
+                    forebay._note_private_lane(v_lane.queue, v_lane.priority,
+                                               case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
+                                               (v_row.r).ordering_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
             end loop;
         end loop;

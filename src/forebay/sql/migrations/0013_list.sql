@@ -85,7 +85,7 @@ language sql stable
 as $$
     select coalesce(string_agg(format(
                'select coalesce(l.job_id, l.seq) as job_id, l.seq as place from forebay.log_%s l
-                where l.seq >= $1 and l.seq < $2 and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
+                where l.seq >= $1 and l.seq < $2 and l.kind <> '''' and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
                 union all ', s.segment_id), ''), '')
         || 'select d.job_id, d.job_id as place from forebay.deferred d
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
