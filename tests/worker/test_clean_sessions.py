@@ -126,10 +126,10 @@ async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app,
     A worker that freezes between settlement and commit holds up a revocation for five seconds and no longer: the reset
     does not take that back.
     """
-    from forebay.worker import _executor
+    from forebay.db import lending
 
     limits: list[str] = []
-    original = _executor.settle_on
+    original = lending.settle_on
 
     async def settle_on(conn: psycopg.AsyncConnection, operation):
         answer = await original(conn, operation)
@@ -139,7 +139,7 @@ async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app,
         limits.append(row[0])
         return answer
 
-    monkeypatch.setattr(_executor, "settle_on", settle_on)
+    monkeypatch.setattr(lending, "settle_on", settle_on)
 
     @app.job(transaction=True)
     async def work() -> None: ...

@@ -199,7 +199,7 @@ def cut(dsn: str, *, segment_rows: int, reserve_rows: int) -> None:
         conn.execute("select forebay.configure('segment_rows', %s)", [segment_rows])
         conn.execute("select forebay.configure('reserve_rows', %s)", [max(reserve_rows, 1000)])
         with conn.transaction():
-            names = conn.execute(_PIECES, [r"^_[a-z]+_\d+$"]).fetchall()
+            names = conn.execute(_PIECES, [r"^_[a-z_]+_\d+$"]).fetchall()
             for sort, name in names:
                 conn.execute(sql.SQL("drop {} {}").format(sql.SQL(sort), sql.SQL(name)))
             conn.execute("delete from forebay.segment")
