@@ -64,6 +64,7 @@ def test_a_newer_library_is_brought_up_to_date_by_migrate(empty, monkeypatch):
     assert version(empty) == latest_version()
 
 
+@pytest.mark.slow
 def test_the_schema_can_be_taken_away(empty):
     """
     Migrating back to zero drops it.

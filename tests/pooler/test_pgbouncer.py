@@ -300,6 +300,7 @@ def test_a_pooler_that_reconnects_pauses_and_restarts(conn, pooled, pooler, work
     wait_for(lambda: len(effects.entries("end")) == 250, 30, lambda: workers.logs)
 
 
+@pytest.mark.slow
 def test_many_clients_share_a_few_server_sessions(server, conn, database, workers, effects):
     """
     Three server sessions serve two workers and their handlers in transactions; heartbeats get their turn.
@@ -319,7 +320,8 @@ def test_many_clients_share_a_few_server_sessions(server, conn, database, worker
     assert "LeaseLost" not in workers.logs
 
 
-@pytest.mark.parametrize("default", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("default", [False, True])
 def test_jobs_of_a_killed_worker_start_again_in_time(conn, pooled, workers, effects, default):
     """
     Nothing but the silence of its heartbeat tells that it is dead. With the default settings its jobs run again within 45 s.

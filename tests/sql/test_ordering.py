@@ -334,7 +334,9 @@ def storm(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None
         assert depth(conn, "q") == {"default": (0, 0, 0)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_whatever_happens_each_key_runs_in_order(database, seed):
     """Retries, snoozes, jobs handed back, suspects, lost leases, small segments: each job is done once, in its key's order."""
     storm(database, seed)

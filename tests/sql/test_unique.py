@@ -581,6 +581,7 @@ def test_numbering_begins_anew_when_nobody_holds_the_predecessor(database):
 
 
 @pytest.mark.parametrize("intent", ["once", "coalesce", "replace"])
+@pytest.mark.slow
 def test_a_key_that_was_taken_hundreds_of_times_costs_what_it_did_at_first(
     database, conn, reader, intent
 ):

@@ -272,6 +272,7 @@ async def test_progress_must_be_a_share(app, conn):
         app.handle(job).result(0)
 
 
+@pytest.mark.slow
 def test_a_suspect_in_a_child_process_reports_and_returns_too(conn, workers, effects):
     """
     What a handler says and returns comes out of the child that runs it.
