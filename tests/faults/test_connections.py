@@ -15,6 +15,7 @@ from tests.support.fix_db import make_migrated
 from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for, wait_for_async
+from tests.support.worker_process import SHORT_LEASE
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +120,7 @@ async def test_while_no_connection_is_to_be_had_nothing_is_spent(app, conn, data
         await asyncio.sleep(0.05)
 
     with Proxy(database) as proxy:
-        async with running(app, dsn=proxy.dsn, concurrency=2) as worker:
+        async with running(app, dsn=proxy.dsn, concurrency=2, **SHORT_LEASE) as worker:
             work.enqueue_many(conn, [(n,) for n in range(40)])
             await wait_for_async(lambda: len(attempts) > 5)
             with proxy.refuse():
@@ -233,14 +234,15 @@ async def test_a_table_locked_by_a_stranger_delays_and_loses_nothing(app, conn, 
         ran.append(number)
         await asyncio.sleep(0.5 if number < 3 else 0)
 
+    lease = {"lease_seconds": 6.0, "lease_margin_seconds": 1.0, "suspect_seconds": 2.0}
     names = ", ".join(f"forebay.{name}" for name in tables.split(", "))
-    async with running(app, lease_seconds=3, concurrency=5) as worker:
+    async with running(app, concurrency=5, **lease) as worker:
         work.enqueue_many(conn, [(n,) for n in range(3)])
         await wait_for_async(lambda: len(ran) == 3)
         with connect(database) as stranger:
             stranger.execute("begin")
             stranger.execute(f"lock table {names} in access exclusive mode")
-            until = time.monotonic() + 4
+            until = time.monotonic() + lease["lease_seconds"] + 1
             await wait_for_async(lambda: time.monotonic() > until)
             stranger.execute("rollback")
         work.enqueue_many(conn, [(n,) for n in range(3, 20)])
@@ -262,7 +264,7 @@ async def test_a_locked_heartbeat_table_stops_handlers_and_work_goes_on_afterwar
         ran.append(number)
         await asyncio.sleep(0.3)
 
-    async with running(app, lease_seconds=3, concurrency=5) as worker:
+    async with running(app, concurrency=5, **SHORT_LEASE) as worker:
         work.enqueue_many(conn, [(n,) for n in range(5)])
         with connect(database) as stranger:
             stranger.execute("begin")

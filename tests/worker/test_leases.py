@@ -14,6 +14,7 @@ from tests.support.engine import connect, depth, one, state
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for_async
+from tests.support.worker_process import SHORT_LEASE
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +143,7 @@ async def test_a_settlement_without_an_answer_is_repeated_under_its_name(app, co
                 work.enqueue(conn, n)
                 await wait_for_async(lambda f=fault: f.struck == 1)
                 await wait_for_async(lambda: depth(conn)["default"] == (0, 0, 0))
-            assert worker._settler.repeated == 3
+            await wait_for_async(lambda: worker._settler.repeated == 3)
             assert worker._settler.refused == 0
     assert sorted(ran) == list(range(6))
 
@@ -316,7 +317,7 @@ async def test_handlers_stop_when_no_heartbeat_was_answered_in_time(app, conn, d
             stopped.append(time.monotonic())
 
     with Proxy(database) as proxy:
-        async with running(app, dsn=proxy.dsn, lease_seconds=3, lease_margin_seconds=1) as worker:
+        async with running(app, dsn=proxy.dsn, **SHORT_LEASE) as worker:
             job = long.enqueue(conn)
             await wait_for_async(lambda: worker._executor.busy)
             began = time.monotonic()

@@ -12,14 +12,14 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
 from forebay.ops import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forebay.ops.protocol import Beat
 
@@ -27,6 +27,22 @@ log = logging.getLogger("forebay.worker")
 
 #: Idle workers of one database together beat about so often, in seconds, once they are many.
 _CROWD_SECONDS: Final = 0.05
+
+
+class Held(NamedTuple):
+    """What the process holds.
+
+    Attributes:
+        leases: ids of its leases.
+        jobs: ids of its running jobs.
+        posts: those it would take.
+        is_busy: whether it has any job, started or not.
+    """
+
+    leases: Sequence[int]
+    jobs: Sequence[int]
+    posts: Sequence[int]
+    is_busy: bool
 
 
 class Heart:
@@ -39,7 +55,7 @@ class Heart:
         idle_seconds: the same while no job runs and few workers are about.
         crowd_seconds: at most, while no job runs: of many idle workers each beats the more seldom the more they are.
         stall_seconds: without a sign of the worker's loop for so long, beating stops.
-        held: called in the worker's loop; the ids of its leases, of its running jobs, and of posts it would take.
+        held: called in the worker's loop; what is held then.
         heard: called in the worker's loop with each answer, the leases that were asked about, and when.
         pooler: see ``Session``.
     """
@@ -53,8 +69,8 @@ class Heart:
         idle_seconds: float,
         crowd_seconds: float,
         stall_seconds: float,
-        held: Callable[[], tuple[list[int], list[int], list[int]]],
-        heard: Callable[[Beat, list[int], float], None],
+        held: Callable[[], Held],
+        heard: Callable[[Beat, Sequence[int], float], None],
         pooler: str = "auto",
     ) -> None:
         self._session = Session(
@@ -75,7 +91,7 @@ class Heart:
         self._held = held
         self._heard = heard
         self._loop = asyncio.get_running_loop()
-        self._snapshot: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._snapshot = Held([], [], [], is_busy=False)
         self._seen_at = time.monotonic()
         self._stopping = threading.Event()
         self._awake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -129,13 +145,13 @@ class Heart:
                         "the event loop has not moved for %.0f s; giving up the lease", silent
                     )
                 stalled = True
-            elif self._snapshot[0]:
+            elif self._snapshot.leases:
                 stalled = False
                 sent_at = time.monotonic()
-                leases, jobs, posts = self._snapshot
+                held = self._snapshot
                 try:
-                    beat = await session.run(protocol.beat(leases, jobs, posts))
-                    self._loop.call_soon_threadsafe(self._heard, beat, leases, sent_at)
+                    beat = await session.run(protocol.beat(held.leases, held.jobs, held.posts))
+                    self._loop.call_soon_threadsafe(self._heard, beat, held.leases, sent_at)
                     self._extra_seconds = self._extra_pause(beat.crowd)
                     if was_down:
                         log.info("heartbeat is back")
@@ -149,11 +165,11 @@ class Heart:
                 except Exception as error:
                     # A lock on the table, for example. The next beat may pass.
                     log.warning("no heartbeat: %s", error)
-            pause = self._beat_seconds if self._snapshot[1] else self._idle_seconds
+            pause = self._beat_seconds if self._snapshot.is_busy else self._idle_seconds
             if was_down:
                 pause = min(pause, 0.3)
             await _wait(wake, pause)
-            if self._extra_seconds and not (self._snapshot[1] or was_down or stalled):
+            if self._extra_seconds and not (self._snapshot.is_busy or was_down or stalled):
                 self._is_far = True
                 if not self._hurried:
                     await _wait(wake, self._extra_seconds)

@@ -42,14 +42,14 @@ from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
 from forebay.policy.posts import DEAF_SECONDS, UPKEEP, Posts, draw_holder, far_pause
 from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
-from forebay.worker._heart import Heart
+from forebay.worker._heart import Heart, Held
 from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._progress import ProgressNotes
 from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
@@ -229,7 +229,7 @@ class Worker:
                 idle_seconds=_idle_beat_seconds(settings),
                 crowd_seconds=(settings.lease_seconds - settings.lease_margin_seconds) / 3,
                 stall_seconds=settings.lease_seconds - settings.lease_margin_seconds,
-                held=self._held_ids,
+                held=self._held,
                 heard=self._on_beat,
                 pooler=settings.pooler,
             )
@@ -346,14 +346,17 @@ class Worker:
         if lease is not None:
             lease.retired = True
 
-    def _held_ids(self) -> tuple[list[int], list[int], list[int]]:
-        leases = [lease.lease_id for lease in self._leases.values() if not lease.lost]
-        jobs = self._executor.running_job_ids() + self._children.running_job_ids()
-        if self._until_idle or self._stopping:
-            return leases, jobs, []
-        return leases, jobs, self._maintenance.vacancies + self._posts.missing
+    def _held(self) -> Held:
+        leases = [lease for lease in self._leases.values() if not lease.lost]
+        posts = self._maintenance.vacancies + self._posts.missing
+        return Held(
+            [lease.lease_id for lease in leases],
+            self._executor.running_job_ids() + self._children.running_job_ids(),
+            [] if self._until_idle or self._stopping else posts,
+            is_busy=any(lease.batches for lease in leases),
+        )
 
-    def _on_beat(self, beat: Beat, asked: list[int], sent_at: float) -> None:
+    def _on_beat(self, beat: Beat, asked: Sequence[int], sent_at: float) -> None:
         trusted = self._settings.lease_seconds - self._settings.lease_margin_seconds
         for lease in list(self._leases.values()):
             if lease.lease_id in beat.open_leases:
