@@ -117,21 +117,30 @@ as $$
 $$;
 
 
+-- May a transaction notify, if somebody waits for it?
+--
+-- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
+-- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
+-- over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a database, a role or a
+-- session.
+create function forebay._may_notify() returns boolean
+language sql volatile
+as $$
+    select coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
+                    current_setting('max_prepared_transactions') = '0')
+           and pg_notification_queue_usage() < 0.25
+$$;
+
+
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
--- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. Only while the
--- notification queue is nearly empty: when it is full, every transaction that notifies fails. Not where
--- transactions can be prepared: one that has notified cannot be, and whether a worker sleeps must not
--- decide over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a
--- database, a role or a session. The bell shortens the wait and guarantees nothing; workers poll.
+-- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The bell shortens the wait and guarantees
+-- nothing; workers poll.
 create function forebay._ring(p_queue text) returns void
 language plpgsql volatile
 as $$
 begin
-    if forebay._is_awaited(p_queue)
-       and coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
-                    current_setting('max_prepared_transactions') = '0')
-       and pg_notification_queue_usage() < 0.25 then
+    if forebay._is_awaited(p_queue) and forebay._may_notify() then
         perform pg_notify('forebay_bell', p_queue);
     end if;
 end

@@ -66,9 +66,7 @@ language plpgsql volatile
 as $$
 begin
     if coalesce(pg_sequence_last_value('forebay.result_bell'), 0) > date_part('epoch', clock_timestamp()) * 1000
-       and coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
-                    current_setting('max_prepared_transactions') = '0')
-       and pg_notification_queue_usage() < 0.25 then
+       and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;
 end
