@@ -263,9 +263,9 @@ def _many_idle(
 
 def _measure_idle(place: Place, dsn: str, count: int, seconds: float) -> Idle:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        time.sleep(
-            min(6.0, 2.4 * seconds)
-        )  # what starting cost is over then, and they know how many they are
+        # What starting cost is over then, they know how many they are, and the server has counted what it did: a session
+        # that has nothing to do says within ten seconds how many transactions it had.
+        time.sleep(min(12.0, 4.8 * seconds))
         cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
         time.sleep(seconds)
         spent = time.monotonic() - began

@@ -58,6 +58,15 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction that was at work.
+    if not exists (select from forebay.deferred d
+                   where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
+       and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       and not exists (select from pg_snapshot_xip(v_cursor.snap) x, lateral (select from forebay.deferred j where j.xid = x) i)
+       and not forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
+        return 0;
+    end if;
+
     select array_agg(d.run_at order by d.run_at, d.deferred_id), array_agg(d.deferred_id order by d.run_at, d.deferred_id)
     into v_run_at, v_ids
     from (select i.run_at, i.deferred_id from forebay.deferred i
