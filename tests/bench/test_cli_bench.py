@@ -1,12 +1,17 @@
 """``forebay bench``: what it lists, prints, draws and refuses."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from forebay.bench import SCENARIOS, Report, Table
 from forebay.bench._report import Bar
 from forebay.cli._main import run
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -145,3 +150,41 @@ def test_what_cannot_be_is_refused_before_anything_runs(command, scenario, argum
     assert code == 2
     assert problem in err
     assert scenario == []
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process started and that still run."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], check=True, capture_output=True, text=True
+    )
+    rows = (line.split() for line in listed.stdout.splitlines())
+    return [int(row[0]) for row in rows if int(row[1]) == pid and not row[2].startswith("Z")]
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ended_by_a_signal_it_takes_its_processes_with_it(tmp_path):
+    """
+    A worker or a server left behind would go on for ever, and slow down whatever is measured next.
+    """
+    with (tmp_path / "errors").open("w+") as errors:
+        bench = subprocess.Popen(
+            [sys.executable, "-m", "forebay", "bench", "latency", "--scale", "0.2"],
+            stdout=errors,
+            stderr=errors,
+        )
+        try:
+            started = wait_for(
+                lambda: len(found := children(bench.pid)) > 1 and found, 60, lambda: errors.read()
+            )
+        finally:
+            bench.terminate()
+        assert bench.wait(60) == 128 + signal.SIGTERM
+        wait_for(lambda: not any(runs(pid) for pid in started), 20)

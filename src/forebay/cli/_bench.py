@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
+from forebay.cli._exit import ExitCode, ended_in_order
 from forebay.cli._options import Json
 from forebay.cli._output import console, facts_table, print_json, table
 from forebay.errors import ConfigError, shown
@@ -117,7 +117,7 @@ def bench(
         mix=mix,
         holder=holder,
     )
-    with _progress(console(stderr=True)) as progress:
+    with ended_in_order(), _progress(console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)
     if plot is not None:
         _draw(report, plot)

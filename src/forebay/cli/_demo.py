@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli._exit import ExitCode
+from forebay.cli._exit import ExitCode, ended_in_order
 from forebay.cli._options import Json
 from forebay.cli._output import console, print_json
 
@@ -25,7 +25,8 @@ def demo(
     """
     from forebay.demo import run_demo  # noqa: PLC0415 - the other commands do without it
 
-    result = run_demo(console(stderr=as_json), keep=keep)
+    with ended_in_order():
+        result = run_demo(console(stderr=as_json), keep=keep)
     if as_json:
         print_json(result)
     if not result.is_right:

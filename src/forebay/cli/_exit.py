@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.padding import Padding
@@ -19,6 +21,9 @@ from forebay.errors import (
     ServerStartError,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class ExitCode(IntEnum):
     """What the shell sees."""
@@ -28,6 +33,20 @@ class ExitCode(IntEnum):
     USAGE = 2
     DATABASE = 3
     INTERRUPTED = 130
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM unwind a command as Ctrl-C does, so that the processes it started end with it."""
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def exit_code(error: BaseException) -> ExitCode:
