@@ -27,7 +27,10 @@ FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class ReadyLane:
-    """A lane that has something to claim for a group."""
+    """A lane that has something to claim for a group.
+
+    ``is_paced``: its queue has limits or limit keys, and a claim may give fewer jobs than are there.
+    """
 
     group_id: int
     lane: int
@@ -35,6 +38,7 @@ class ReadyLane:
     priority: int
     is_private: bool
     is_suspect: bool
+    is_paced: bool = False
 
 
 class ClaimedJob(msgspec.Struct, array_like=True):
@@ -211,7 +215,7 @@ def ready(
 ) -> Operation[list[ReadyLane]]:
     """The lanes of some groups that have something to claim."""
     return Operation(
-        "select group_id, lane, queue, priority, is_private, is_suspect"
+        "select group_id, lane, queue, priority, is_private, is_suspect, is_paced"
         " from forebay.ready_v1(%(groups)s, %(sleep)s)",
         lambda rows: [ReadyLane(*row) for row in rows],
         {"groups": list(group_ids), "sleep": sleep_millis},

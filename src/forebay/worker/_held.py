@@ -60,7 +60,8 @@ class Batch:
     done: list[int] = field(default_factory=list)
     millis: list[int] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    has_keys: bool = False
+    #: Whether its settlement may make others ready: of an ordering key, or of a queue with limits.
+    frees_others: bool = False
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def settled(self, offset: int) -> None:

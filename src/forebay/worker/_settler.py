@@ -39,18 +39,18 @@ class Settler:
     Args:
         session: a connection of its own.
         on_lease_lost: called with a lease that the database says is closed.
-        on_keys: called when jobs with ordering keys are settled: others of their keys may be ready now.
+        on_freed: called when a settlement may have made others ready: jobs of an ordering key, or of a queue with limits.
     """
 
     def __init__(
         self,
         session: Session,
         on_lease_lost: Callable[[Lease], None],
-        on_keys: Callable[[], None] = lambda: None,
+        on_freed: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._on_lease_lost = on_lease_lost
-        self._on_keys = on_keys
+        self._on_freed = on_freed
         self._dirty: dict[Batch, None] = {}
         self._solo: list[tuple[Batch, Flush]] = []
         self._under_way: list[tuple[Batch, Flush]] = []
@@ -188,8 +188,8 @@ class Settler:
             log.warning("LeaseLost: %s; %s settlements changed nothing", error, len(items))
             self._on_lease_lost(lease)
             return
-        if any(batch.has_keys for batch, _ in items):
-            self._on_keys()
+        if any(batch.frees_others for batch, _ in items):
+            self._on_freed()
         for (batch, flush), status in zip(items, statuses, strict=True):
             batch.close(_offsets(flush))
             if status == "repeated":

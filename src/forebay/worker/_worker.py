@@ -658,6 +658,8 @@ class Worker:
         """Claim from a lane, and while it gives all that is asked, again until that time; return how many."""
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
+        if lane.is_paced:
+            return await self._claim_paced(lease, lane, count)
         taken = 0
         asking = asyncio.create_task(self._ask(lease, lane, count))
         try:
@@ -679,6 +681,20 @@ class Worker:
                     return taken
         finally:
             asking.cancel()
+
+    async def _claim_paced(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+        """Claim where each claim gives jobs of one limit key, until there are enough or no more; return how many."""
+        taken = 0
+        until = time.monotonic() + self._settings.poll_seconds
+        while taken < count and not (self._stopping or lease.lost):
+            batch, rows = await self._ask(lease, lane, count - taken)
+            if batch is None or lease.lost:
+                break
+            taken += len(rows)
+            self._executor.take([HeldJob(row, batch, lane) for row in rows])
+            if time.monotonic() > until:
+                break  # Other lanes have their turn.
+        return taken
 
     async def _ask(
         self, lease: Lease, lane: ReadyLane, count: int
@@ -705,7 +721,7 @@ class Worker:
         if lease.lost:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
-        batch.has_keys = any(row.ordering_key is not None for row in rows)
+        batch.frees_others = lane.is_paced or any(row.ordering_key is not None for row in rows)
         lease.batches[claim_no] = batch
         if self._heart is not None:
             self._heart.hurry()

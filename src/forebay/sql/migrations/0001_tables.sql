@@ -91,11 +91,13 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
-    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys
-    noted_at timestamptz not null
+    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys;
+                                         -- 1000: the lane of a limit key, 1001: the desk of such lanes, which has no jobs itself
+    noted_at timestamptz not null,
+    limit_key text collate "C"
 );
 create index lane_by_id on forebay.lane (lane);
-create index lane_by_queue on forebay.lane (queue);
+create index lane_by_queue on forebay.lane (queue, part);
 
 -- Unordered queues: over how many public lanes of each priority their jobs are spread.
 -- The sequence tells an enqueue, without a look at the table, that there never was one.
@@ -287,6 +289,7 @@ create table forebay.dead_letter (
     headers        jsonb,
     ordering_key   text collate "C",
     unique_key     text,
+    limit_key      text collate "C",
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
     redriven_as    bigint,               -- job_id of the new job

@@ -91,6 +91,7 @@ begin
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
     execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
+    execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
@@ -197,6 +198,51 @@ begin
     $fetch$, p_segment_id, v_leaf);
     execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
     execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
+
+    -- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
+    -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+    execute format($arrivals$
+        create function forebay._arrivals_%1$s(
+            p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+        language plpgsql stable
+        as $body$
+        begin
+            pairs := 0;
+            if not exists (select from %2$s l
+                           where l.lane >> 48 = p_shelf and l.lane & 1 = 1
+                             and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
+               and p_late = '{}' then
+                return;
+            end if;
+            with recursive step as (
+                (select i.xid, i.lane from %2$s i
+                 where i.lane >> 48 = p_shelf and i.lane & 1 = 1
+                   and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
+                 order by i.lane >> 48, i.xid, i.lane limit 1)
+                union all
+                select n.xid, n.lane from step s, lateral (
+                    select i.xid, i.lane from %2$s i
+                    where i.lane >> 48 = p_shelf and i.lane & 1 = 1
+                      and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
+                    order by i.lane >> 48, i.xid, i.lane limit 1) n
+            ), late as (
+                select f.xid, f.lane from unnest(p_late) x (xid), lateral (
+                    select i.xid, i.lane from %2$s i
+                    where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+                    order by i.lane >> 48, i.xid, i.lane limit 1) f
+                union all
+                select n.xid, n.lane from late s, lateral (
+                    select i.xid, i.lane from %2$s i
+                    where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+                    order by i.lane >> 48, i.xid, i.lane limit 1) n
+            )
+            select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
+            into pairs, lanes
+            from (select * from (select * from step union all select * from late) a limit p_most) u;
+        end
+        $body$
+    $arrivals$, p_segment_id, v_leaf);
+    execute format('revoke all on function forebay._arrivals_%s from public', p_segment_id);
 
     -- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
     execute format($probe$

@@ -1,9 +1,10 @@
 -- Enqueue: the public contract for producers, in any language.
 
--- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it.
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it. Its number is
+-- even, as are those of all lanes but those of limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
-as $$ select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text) collate "C", 0) $$;
+as $$ select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text) collate "C", 0) & -2 $$;
 
 
 -- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
@@ -11,7 +12,7 @@ create function forebay._part_id(p_queue text, p_priority integer, p_part intege
 language sql immutable
 as $$
     select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
-                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) end
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) & -2 end
 $$;
 
 
@@ -19,7 +20,26 @@ $$;
 create function forebay._keyed_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$
-    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0)
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0) & -2
+$$;
+
+
+-- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits are the queue's, and it is odd: so an
+-- index finds what came to all such lanes of a queue.
+create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language sql immutable
+as $$
+    select (hashtextextended(p_queue collate "C", 0) << 48) | 1
+         | (hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '//' || p_limit_key) collate "C", 0)
+            & 281474976710654)
+$$;
+
+
+-- The desk of (queue, priority, audience): where claims ask for jobs of any limit key.
+create function forebay._desk_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/desk') collate "C", 0) & -2
 $$;
 
 
@@ -27,13 +47,15 @@ $$;
 --
 -- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
 -- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
-create function forebay._note(p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer) returns bigint
+create function forebay._note(
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer, p_limit_key text default null)
+returns bigint
 language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.lane l where l.lane = p_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, part, noted_at)
-        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now());
+        insert into forebay.lane (lane, queue, priority, audience, part, noted_at, limit_key)
+        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now(), p_limit_key);
     end if;
     return p_lane;
 end
@@ -61,12 +83,34 @@ end
 $$;
 
 
+-- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its desk.
+create function forebay._note_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
+begin
+    if not exists (select from forebay.lane l where l.lane = v_lane) then
+        if pg_sequence_last_value('forebay.gate_seq') is null then
+            perform nextval('forebay.gate_seq');
+        end if;
+        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 1001);
+        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 1000, p_limit_key);
+    end if;
+    return v_lane;
+end
+$$;
+
+
 -- The lane in which a group's job goes on, noted in the registry.
-create function forebay._note_private_lane(p_queue text, p_priority integer, p_audience bigint, p_ordering_key text) returns bigint
+create function forebay._note_private_lane(
+    p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
+returns bigint
 language sql volatile
 as $$
-    select case when p_ordering_key is null then forebay._note_lane(p_queue, p_priority, p_audience)
-                else forebay._note_keyed_lane(p_queue, p_priority, p_audience) end
+    select case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, p_audience)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                else forebay._note_lane(p_queue, p_priority, p_audience) end
 $$;
 
 
@@ -151,7 +195,7 @@ $$;
 create function forebay._job_problem(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
     p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
-    p_ordering_key text)
+    p_ordering_key text, p_limit_key text default null)
 returns text
 language plpgsql stable
 as $$
@@ -185,6 +229,10 @@ begin
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
     elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+        return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
+    elsif p_limit_key is not null and p_ordering_key is not null then
+        return 'ordering_key and limit_key exclude each other';
     end if;
     if p_headers is not null then
         if jsonb_typeof(p_headers) <> 'object' then
@@ -262,6 +310,7 @@ $$;
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+--   limit_key       jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. Nothing is written then.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
@@ -269,7 +318,7 @@ create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, unique_as jsonb default null, ordering_key text default null)
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -293,17 +342,18 @@ begin
         and enqueue.priority between -32768 and 32767
         and pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500
         and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key) = 0) is not true then
+                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+       ) is not true then
         if enqueue.unique_as is not null then
             return (forebay.enqueue_unique(
                 enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
                 enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                enqueue.ordering_key)).job_id;
+                enqueue.ordering_key, enqueue.limit_key)).job_id;
         end if;
         v_problem := forebay._job_problem(
             enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
             enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-            enqueue.ordering_key);
+            enqueue.ordering_key, enqueue.limit_key);
         if v_problem is not null then
             raise exception using errcode = 'JQ001', message = v_problem,
                 hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
@@ -315,7 +365,8 @@ begin
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if num_nonnulls(enqueue.ordering_key, pg_sequence_last_value('forebay.spread_seq'), pg_sequence_last_value('forebay.limit_seq')) > 0
+    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
+                    pg_sequence_last_value('forebay.limit_seq')) > 0
        or not exists (select from forebay.lane l where l.lane = v_lane and l.queue = enqueue.queue) then
         if enqueue.queue ~ v_name is not true then
             raise exception using errcode = 'JQ001',
@@ -324,6 +375,8 @@ begin
         end if;
         if enqueue.ordering_key is not null then
             v_lane := forebay._note_keyed_lane(enqueue.queue, enqueue.priority, 0);
+        elsif enqueue.limit_key is not null then
+            v_lane := forebay._note_limited_lane(enqueue.queue, enqueue.priority, 0, enqueue.limit_key);
         elsif pg_sequence_last_value('forebay.spread_seq') is not null then
             v_lane := forebay._pick_lane(enqueue.queue, enqueue.priority);
         else
@@ -362,7 +415,7 @@ $$;
 -- One job of a bulk enqueue, decoded.
 create type forebay._job_input as (
     kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
-    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text);
+    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
 
 
 -- Refuse the first bad job of a bulk enqueue by its index. Good, plain jobs pass on one expression.
@@ -383,7 +436,8 @@ begin
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
-               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.ordering_key) = 0
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.ordering_key,
+                                u.limit_key) = 0
               ) is not true
         order by u.ordinality
     loop
@@ -392,7 +446,8 @@ begin
         else
             v_problem := forebay._job_problem(
                 v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
-                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key);
+                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key,
+                v_odd.limit_key);
         end if;
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
@@ -418,9 +473,13 @@ declare
     v_target   record;
     v_spread   boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
 begin
-    for v_target in select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed from unnest(p_jobs) u loop
+    for v_target in
+        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
+    loop
         if v_target.is_keyed then
             perform forebay._note_keyed_lane(v_target.queue, v_target.priority, 0);
+        elsif v_target.limit_key is not null then
+            perform forebay._note_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
         else
             perform forebay._note_lanes(v_target.queue, v_target.priority);
         end if;
@@ -437,6 +496,7 @@ begin
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
+                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
                     when v_spread then forebay._part_id(u.queue, u.priority, (u.ordinality % forebay._spread_of(u.queue))::integer)
                     else forebay._lane_id(u.queue, u.priority, 0) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
@@ -455,6 +515,7 @@ begin
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
+                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
                     when v_spread then forebay._part_id(d.queue, d.priority, (d.ordinality % forebay._spread_of(d.queue))::integer)
                     else forebay._lane_id(d.queue, d.priority, 0) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
@@ -482,7 +543,8 @@ $$;
 -- All or none: one bad job refuses the call, and the message names its index, from 0.
 --
 -- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key; all but kind optional.
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
+--   kind optional.
 -- Errors: as forebay.enqueue.
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
@@ -492,7 +554,7 @@ set jit = off
 as $$
 declare
     v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
-                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key'];
+                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
@@ -519,13 +581,13 @@ begin
     begin
         select array_agg(
             row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
-                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key)::forebay._job_input
+                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
         from rows from (jsonb_to_recordset(jobs) as (
                 kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
                 expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
-                ordering_key text))
+                ordering_key text, limit_key text))
              with ordinality r;
     exception when data_exception then
         raise exception using errcode = 'JQ001',
@@ -558,7 +620,7 @@ create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, ordering_key text default null)
+    headers jsonb default null, ordering_key text default null, limit_key text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -579,7 +641,7 @@ begin
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-        enqueue_many.ordering_key);
+        enqueue_many.ordering_key, enqueue_many.limit_key);
     for v_odd in
         select a.args, a.nr - 1 as index
         from unnest(enqueue_many.args) with ordinality a (args, nr)
@@ -600,10 +662,12 @@ begin
         perform forebay._check_args(v_odd.args, v_odd.index);
     end loop;
 
-    if enqueue_many.ordering_key is null then
-        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
-    else
+    if enqueue_many.ordering_key is not null then
         v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+    elsif enqueue_many.limit_key is not null then
+        v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+    else
+        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
     end if;
     if v_start > v_now then
         insert into forebay.deferred (

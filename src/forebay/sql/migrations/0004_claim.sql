@@ -54,11 +54,13 @@ $$;
 -- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
 --
 -- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good.
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with a pace or with
+-- limit keys (is_paced) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
+-- back set no bell.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
-returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -77,8 +79,16 @@ declare
     v_tail    bigint[];
     v_segment bigint;
     v_until   bigint;
+    v_gates   bigint[] := '{}';
+    v_shut    bigint[] := '{}';
+    v_any     boolean;
+    v_row     record;
 begin
     perform forebay._require_home();
+    if pg_sequence_last_value('forebay.gate_seq') is not null then
+        v_gates := array(select g.group_id from forebay.queue_group g
+                         where g.group_id = any (p_group_ids) and g.paused_at is null and forebay._has_gate(g.queue));
+    end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
     from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
@@ -103,7 +113,7 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+              where i.queue = g.queue and i.part < 1000 and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
               from forebay.batch c
@@ -117,22 +127,34 @@ begin
     end loop;
 
     return query
-    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
     from rows from (unnest(v_places), unnest(v_moved)) with ordinality
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
-    where case
+    where p.group_id <> all (v_gates) and case
         when p.moved then true
         -- A late committer of an older segment: let the claim look.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
+    v_any := found;
 
-    if not found and p_sleep_millis is not null then
+    if v_gates <> '{}' then
+        for v_row in select * from forebay._ready_at_gates(v_gates, v_places, v_moved, v_now, v_before) loop
+            if v_row.lane is null then
+                v_shut := v_shut || v_row.group_id;
+                continue;
+            end if;
+            return query select v_row.group_id, v_row.lane, v_row.queue, v_row.priority, v_row.audience <> 0, v_row.audience < 0, true;
+            v_any := true;
+        end loop;
+    end if;
+
+    if not v_any and p_sleep_millis is not null then
         perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
         perform setval(bell.register, v_until)
         from (select distinct forebay._bell(g.queue) as register
-              from forebay.queue_group g where g.group_id = any (p_group_ids)) bell
+              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) bell
         where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
     end if;
 end
@@ -170,7 +192,7 @@ $$;
 -- holder works them one at a time, and when one of them goes on it hands back those behind.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -195,8 +217,11 @@ begin
                              coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
     end if;
     -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
-    if forebay._is_alone() is not true then
+    if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
         perform forebay._require_alone('forebay.claim_v1()');
+        if forebay._is_gated(p_lane) then
+            return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
     end if;
     if set_config('synchronous_commit', 'off', true) is null
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
@@ -426,12 +451,12 @@ language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, errors)
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, errors)
     values (
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-        p_row.ordering_key, p_row.unique_key,
+        p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)

@@ -261,7 +261,7 @@ declare
     v_target  bigint;
     v_run_at  timestamptz;
 begin
-    select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._note_failure(
             p_row, p_group_id, v_attempt,
@@ -277,7 +277,7 @@ begin
         v_target := forebay._note_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
-            p_row.ordering_key);
+            p_row.ordering_key, v_lane.limit_key);
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;

@@ -246,7 +246,7 @@ begin
         order by b.claim_no
     loop
         continue when v_batch.whole;
-        select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
         v_held := null;
         v_dead := '{}';
         if v_batch.keys is not null then
@@ -288,7 +288,7 @@ begin
             v_target := forebay._note_private_lane(
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
-                v_row.ordering_key);
+                v_row.ordering_key, v_lane.limit_key);
             perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);

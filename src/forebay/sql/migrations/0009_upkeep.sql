@@ -343,7 +343,7 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most);
+        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most) + forebay._trim_gates(null);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);

@@ -105,9 +105,9 @@ begin
 
     -- Waiting in the log.
     for v_lane in
-        select l.lane, l.queue, l.priority, l.audience, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
+        select l.lane, l.queue, l.priority, l.audience, l.limit_key, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
                b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, s.lo, s.hi
-        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+        from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
         join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or abs(l.audience) = g.group_id)
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
@@ -138,7 +138,7 @@ begin
                     v_row.r,
                     forebay._note_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
-                                               (v_row.r).ordering_key),
+                                               (v_row.r).ordering_key, v_lane.limit_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
             end loop;
         end loop;
@@ -152,6 +152,7 @@ begin
     end loop;
     update forebay.queue_group g set start_after = '1:1:';
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
+    delete from forebay.gate;
 
     -- Deferred and not yet promoted: written anew, under this cluster's xids.
     select * into v_mark from forebay.promotion p order by p.no desc limit 1;

@@ -284,7 +284,8 @@ begin
     if v_intent = 'idempotent' then
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
-    v_lane := forebay._pick_lane(p_job.queue, p_job.priority);
+    v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
+                   else forebay._note_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
     loop
         replaced := null;
         v_stage := 'ended';
@@ -571,7 +572,7 @@ create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, ordering_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
+    headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -587,7 +588,7 @@ begin
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
             enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
-            enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key),
+            enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
         case when enqueue_unique.ordering_key is not null then 'ordering_key and unique_as exclude each other' end,
         forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
     if v_problem is not null then
@@ -599,7 +600,7 @@ begin
     from forebay._enqueue_unique(
         row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
             enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
-            enqueue_unique.headers, null)::forebay._job_input,
+            enqueue_unique.headers, null, enqueue_unique.limit_key)::forebay._job_input,
         coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
     job_id := v_made.job_id;
     is_new := v_made.is_new;

@@ -1,0 +1,450 @@
+"""Limits: how much of a queue and of each limit key runs at once and starts per second, and even shares for the keys."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tests.support.broken_twin import break_function, violation
+from tests.support.engine import (
+    Reader,
+    connect,
+    depth,
+    enqueue,
+    enqueue_many,
+    one,
+    shift_clock,
+    small_segments,
+    sqlstate,
+)
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        yield conn
+
+
+def pace(conn: psycopg.Connection, queue: str = "q", **limits: float) -> dict | None:
+    """Set a queue's pace; return the one before."""
+    given = "".join(f", {name} => %s" for name in limits)
+    return one(conn, f"select forebay.pace_queue(%s{given})", queue, *limits.values())
+
+
+def jobs_of(conn: psycopg.Connection, key: str | None, count: int, **options: object) -> list[int]:
+    """Enqueue so many jobs of a key, in bulk; return their ids."""
+    job = {"kind": "work", "queue": "q", "limit_key": key, "args": {"key": key}} | options
+    return enqueue_many(conn, [job] * count)
+
+
+def claim_open(reader: Reader, limit: int = 100) -> list:
+    """Claim until the gate lets nothing more through; return the batches."""
+    batches = []
+    while (batch := reader.claim_ready(limit)).jobs:
+        batches.append(batch)
+    return batches
+
+
+def waiting_for_a_lock(conn: psycopg.Connection) -> int:
+    return one(
+        conn,
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and wait_event_type = 'Lock'",
+    )
+
+
+def keys_of(batches: list) -> Counter:
+    return Counter(job["args"].get("key") for batch in batches for job in batch.jobs)
+
+
+# --- how many at once ---
+
+
+def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, conn):
+    """Whatever the claims ask for, and whoever asks; a settled job makes room for another."""
+    assert pace(conn, concurrency=5) is None
+    jobs_of(conn, None, 20)
+    with Reader(database, "q") as one_, Reader(database, "q") as other:
+        first = one_.claim_ready(3)
+        rest = claim_open(other)
+        assert len(first.jobs) == 3
+        assert sum(len(batch.jobs) for batch in rest) == 2
+        assert one_.ready() == other.ready() == []
+        one_.settle(first.claim_no, [2])
+        assert len(other.ready()) == 1
+        assert [len(batch.jobs) for batch in claim_open(other)] == [1]
+        assert depth(conn, "q") == {"default": (14, 5, 0)}
+
+
+def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, conn):
+    """Each key has its own limit, whatever the priority of its jobs, and a retry is of the same key."""
+    pace(conn, key_concurrency=2)
+    for key in ("a", "b", "c"):
+        jobs_of(conn, key, 3)
+        jobs_of(conn, key, 3, priority=5)
+    with Reader(database, "q") as reader:
+        batches = claim_open(reader)
+        assert keys_of(batches) == {"a": 2, "b": 2, "c": 2}
+        batch = batches[0]
+        reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
+        again = claim_open(reader)
+        assert keys_of(again) == {batch.jobs[0]["args"]["key"]: 1}
+
+
+def test_both_limits_hold_together(database, conn):
+    """Of the queue and of the key; the smaller one decides."""
+    pace(conn, concurrency=5, key_concurrency=2)
+    for key in "abcd":
+        jobs_of(conn, key, 10)
+    with Reader(database, "q") as reader:
+        counts = keys_of(claim_open(reader))
+        assert sum(counts.values()) == 5
+        assert max(counts.values()) == 2
+
+
+def test_jobs_of_a_lost_lease_cease_to_count(database, conn):
+    """They come back as suspects of the same key, and these count when they are claimed."""
+    pace(conn, key_concurrency=2)
+    jobs_of(conn, "a", 10)
+    with Reader(database, "q") as lost, Reader(database, "q") as other:
+        claim_open(lost)
+        assert claim_open(other) == []
+        lost.revoked_by(conn)
+        assert any(lane["is_suspect"] for lane in other.ready())
+        counts = keys_of(claim_open(other))
+        assert counts == {"a": 2}
+
+
+def test_groups_have_their_own_limits(database, conn):
+    """What one reader of the queue has in flight does not hold up another."""
+    pace(conn, concurrency=2)
+    with Reader(database, "q", "one") as first, Reader(database, "q", "two") as second:
+        jobs_of(conn, None, 4)
+        jobs_of(conn, "a", 4)
+        assert sum(len(batch.jobs) for batch in claim_open(first)) == 2
+        assert sum(len(batch.jobs) for batch in claim_open(second)) == 2
+
+
+def test_what_runs_already_counts_when_a_pace_is_set(database, conn):
+    """Also what was claimed without passing a gate."""
+    jobs_of(conn, None, 10)
+    with Reader(database, "q") as reader:
+        assert len(reader.claim_ready(4).jobs) == 4
+        pace(conn, concurrency=5)
+        assert [len(batch.jobs) for batch in claim_open(reader)] == [1]
+        assert pace(conn, concurrency=7)["concurrency"] == 5
+        assert [len(batch.jobs) for batch in claim_open(reader)] == [2]
+        pace(conn, concurrency=1)
+        assert claim_open(reader) == []
+        assert pace(conn)["concurrency"] == 1
+        assert len(reader.claim_ready(100).jobs) == 3
+        assert one(conn, "select count(*) from forebay.queue_pace") == 0
+
+
+def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, conn):
+    """The broken twin: both count before either has written."""
+
+    def both_claim() -> int:
+        with Reader(database, "q") as one_, Reader(database, "q") as other:
+            key = "forebay._lock_class(), hashint8(%s::bigint # forebay._lane_id('q', 100, 0))"
+            with ThreadPoolExecutor(2) as pool:
+                with psycopg.connect(database) as holder:
+                    # Whoever passed the gate waits for the lane.
+                    holder.execute(f"select pg_advisory_xact_lock({key})", [one_.group_id])
+                    claims = [pool.submit(reader.claim, 3) for reader in (one_, other)]
+                    wait_for(lambda: waiting_for_a_lock(conn) == 2, describe="both claims wait")
+                return sum(len(claim.result().jobs) for claim in claims)
+
+    pace(conn, concurrency=3)
+    jobs_of(conn, None, 20)
+    shift_clock(conn, 5)
+    with Reader(database, "q") as reader:
+        reader.finish(reader.claim_ready(1))
+    shift_clock(conn, 10)  # What is in flight is not counted from the leases any more.
+    assert both_claim() == 3
+    with connect(database) as other:
+        other.execute("update forebay.lease set closed_at = now(), closed_as = 'closed'")
+    break_function(
+        database,
+        "_claim_at_gate",
+        (
+            "pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)))",
+            "null",
+        ),
+    )
+    with violation(psycopg.Error):
+        assert both_claim() == 3
+
+
+# --- how many per second ---
+
+
+def test_a_queue_starts_no_more_per_second_than_its_rate_allows(database, conn):
+    """A rested bucket holds its burst; then a token comes every 1/rate seconds, and no more than the burst are saved up."""
+    pace(conn, rate=0.2, burst=2)
+    jobs_of(conn, None, 50)
+    with Reader(database, "q") as reader:
+        shift_clock(conn, 0)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 2
+        assert reader.ready() == []
+        shift_clock(conn, 4.5)
+        assert reader.claim(10).jobs == []
+        shift_clock(conn, 5.5)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 1
+        shift_clock(conn, 1000)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 2
+        waits = one(conn, "select next_start_at - forebay._now() from forebay.pace('q')")
+        assert 4 < waits.total_seconds() <= 5
+
+
+def test_each_key_has_a_bucket_of_its_own(database, conn):
+    """Also below one per second; a key that waits for a token does not hold up the others."""
+    pace(conn, key_rate=0.5)
+    for key in ("a", "b"):
+        jobs_of(conn, key, 10)
+    with Reader(database, "q") as reader:
+        counts = Counter()
+        for second in range(0, 61, 1):
+            shift_clock(conn, second + 0.5)
+            batches = claim_open(reader)
+            counts += keys_of(batches)
+            for batch in batches:
+                reader.finish(batch)
+            if second == 10:
+                jobs_of(conn, "c", 2)
+        assert counts == {"a": 10, "b": 10, "c": 2}
+        jobs_of(conn, "a", 10)
+        jobs_of(conn, "b", 10)
+        assert keys_of(claim_open(reader)) == {"a": 1, "b": 1}
+
+
+def test_a_changed_rate_holds_at_once(database, conn):
+    """What a bucket owed at an hourly rate does not keep it shut under a faster one, nor is a new burst given away."""
+    pace(conn, rate=1 / 3600)
+    jobs_of(conn, None, 50)
+    with Reader(database, "q") as reader:
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 1
+        pace(conn, rate=10)
+        assert claim_open(reader) == []
+        shift_clock(conn, 0.35)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) in {3, 4}
+        shift_clock(conn, 1000)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 10
+        shift_clock(conn, -1000)  # A clock that is set back does not shut the queue either.
+        assert claim_open(reader) == []
+        shift_clock(conn, -995)
+        assert sum(len(batch.jobs) for batch in claim_open(reader)) == 10
+
+
+# --- even shares ---
+
+
+def jain(counts: list[int]) -> float:
+    """Jain's index of fairness: 1 when all have the same, 1/n when one has all."""
+    return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
+
+
+def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
+    """Fifty keys, one with a hundred times as much: after any number of claims each has had about the same."""
+    jobs_of(conn, "greedy", 5000)
+    for number in range(49):
+        jobs_of(conn, f"key {number}", 40)
+    with Reader(database, "q") as reader:
+        counts = Counter()
+        for _ in range(400):
+            batch = reader.claim_ready(10)
+            counts += keys_of([batch])
+            reader.finish(batch)
+        assert len(counts) == 50
+        assert jain(list(counts.values())) > 0.99
+        rest = reader.claim_ready(1000)
+        assert 0 < len(rest.jobs) <= 1000 // 50 + 1
+
+
+def test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer(database, conn):
+    """The key with the fewest jobs in flight comes first."""
+    pace(conn, concurrency=10)
+    jobs_of(conn, "slow", 100)
+    jobs_of(conn, "quick", 100)
+    with Reader(database, "q") as reader:
+        running = claim_open(reader)
+        assert keys_of(running) == {"slow": 5, "quick": 5}
+        for _ in range(15):
+            for batch in [batch for batch in running if keys_of([batch])["quick"]]:
+                reader.finish(batch)
+                running.remove(batch)
+            running += claim_open(reader)
+            assert keys_of(running) == {"slow": 5, "quick": 5}
+
+
+def test_who_comes_again_at_once_does_not_come_first(database, conn):
+    """A key whose next job always arrives when the last one is done gets its share and no more."""
+    for number in range(4):
+        jobs_of(conn, f"key {number}", 100)
+    with Reader(database, "q") as reader:
+        counts = Counter()
+        for _ in range(100):
+            if counts["pushing"] == one(
+                conn, "select count(*) from forebay.log where args->>'key' = 'pushing'"
+            ):
+                enqueue(conn, queue="q", limit_key="pushing", args={"key": "pushing"})
+            batch = reader.claim_ready(1)
+            counts += keys_of([batch])
+            reader.finish(batch)
+        assert set(counts.values()) == {20}
+
+
+def test_a_key_that_comes_late_is_served_at_once(database, conn):
+    """However much another has waiting."""
+    jobs_of(conn, "greedy", 20000)
+    with Reader(database, "q") as reader:
+        reader.finish(reader.claim_ready(100))
+        jobs_of(conn, "small", 10)
+        first = [reader.claim_ready(10) for _ in range(2)]
+        assert keys_of(first)["small"] >= 5
+
+
+# --- nothing is lost, whatever the lane ---
+
+
+def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
+    """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, handed back, dead and redriven: always as
+    jobs of their key, each handed out once."""
+    single = enqueue(conn, queue="q", limit_key="a", args={"key": "a"})
+    (bulk,) = jobs_of(conn, "a", 1)
+    (later,) = jobs_of(conn, "a", 1, delay=0.001)
+    one(
+        conn,
+        "select forebay.enqueue_many('work', array['{\"key\": \"a\"}'::jsonb], 'q', limit_key => 'a')",
+    )
+    (unique,) = jobs_of(conn, "a", 1, unique_as={"once": "k"})
+    assert jobs_of(conn, "a", 1, unique_as={"once": "k"}) == [unique]
+    wait_for(lambda: one(conn, "select forebay.promote_v1()") == 1, describe="the delayed job is due")
+    pace(conn, key_concurrency=5)
+    with Reader(database, "q") as reader:
+        batches = claim_open(reader)
+        assert keys_of(batches) == {"a": 5}
+        ids = [job["job_id"] for batch in batches for job in batch.jobs]
+        assert {single, bulk, later, unique} < set(ids)
+        (batch,) = batches
+        endings = ["retried", "snoozed", "handed_back", "dead"]
+        reader.settle(
+            batch.claim_no,
+            [5],
+            ended=[{"offset": i, "outcome": name} for i, name in enumerate(endings, 1)],
+        )
+        again = claim_open(reader)
+        assert keys_of(again) == {"a": 3}
+        assert one(conn, "select limit_key from forebay.dead_letter") == "a"
+        one(conn, "select forebay.redrive(dead_id) from forebay.dead_letter")
+        assert keys_of(claim_open(reader)) == {"a": 1}
+        lanes = conn.execute(
+            "select distinct limit_key from forebay.lane where part < 1001"
+        ).fetchall()
+        assert lanes == [("a",)]
+
+
+def test_jobs_are_found_whatever_transaction_brings_them(database, conn):
+    """Late committers, many transactions between two looks, several segments: all are handed out."""
+    small_segments(conn)
+    with Reader(database, "q") as reader, psycopg.connect(database) as slow:
+        wanted = set(jobs_of(conn, "a", 10))
+        late = enqueue(slow, queue="q", limit_key="late", args={"key": "late"})
+        wanted |= {
+            enqueue(conn, queue="q", limit_key=f"key {number % 30}", args={}) for number in range(150)
+        }
+        got = {job for batch in reader.claim_all() for job in batch.job_ids}
+        assert got == wanted
+        one(conn, "select forebay.seal_v1()")
+        slow.commit()
+        assert [batch.job_ids for batch in reader.claim_all()] == [[late]]
+        one(conn, "select forebay.extend_v1()")
+        again = set()
+        for _ in range(42):  # More pairs of a transaction and a lane than are looked at one by one.
+            jobs = [{"kind": "work", "queue": "q", "limit_key": f"key {n}"} for n in range(50)]
+            again |= set(enqueue_many(conn, jobs))
+        one(conn, "select forebay.seal_v1()")
+        got = set()
+        while reader.ready():
+            got |= set(reader.claim_ready(1000).job_ids)
+        assert got == again
+        assert depth(conn, "q")["default"][0] == 0
+
+
+def test_a_paused_queue_stays_paused(database, conn):
+    """A gate lets nothing through, and nothing is forgotten."""
+    jobs_of(conn, "a", 3)
+    with Reader(database, "q") as reader:
+        one(conn, "select forebay.pause_queue('q')")
+        assert reader.ready() == []
+        assert reader.claim(10, one(conn, "select forebay._desk_id('q', 100, 0)")).jobs == []
+        one(conn, "select forebay.resume_queue('q')")
+        assert keys_of(claim_open(reader)) == {"a": 3}
+
+
+def test_ordering_keys_and_unordered_queues_obey_a_pace(database, conn):
+    """A queue's limits hold for all of its jobs."""
+    pace(conn, concurrency=4)
+    one(conn, "select forebay.spread_queue('q', 3)")
+    jobs_of(conn, None, 20)
+    for number in range(20):
+        enqueue(conn, queue="q", ordering_key=f"order {number}")
+    with Reader(database, "q") as reader:
+        done = 0
+        while batches := claim_open(reader):
+            assert sum(len(batch.jobs) for batch in batches) <= 4
+            for batch in batches:
+                done += len(batch.jobs)
+                reader.finish(batch)
+        assert done == 40
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"concurrency": 0},
+        {"rate": 0.0},
+        {"rate": float("nan")},
+        {"rate": 1e9},
+        {"key_concurrency": -1},
+        {"key_rate": -0.5},
+        {"burst": 5},
+        {"key_burst": 5, "rate": 1.0},
+        {"rate": 1.0, "burst": 0},
+        {"queue": "a b"},
+    ],
+)
+def test_a_pace_of_nonsense_is_refused(conn, limits):
+    """With a message that has the value, and nothing is set."""
+    limits = {"queue": "q"} | limits
+    given = ", ".join(f"{name} => %({name})s" for name in limits)
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute(f"select forebay.pace_queue({given})", limits)
+    assert caught.value.sqlstate == "JQ001"
+    assert one(conn, "select count(*) from forebay.queue_pace") == 0
+
+
+@pytest.mark.parametrize("key", ["", "k" * 201, "a\nb"])
+def test_a_limit_key_of_nonsense_is_refused(conn, key):
+    """By every door, with nothing written."""
+    for query in (
+        "select forebay.enqueue('work', limit_key => %s)",
+        "select forebay.enqueue_unique('work', '{}', '{\"once\": \"a\"}', limit_key => %s)",
+        "select forebay.enqueue_many('work', array['{}'::jsonb], limit_key => %s)",
+        "select forebay.enqueue_many(jsonb_build_array(jsonb_build_object('kind', 'work', 'limit_key', %s::text)))",
+    ):
+        assert sqlstate(conn, query, key) == "JQ001"
+    assert one(conn, "select count(*) from forebay.log") == 0
+    assert one(conn, "select count(*) from forebay.lane") == 0
+
+
+def test_a_job_cannot_have_a_limit_key_and_an_ordering_key(conn):
+    """Its key of order says already that one runs at a time."""
+    query = "select forebay.enqueue('work', limit_key => 'a', ordering_key => 'b')"
+    assert sqlstate(conn, query) == "JQ001"
+    assert one(conn, "select count(*) from forebay.log") == 0
