@@ -321,7 +321,9 @@ def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
     )
     (unique,) = jobs_of(conn, "a", 1, unique_as={"once": "k"})
     assert jobs_of(conn, "a", 1, unique_as={"once": "k"}) == [unique]
-    wait_for(lambda: one(conn, "select forebay.promote_v1()") == 1, describe="the delayed job is due")
+    wait_for(
+        lambda: one(conn, "select forebay.promote_v1()") == 1, describe="the delayed job is due"
+    )
     pace(conn, key_concurrency=5)
     with Reader(database, "q") as reader:
         batches = claim_open(reader)
@@ -353,7 +355,8 @@ def test_jobs_are_found_whatever_transaction_brings_them(database, conn):
         wanted = set(jobs_of(conn, "a", 10))
         late = enqueue(slow, queue="q", limit_key="late", args={"key": "late"})
         wanted |= {
-            enqueue(conn, queue="q", limit_key=f"key {number % 30}", args={}) for number in range(150)
+            enqueue(conn, queue="q", limit_key=f"key {number % 30}", args={})
+            for number in range(150)
         }
         got = {job for batch in reader.claim_all() for job in batch.job_ids}
         assert got == wanted

@@ -94,6 +94,15 @@ def enqueue(
             show_default=False,
         ),
     ] = None,
+    limit_key: Annotated[
+        str | None,
+        typer.Option(
+            "--limit-key",
+            metavar="TEXT",
+            help="Jobs of the queue with the same key share its limits per key.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -116,6 +125,8 @@ def enqueue(
         options["correlation_id"] = correlation_id
     if ordering_key is not None:
         options["ordering_key"] = ordering_key
+    if limit_key is not None:
+        options["limit_key"] = limit_key
     if header:
         options["headers"] = dict(_pair(text) for text in header)
     if unique is not None:

@@ -1,7 +1,8 @@
-"""forebay queues: how deep they are; pause, resume, give up their order, limit them."""
+"""forebay queues: how deep they are; pause, resume, give up their order, limit and pace them."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -11,10 +12,12 @@ from forebay.cli._options import Dsn, Group, Json, Queue
 from forebay.cli._output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
+from forebay.model.status import Limits, Pace
 from forebay.ops.overview import queue_overview
+from forebay.ops.queues import pace_queue
 
 commands = typer.Typer(
-    help="Queues: how deep they are; pause, resume, spread, limit.", no_args_is_help=True
+    help="Queues: how deep they are; pause, resume, spread, limit, pace.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
@@ -106,6 +109,98 @@ def limit(
         console().print(f"queue {queue} has no limit")
     else:
         console().print(f"queue {queue} takes no more jobs while {most:,} wait")
+
+
+def _number_option(flag: str, text: str) -> typer.models.OptionInfo:
+    return typer.Option(flag, metavar="NUMBER", help=text, show_default=False)
+
+
+@commands.command("pace")
+def pace(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="Which queue.", show_default=False)
+    ] = None,
+    *,
+    concurrency: Annotated[
+        int | None, _number_option("--concurrency", "How many jobs run at once.")
+    ] = None,
+    rate: Annotated[
+        float | None, _number_option("--rate", "How many start per second, also below 1.")
+    ] = None,
+    burst: Annotated[
+        int | None,
+        _number_option("--burst", "How many may start at once after a rest (a second's worth)."),
+    ] = None,
+    key_concurrency: Annotated[
+        int | None, _number_option("--key-concurrency", "How many of a limit key run at once.")
+    ] = None,
+    key_rate: Annotated[
+        float | None, _number_option("--key-rate", "How many of a limit key start per second.")
+    ] = None,
+    key_burst: Annotated[
+        int | None, _number_option("--key-burst", "The burst of each limit key.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Take all these limits away.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Limit how many jobs of a queue, or of each limit key in it, run at once and start per second.
+
+    The limits given replace those before. Without any, show the pace of the queue, or of all.
+    """
+    limits = {
+        "concurrency": concurrency,
+        "rate": rate,
+        "burst": burst,
+        "key_concurrency": key_concurrency,
+        "key_rate": key_rate,
+        "key_burst": key_burst,
+    }
+    is_given = any(value is not None for value in limits.values())
+    if none and is_given:
+        raise typer.BadParameter("--none goes with no other limit")
+    if not (is_given or none):
+        _show_pace(Client(dsn).pace(queue), as_json)
+        return
+    if queue is None:
+        raise typer.BadParameter("name the queue")
+    wanted = Limits(**limits)  # type: ignore[arg-type]
+    before = run_own(address_of(dsn), pace_queue(queue, wanted))
+    if as_json:
+        print_json({"queue": queue, "limits": None if none else wanted, "before": before})
+    elif none:
+        console().print(f"queue {queue} has no pace")
+    else:
+        console().print(f"queue {queue}: {_in_words(wanted)}")
+
+
+def _show_pace(found: list[Pace], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("no queue has a pace or limit keys", style="dim")
+        return
+    rows = table("queue", "group", "running", "keys waiting", "limits", right=("running", "keys waiting"))  # fmt: skip
+    for line in found:
+        rows.add_row(
+            line.queue,
+            line.group,
+            _number(line.running, "cyan"),
+            _number(line.keys_waiting, "blue"),
+            _in_words(line.limits),
+        )
+    out.print(rows)
+
+
+def _in_words(limits: Limits) -> str:
+    given = [
+        f"{field.name.replace('_', ' ')} {value:g}"
+        for field in fields(limits)
+        if (value := getattr(limits, field.name)) is not None
+    ]
+    return ", ".join(given) or "no limits, even shares for its limit keys"
 
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from forebay.db.callers import AsyncConnection, run_async
 from forebay.db.own import await_own_async, run_own_async
 from forebay.errors import ResultTimeout
 from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
-from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus
+from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus, Limits, Pace
 from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.arguments import encode_args
 from forebay.ops.operation import Operation
@@ -377,6 +377,57 @@ class AsyncClient:
             InvalidJob: the name or the number is refused.
         """
         return await self._run(conn, queues.limit_queue(queue, most))
+
+    async def pace_queue(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        key_concurrency: int | None = None,
+        key_rate: float | None = None,
+        key_burst: int | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Limits | None:
+        """Limit how many jobs of a queue run at once and start per second; return the limits before.
+
+        They hold over all workers, for each group of the queue, from the next claim on. What is not given has no limit;
+        with nothing given the queue has no pace any more.
+
+        Args:
+            queue: the queue.
+            concurrency: how many jobs run at once, 1 to 1,000,000.
+            rate: how many start per second, also below 1: 0.000001 to 1,000,000.
+            burst: how many may start at once after a rest; None for what comes in a second, at least 1.
+            key_concurrency: as ``concurrency``, for the jobs of each limit key.
+            key_rate: as ``rate``, for the jobs of each limit key.
+            key_burst: as ``burst``, for the jobs of each limit key.
+            conn: the connection whose transaction it belongs to.
+
+        Raises:
+            InvalidJob: the name or a number is refused.
+        """
+        limits = Limits(
+            concurrency=concurrency,
+            rate=rate,
+            burst=burst,
+            key_concurrency=key_concurrency,
+            key_rate=key_rate,
+            key_burst=key_burst,
+        )
+        return await self._run(conn, queues.pace_queue(queue, limits))
+
+    async def pace(
+        self, queue: str | None = None, *, conn: AsyncConnection | None = None
+    ) -> list[Pace]:
+        """Return the limits of the queues that have any or whose jobs have limit keys, and what runs of them, by group.
+
+        Args:
+            queue: only this one.
+            conn: the connection to ask on.
+        """
+        return await self._run(conn, queues.pace(queue))
 
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its value before.

@@ -24,6 +24,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
 TAG_CHARACTERS_MAX: Final = 200
 CORRELATION_ID_CHARACTERS_MAX: Final = 200
 ORDERING_KEY_CHARACTERS_MAX: Final = 200
+LIMIT_KEY_CHARACTERS_MAX: Final = 200
 
 #: The range of smallint, the column's type.
 PRIORITY_MIN: Final = -32768

@@ -29,6 +29,7 @@ class JobOptionChanges(TypedDict, total=False):
     headers: dict[str, str] | None
     unique: Unique | None
     ordering_key: str | None
+    limit_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class JobOptions:
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
         ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
             retries; at most 200 characters.
+        limit_key: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly; at
+            most 200 characters. Not together with ``ordering_key``.
 
     Raises:
         InvalidJob: an option has the wrong type or lies out of range.
@@ -70,6 +73,7 @@ class JobOptions:
     headers: Mapping[str, str] | None = None
     unique: Unique | None = None
     ordering_key: str | None = None
+    limit_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -94,6 +98,16 @@ class JobOptions:
             checks.checked_text(
                 self.ordering_key, "ordering_key", characters_max=checks.ORDERING_KEY_CHARACTERS_MAX
             )
+        if self.limit_key is not None:
+            checks.checked_text(
+                self.limit_key, "limit_key", characters_max=checks.LIMIT_KEY_CHARACTERS_MAX
+            )
+            if self.ordering_key is not None:
+                raise InvalidJob(
+                    "limit_key",
+                    "contradicts ordering_key: give one of the two",
+                    hint="Of an ordering key one job runs at a time in any case.",
+                )
         if self.headers is not None:
             # A copy, so that a later change of the caller's dict cannot reach the job.
             object.__setattr__(self, "headers", checks.checked_headers(self.headers))

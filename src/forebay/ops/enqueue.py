@@ -36,7 +36,7 @@ select forebay.enqueue(
                  clock_timestamp() + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
         + make_interval(secs => %(expires_in)s::double precision)),
     max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s)"""
+    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)"""
 
 #: With a unique key, whose job the id is and whether it is new.
 _ENQUEUE_UNIQUE: Final = (
@@ -51,7 +51,7 @@ select forebay.enqueue_many(
     priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
     run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz,
     max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s)"""
+    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)"""
 
 _ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb))"
 
@@ -100,6 +100,7 @@ def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
         "correlation_id": options.correlation_id,
         "headers": None if options.headers is None else _json(options.headers),
         "ordering_key": options.ordering_key,
+        "limit_key": options.limit_key,
     }
 
 

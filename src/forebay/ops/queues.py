@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Final, Literal
 
+from forebay.model.status import Limits, Pace
 from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.records import rows_as
 
 Start = Literal["beginning", "now"]
+
+_PACE: Final = """\
+select json_build_object(
+    'queue', p.queue, 'group', p.group_name, 'running', p.running, 'keys_waiting', p.keys_waiting,
+    'next_start_at', p.next_start_at, 'limits', json_build_object(
+        'concurrency', p.concurrency, 'rate', p.rate, 'burst', p.burst,
+        'key_concurrency', p.key_concurrency, 'key_rate', p.key_rate, 'key_burst', p.key_burst))::text
+from forebay.pace(%(queue)s) p order by p.queue, p.group_name"""
 
 
 def open_group(queue: str, name: str = "default", start: Start | None = None) -> Operation[int]:
@@ -54,6 +65,31 @@ def limit_queue(queue: str, most: int | None) -> Operation[int | None]:
     )
 
 
+def pace_queue(queue: str, limits: Limits) -> Operation[Limits | None]:
+    """Return the call that sets the pace of a queue; it answers the limits before."""
+    return Operation(
+        "select forebay.pace_queue(queue => %(queue)s, concurrency => %(concurrency)s::integer,"
+        " rate => %(rate)s::double precision, burst => %(burst)s::integer,"
+        " key_concurrency => %(key_concurrency)s::integer,"
+        " key_rate => %(key_rate)s::double precision, key_burst => %(key_burst)s::integer)::text",
+        _limits_or_none,
+        {
+            "queue": queue,
+            "concurrency": limits.concurrency,
+            "rate": limits.rate,
+            "burst": limits.burst,
+            "key_concurrency": limits.key_concurrency,
+            "key_rate": limits.key_rate,
+            "key_burst": limits.key_burst,
+        },
+    )
+
+
+def pace(queue: str | None = None) -> Operation[list[Pace]]:
+    """Return the call that tells the pace of queues, and what runs of them."""
+    return Operation(_PACE, lambda rows: rows_as(Pace, rows), {"queue": queue})
+
+
 def configure(name: str, value: int) -> Operation[int]:
     """Return the call that changes a setting of the database; it answers the value before."""
     return Operation(
@@ -61,6 +97,11 @@ def configure(name: str, value: int) -> Operation[int]:
         _number,
         {"name": name, "value": value},
     )
+
+
+def _limits_or_none(rows: Rows) -> Limits | None:
+    text = scalar(rows)
+    return None if text is None else Limits(**json.loads(text))
 
 
 def _number_or_none(rows: Rows) -> int | None:

@@ -62,6 +62,7 @@ class Batch:
     ended: list[Ended] = field(default_factory=list)
     #: Whether its settlement may make others ready: of an ordering key, or of a queue with limits.
     frees_others: bool = False
+    lane: ReadyLane | None = None
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def settled(self, offset: int) -> None:

@@ -39,14 +39,14 @@ class Settler:
     Args:
         session: a connection of its own.
         on_lease_lost: called with a lease that the database says is closed.
-        on_freed: called when a settlement may have made others ready: jobs of an ordering key, or of a queue with limits.
+        on_freed: called with batches whose settlement may have made others ready: of an ordering key, or of a queue with limits.
     """
 
     def __init__(
         self,
         session: Session,
         on_lease_lost: Callable[[Lease], None],
-        on_freed: Callable[[], None] = lambda: None,
+        on_freed: Callable[[list[Batch]], None] = lambda _: None,
     ) -> None:
         self._session = session
         self._on_lease_lost = on_lease_lost
@@ -188,8 +188,9 @@ class Settler:
             log.warning("LeaseLost: %s; %s settlements changed nothing", error, len(items))
             self._on_lease_lost(lease)
             return
-        if any(batch.frees_others for batch, _ in items):
-            self._on_freed()
+        freed = [batch for batch, _ in items if batch.frees_others]
+        if freed:
+            self._on_freed(freed)
         for (batch, flush), status in zip(items, statuses, strict=True):
             batch.close(_offsets(flush))
             if status == "repeated":

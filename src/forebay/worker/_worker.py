@@ -135,6 +135,11 @@ class Worker:
         self._pressed_since: float | None = None
         self._rung: set[str] = set()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
+        #: Lanes whose limits may let more through, since jobs of theirs were settled.
+        self._freed: dict[int, ReadyLane] = {}
+        #: Until then nothing but these is known to be ready.
+        self._only: frozenset[int] = frozenset()
+        self._only_until = 0.0
         self._stopping = False
         self._now = False
         self._stop_event = asyncio.Event()
@@ -187,7 +192,7 @@ class Worker:
         self._claims = new_session("5s")
         settles, upkeep = new_session("5s"), new_session("1s")
         bell = Session(self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler)
-        self._settler = Settler(settles, self._on_lease_lost, self._wake.set)
+        self._settler = Settler(settles, self._on_lease_lost, self._on_freed)
         self._maintenance = Maintenance(
             upkeep, on_work=self._wake.set, holder=None if until_idle else self._holder
         )
@@ -546,6 +551,8 @@ class Worker:
             if pause > 0:
                 await self._sleep(pause)
                 return True
+        if self._freed and await self._claim_freed(lease):
+            return True
         # What was just claimed begins to run, so that its slots do not count as free.
         await asyncio.sleep(0)
         wanted = self._room()
@@ -558,6 +565,8 @@ class Worker:
         lanes = await self._claims.run(
             protocol.ready(list(self._groups), sleep_millis=self._sleep_millis())
         )
+        self._only = frozenset(lane.lane for lane in lanes)
+        self._only_until = asked_at + settings.poll_seconds
         if not lanes:
             self._looked_until = asked_at + settings.poll_seconds
             self._pressed_since = None
@@ -622,6 +631,26 @@ class Worker:
             taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
             was_all &= 0 < taken < count
         return was_all
+
+    def _on_freed(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            if batch.lane is not None and batch.lane.is_paced and not batch.lane.is_private:
+                self._freed[batch.lane.lane] = batch.lane
+        self._wake.set()
+
+    async def _claim_freed(self, lease: Lease) -> bool:
+        """Claim where a settlement has made room under a limit, without asking what is ready; return whether that gave any.
+
+        Only a moment after a look that found nothing else: whatever else waits has its turn at the next one.
+        """
+        freed, self._freed = self._freed, {}
+        taken = 0
+        if time.monotonic() < self._only_until and self._only <= freed.keys():
+            await asyncio.sleep(0)
+            for lane in freed.values():
+                if (room := self._room()) > 0 and not (self._stopping or lease.lost):
+                    taken += await self._claim_paced(lease, lane, room)
+        return taken > 0
 
     def _sleep_millis(self) -> int | None:
         """Return for how long producers shall ring when nothing is ready; None for nobody who hears it."""
@@ -722,6 +751,7 @@ class Worker:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
         batch.frees_others = lane.is_paced or any(row.ordering_key is not None for row in rows)
+        batch.lane = lane
         lease.batches[claim_no] = batch
         if self._heart is not None:
             self._heart.hurry()

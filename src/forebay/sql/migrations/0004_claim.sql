@@ -87,7 +87,9 @@ begin
     perform forebay._require_home();
     if pg_sequence_last_value('forebay.gate_seq') is not null then
         v_gates := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and g.paused_at is null and forebay._has_gate(g.queue));
+                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                           and (exists (select from forebay.queue_pace p where p.queue = g.queue)
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
@@ -219,7 +221,9 @@ begin
     -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
     if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
         perform forebay._require_alone('forebay.claim_v1()');
-        if forebay._is_gated(p_lane) then
+        if exists (select from forebay.lane l
+                   where l.lane = p_lane
+                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;

@@ -47,38 +47,20 @@ create table forebay.gate (
 );
 
 
--- What a gate sees now. opens: how many jobs of each batch in flight are not settled.
+-- What a gate sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
+-- when all have to be asked; is_changed: there is something to note, whatever is claimed; is_back: the clock was set back.
 create type forebay._gate_view as (
     no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], desks bigint[],
     keys bigint[], turns bigint[], tats timestamptz[],
-    is_changed boolean, room bigint, pace forebay.queue_pace);
+    is_changed boolean, is_back boolean, is_new_pace boolean, came bigint[], room bigint, pace forebay.queue_pace);
 
 
 -- A limit key as gates know it; 0 is none.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
 language sql immutable
 as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
-
-
--- Does a claim of a lane pass a gate?
-create function forebay._is_gated(p_lane bigint) returns boolean
-language sql stable
-as $$
-    select exists (select from forebay.lane l
-                   where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue)))
-$$;
-
-
--- Has a queue a pace, or lanes of limit keys?
-create function forebay._has_gate(p_queue text) returns boolean
-language sql stable
-as $$
-    select exists (select from forebay.queue_pace p where p.queue = p_queue)
-        or exists (select from forebay.lane l where l.queue = p_queue and l.part >= 1000)
-$$;
 
 
 -- How many jobs a bucket lets start now: the burst, less what it owes.
@@ -206,80 +188,82 @@ create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns f
 language plpgsql volatile
 as $$
 declare
-    c      forebay.gate;
-    v      forebay._gate_view;
-    v_came bigint[];
-    v_back interval;
+    v forebay._gate_view;
 begin
-    select g.* into c from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1;
-    v.no := coalesce(c.no, 0);
-    v.at := forebay._now();
-    v.snap := pg_current_snapshot();
-    v.pace := (select p from forebay.queue_pace p where p.queue = p_queue);
-    v.is_changed := c.no is null;
-    v.seed_until := c.seed_until;
-    if (v.pace).set_at is distinct from c.pace_at then
-        v.is_changed := true;
-        v.seed_until := v.at + interval '1 second';
-    end if;
-
-    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
-        select array_agg(f.lease_id), array_agg(f.claim_no), array_agg(f.key), array_agg(f.size), array_agg(f.open)
-        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
-        from forebay._in_flight(p_group_id) f;
-    elsif cardinality(c.leases) > 0 then
-        select array_agg(o.lease_id order by o.nr), array_agg(o.claim_no order by o.nr), array_agg(o.key order by o.nr),
-               array_agg(o.size order by o.nr), array_agg(o.size - s.settled order by o.nr)
-        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
-        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality o (lease_id, claim_no, key, size, nr)
+    -- One statement: in each transaction an expression costs more to make than to evaluate.
+    select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
+           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
+           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
+           c.no is null or p.set_at is distinct from c.pace_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           p.set_at is distinct from c.pace_at,
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
+                when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
+           0, p
+    into v
+    from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
+    left join forebay.queue_pace p on p.queue = p_queue
+    left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
+               array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
+               array_agg(i.size - s.settled order by i.nr) as opens
+        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
         cross join lateral (
             select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
-            from forebay.settlement j where j.lease_id = o.lease_id and j.claim_no = o.claim_no) s
-        where not s.whole and s.settled < o.size
-          and exists (select from forebay.lease l where l.lease_id = o.lease_id and l.closed_at is null)
-          and exists (select from forebay.batch b where b.lease_id = o.lease_id and b.claim_no = o.claim_no);
-    end if;
-    v.leases := coalesce(v.leases, '{}');
-    v.claims := coalesce(v.claims, '{}');
-    v.claim_keys := coalesce(v.claim_keys, '{}');
-    v.sizes := coalesce(v.sizes, '{}');
-    v.opens := coalesce(v.opens, '{}');
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size
+          and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
 
-    -- A clock that was set back takes the buckets with it.
-    v_back := greatest(interval '0', c.decided_at - v.at);
-    v.tat := c.tat - v_back;
-    v.keys := coalesce(c.keys, '{}');
-    v.turns := coalesce(c.turns, '{}');
-    v.tats := coalesce(c.tats, '{}');
-    if (v.pace).set_at is distinct from c.pace_at then
-        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
-        v.tats := array(select forebay._tat_within(t - v_back, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
-                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
-    elsif v_back > interval '0' then
-        v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if v.is_changed or v.seed_until >= v.at then
+        v := forebay._look_closely(v, p_group_id);
     end if;
     v.room := least(coalesce((v.pace).concurrency - (select sum(o) from unnest(v.opens) o), (v.pace).concurrency, 9223372036854775807),
                     forebay._tokens(v.tat, (v.pace).rate, (v.pace).burst, v.at));
-
-    v.lanes := coalesce(c.lanes, '{}');
-    v.lane_keys := coalesce(c.lane_keys, '{}');
-    v.desks := coalesce(c.desks, '{}');
-    if not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then
-        v_came := '{}';
-    elsif c.no is not null then
-        v_came := forebay._arrivals(p_queue, c.snap, v.snap, 2000);
-    end if;
-    if v_came is null then
-        v_came := forebay._unclaimed_lanes(p_group_id, p_queue);
-        v.is_changed := true;
-    end if;
-    if v_came <> '{}' then
-        select v.lanes || array_agg(n.lane), v.lane_keys || array_agg(forebay._limit_key_id(n.limit_key)),
-               v.desks || array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), v.is_changed or count(*) > 0
+    if v.came is null or v.came <> '{}' then
+        if v.came is null then
+            v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
+            v.is_changed := true;
+        end if;
+        select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
+               v.desks || coalesce(array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
         into v.lanes, v.lane_keys, v.desks, v.is_changed
-        from (select distinct a from unnest(v_came) a except select unnest(v.lanes)) u (lane)
+        from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
         cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
         where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
+    end if;
+    return v;
+end
+$$;
+
+
+-- What a gate has to do seldom: after a pace was set it counts what is in flight from the leases, and no bucket owes more than
+-- it can hold; a clock that was set back takes the buckets with it.
+create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
+language plpgsql volatile
+as $$
+declare
+    v_back interval := interval '0';
+begin
+    if v.is_new_pace then
+        v.seed_until := v.at + interval '1 second';
+    end if;
+    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
+        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
+               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
+        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
+        from forebay._in_flight(p_group_id) f;
+    end if;
+    if v.is_back then
+        v_back := (select g.decided_at - v.at from forebay.gate g where g.group_id = p_group_id and g.no = v.no);
+    end if;
+    v.tat := v.tat - v_back;
+    v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if v.is_new_pace then
+        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
+        v.tats := array(select forebay._tat_within(t, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
+                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
     end if;
     return v;
 end
@@ -294,26 +278,18 @@ language plpgsql stable
 set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
 as $$
 #variable_conflict use_column
-declare
-    v_room constant bigint := v.room;
-    v_most constant bigint := (v.pace).key_concurrency;
-    v_rate constant double precision := (v.pace).key_rate;
-    v_burst constant integer := (v.pace).key_burst;
-    v_at constant timestamptz := v.at;
 begin
-    if v_room <= 0 or v.lanes = '{}' then
-        return;
-    end if;
     return query
-    select w.lane, w.key, w.desk, least(w.most, p_limit, v_room, greatest(1, least(p_limit, v_room) / count(*) over ()))::integer
+    select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
     from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
-                 least(coalesce(v_most - coalesce(o.open, 0), 9223372036854775807),
-                       case when v_rate is null then 9223372036854775807 else forebay._tokens(k.tat, v_rate, v_burst, v_at) end) as most
+                 least(coalesce((v.pace).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
+                       case when (v.pace).key_rate is null then 9223372036854775807
+                            else forebay._tokens(k.tat, (v.pace).key_rate, (v.pace).key_burst, v.at) end) as most
           from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
           left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
-          where p_lane is null or l.desk = p_lane or l.lane = p_lane) w
+          where v.room > 0 and (p_lane is null or l.desk = p_lane or l.lane = p_lane)) w
     where w.most > 0
     order by w.open, w.turn nulls first, random();
 end
@@ -346,8 +322,8 @@ begin
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
         v_open := array(select distinct l.desk from forebay._line_up(v, null, 1) l);
-        if v.room > 0 then
-            v_open := v_open || v_plain;
+        if v.room > 0 or v.is_back then
+            v_open := v_open || v_plain || case when v.is_back then v.desks end;
         end if;
         if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then
             group_id := v_group.group_id;
@@ -356,7 +332,7 @@ begin
         end if;
         return query
         select v_group.group_id, o.lane, n.queue, n.priority, n.audience
-        from unnest(v_open) o (lane)
+        from (select distinct u from unnest(v_open) u) o (lane)
         cross join lateral (select l.queue, l.priority, l.audience from forebay.lane l where l.lane = o.lane limit 1) n;
     end loop;
 end
@@ -374,12 +350,12 @@ returns text
 language plpgsql volatile
 as $$
 declare
-    v         forebay._gate_view;
-    v_lane    record;
-    v_try     record;
-    v_rows    forebay.log[] := '{}';
-    v_key     bigint := 0;
-    v_gone    bigint[] := '{}';
+    v      forebay._gate_view;
+    v_lane record;
+    v_try  record;
+    v_jobs text;
+    v_took record;
+    v_gone bigint[] := '{}';
 begin
     perform set_config('synchronous_commit', 'off', true),
             pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
@@ -391,39 +367,68 @@ begin
         raise exception using errcode = 'JQ014',
             message = format('there is no group %s', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
-    end if;
-    if v_lane.paused_at is not null then
+    elsif v_lane.paused_at is not null then
         return null;
     end if;
     v := forebay._look_at_gate(p_group_id, v_lane.queue);
 
-    if v_lane.part >= 1000 then
-        for v_try in select * from forebay._line_up(v, p_lane, p_limit) limit 200 loop
-            v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, false);
-            if not exists (select from (select b.snap_to from forebay.batch b
-                                        where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1) n
-                           where n.snap_to is not null) then
-                v_gone := v_gone || v_try.lane;
-            end if;
-            v_key := v_try.key;
-            exit when v_rows <> '{}';
-        end loop;
-    elsif v.room > 0 and v_lane.part < 0 then
-        v_rows := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.room)::integer);
-    elsif v.room > 0 then
-        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.room)::integer, false);
+    for v_try in
+        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.part >= 1000
+        union all
+        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.part < 1000 and v.room > 0
+        limit 200
+    loop
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
+        into v_took
+        from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
+        if v_lane.part >= 1000 and v_took.is_empty is not false then
+            v_gone := v_gone || v_try.lane;
+        end if;
+        exit when v_jobs is not null;
+    end loop;
+    if v_jobs is not null or v_gone <> '{}' or v.is_changed then
+        perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
+                                   case when v_jobs is not null then v_took.size else 0 end);
     end if;
-    if v_rows = '{}' and v_gone = '{}' and not v.is_changed then
-        return null;
-    end if;
+    return v_jobs;
+end
+$$;
 
-    perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_key, cardinality(v_rows));
-    return (
-        select string_agg(case when (r.job).ordering_key is null then forebay._job_json(
-                   (r.job).seq, (r.job).job_id, (r.job).enqueued_at, (r.job).expires_at, (r.job).attempt, (r.job).max_attempts,
-                   (r.job).pauses, (r.job).kind, (r.job).args, (r.job).tag, (r.job).correlation_id, (r.job).headers)
-               else forebay._keyed_json(r.job) end, ',' order by r.nr)
-        from (select unnest(v_rows) as job, generate_subscripts(v_rows, 1) as nr) r);
+
+-- The claim of one lane behind a gate: as that of forebay.claim_v1().
+create function forebay._claim_one(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v_segment bigint;
+    v_jobs    text;
+begin
+    if p_keyed then
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    select coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
+    into v_segment;
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+    end if;
+    return v_jobs;
 end
 $$;
 
@@ -438,27 +443,22 @@ returns void
 language plpgsql volatile
 set enable_nestloop = off
 as $$
-declare
-    v_no    constant bigint := v.no + 1;
-    v_at    constant timestamptz := v.at;
-    v_rate  constant double precision := (v.pace).key_rate;
-    v_all   constant boolean := num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0;
 begin
     with line as materialized (
         select l.lane, l.key, l.desk, l.nr from unnest(v.lanes, v.lane_keys, v.desks) with ordinality l (lane, key, desk, nr)
         where l.lane <> all (p_gone)
     ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v_no else k.turn end as turn,
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
                case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, v_rate, v_at, p_count) else k.tat end as tat
+                    then forebay._tat_after(k.tat, (v.pace).key_rate, v.at, p_count) else k.tat end as tat
         from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
         union all
-        select p_key, v_no, forebay._tat_after(null, v_rate, v_at, p_count)
+        select p_key, v.no + 1, forebay._tat_after(null, (v.pace).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
         select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
     ), kept as materialized (
-        select k.* from known k, first f where k.tat > v_at or k.turn >= f.turn
+        select k.* from known k, first f where k.tat > v.at or k.turn >= f.turn
     ), flight as materialized (
         select b.* from (
             select u.*, count(*) over () - u.nr as younger
@@ -467,13 +467,13 @@ begin
                   union all
                   select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
         -- Without a limit on what runs at once this only says whose turn it is.
-        where b.younger < 256 or v_all
+        where b.younger < 256 or num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0
     )
     insert into forebay.gate (
         group_id, no, decided_at, snap, pace_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
         keys, turns, tats)
-    select p_group_id, v_no, v_at, v.snap, (v.pace).set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v_at, p_count) else v.tat end,
+    select p_group_id, v.no + 1, v.at, v.snap, (v.pace).set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v.at, p_count) else v.tat end,
            f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
