@@ -23,6 +23,7 @@ from forebay.errors import (
     PayloadTooDeep,
     SchemaError,
 )
+from forebay.model.status import Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -149,11 +150,17 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         assert client.pause_queue("mail", conn=conn) == 1
         assert client.spread_queue("mail", 4, conn=conn) == 1
         assert client.limit_queue("mail", 4, conn=conn) is None
+        assert client.pace_queue("mail", concurrency=2, rate=0.5, conn=conn) is None
+        (pace,) = client.pace(conn=conn)
+        assert (pace.queue, pace.running, pace.limits.rate) == ("mail", 0, 0.5)
         assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
         conn.rollback()
     assert client.jobs() == []
     assert client.spread_queue("mail", 1) == 1
     assert client.limit_queue("mail", None) is None
+    assert client.pace_queue("mail", key_rate=3) is None
+    assert client.pace_queue("mail") == Limits(key_rate=3)
+    assert client.pace("mail") == []
     with pytest.raises(GroupNotFound):
         client.resume_queue("mail")
 
