@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -111,7 +111,7 @@ def limit(
         console().print(f"queue {queue} takes no more jobs while {most:,} wait")
 
 
-def _number_option(flag: str, text: str) -> typer.models.OptionInfo:
+def _number_option(flag: str, text: str) -> Any:
     return typer.Option(flag, metavar="NUMBER", help=text, show_default=False)
 
 
