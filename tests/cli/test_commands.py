@@ -105,6 +105,30 @@ def test_what_people_typed_is_never_taken_for_markup(forebay):
     assert "[red]x[/red]" in out
 
 
+def test_a_pace_is_set_shown_and_taken_away(forebay, conn):
+    """
+    What is given replaces what was set before; without any limit the command shows.
+    """
+    set_ = forebay("queues", "pace", "mail", "--concurrency", 5, "--key-rate", 0.5)
+    assert set_.out.strip() == "queue mail: concurrency 5, key rate 0.5"
+    one(conn, "select forebay.open_group('mail')")
+    enqueue(conn, queue="mail", limit_key="a")
+    (shown,) = forebay("queues", "pace", "--json").json
+    assert (shown["queue"], shown["running"], shown["keys_waiting"]) == ("mail", 0, 1)
+    assert shown["limits"]["key_rate"] == 0.5
+    assert "concurrency 5" in forebay("queues", "pace", "mail").out
+    after = forebay("queues", "pace", "mail", "--rate", 2, "--json").json
+    assert after["before"]["concurrency"] == 5
+    assert after["limits"]["concurrency"] is None
+    assert forebay("queues", "pace", "mail", "--none").out.strip() == "queue mail has no pace"
+    assert "even shares" in forebay("queues", "pace").out
+    assert forebay("queues", "pace", "--rate", 2).code == 2
+    assert forebay("queues", "pace", "mail", "--none", "--rate", 2).code == 2
+    forebay("enqueue", "work", "--queue", "mail", "--limit-key", "b")
+    (shown,) = forebay("queues", "pace", "mail", "--json").json
+    assert shown["keys_waiting"] == 2
+
+
 # --- dead letters ---
 
 
