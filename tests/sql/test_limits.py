@@ -1,5 +1,6 @@
 """Limits: how much of a queue and of each limit key runs at once and starts per second, and even shares for the keys."""
 
+import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,6 +32,14 @@ def pace(conn: psycopg.Connection, queue: str = "q", **limits: float) -> dict | 
     """Set a queue's pace; return the one before."""
     given = "".join(f", {name} => %s" for name in limits)
     return one(conn, f"select forebay.pace_queue(%s{given})", queue, *limits.values())
+
+
+def pass_first_second(database: str, conn: psycopg.Connection) -> None:
+    """Until a second after a pace was first seen, what is in flight is counted from the leases; let that be over."""
+    enqueue(conn, queue="q", limit_key="first")
+    with Reader(database, "q") as reader:
+        reader.finish(reader.claim_ready(1))
+    shift_clock(conn, 5)
 
 
 def jobs_of(conn: psycopg.Connection, key: str | None, count: int, **options: object) -> list[int]:
@@ -65,6 +74,7 @@ def keys_of(batches: list) -> Counter:
 def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, conn):
     """Whatever the claims ask for, and whoever asks; a settled job makes room for another."""
     assert pace(conn, concurrency=5) is None
+    pass_first_second(database, conn)
     jobs_of(conn, None, 20)
     with Reader(database, "q") as one_, Reader(database, "q") as other:
         first = one_.claim_ready(3)
@@ -81,6 +91,7 @@ def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, c
 def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, conn):
     """Each key has its own limit, whatever the priority of its jobs, and a retry is of the same key."""
     pace(conn, key_concurrency=2)
+    pass_first_second(database, conn)
     for key in ("a", "b", "c"):
         jobs_of(conn, key, 3)
         jobs_of(conn, key, 3, priority=5)
@@ -96,6 +107,7 @@ def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, con
 def test_both_limits_hold_together(database, conn):
     """Of the queue and of the key; the smaller one decides."""
     pace(conn, concurrency=5, key_concurrency=2)
+    pass_first_second(database, conn)
     for key in "abcd":
         jobs_of(conn, key, 10)
     with Reader(database, "q") as reader:
@@ -107,6 +119,7 @@ def test_both_limits_hold_together(database, conn):
 def test_jobs_of_a_lost_lease_cease_to_count(database, conn):
     """They come back as suspects of the same key, and these count when they are claimed."""
     pace(conn, key_concurrency=2)
+    pass_first_second(database, conn)
     jobs_of(conn, "a", 10)
     with Reader(database, "q") as lost, Reader(database, "q") as other:
         claim_open(lost)
@@ -159,10 +172,7 @@ def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, c
 
     pace(conn, concurrency=3)
     jobs_of(conn, None, 20)
-    shift_clock(conn, 5)
-    with Reader(database, "q") as reader:
-        reader.finish(reader.claim_ready(1))
-    shift_clock(conn, 10)  # What is in flight is not counted from the leases any more.
+    pass_first_second(database, conn)
     assert both_claim() == 3
     with connect(database) as other:
         other.execute("update forebay.lease set closed_at = now(), closed_as = 'closed'")
@@ -266,6 +276,7 @@ def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
 def test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer(database, conn):
     """The key with the fewest jobs in flight comes first."""
     pace(conn, concurrency=10)
+    pass_first_second(database, conn)
     jobs_of(conn, "slow", 100)
     jobs_of(conn, "quick", 100)
     with Reader(database, "q") as reader:
@@ -451,3 +462,137 @@ def test_a_job_cannot_have_a_limit_key_and_an_ordering_key(conn):
     query = "select forebay.enqueue('work', limit_key => 'a', ordering_key => 'b')"
     assert sqlstate(conn, query) == "JQ001"
     assert one(conn, "select count(*) from forebay.log") == 0
+
+
+# --- all together ---
+
+
+def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, seed):
+    """Three readers that claim, settle, fail, hand back and lose their leases at random, while jobs of all sorts come."""
+    rng = random.Random(seed)
+    keys = ["a", "b", "c", "d", None]
+    pace(conn, concurrency=7, key_concurrency=3)
+    key_of: dict[int, str | None] = {}
+    ended: Counter[int] = Counter()
+    readers = [Reader(database, "q") for _ in range(3)]
+    held: list[tuple[Reader, object, set[int]]] = []
+
+    def in_flight() -> Counter:
+        return Counter(
+            key_of[batch.jobs[offset - 1]["job_id"]]
+            for _, batch, offsets in held
+            for offset in offsets
+        )
+
+    def settle() -> None:
+        place = rng.randrange(len(held))
+        reader, batch, offsets = held[place]
+        offset = rng.choice(sorted(offsets))
+        outcome = rng.choice(["done", "done", "done", "retried", "handed_back", "snoozed"])
+        ending = {"offset": offset, "outcome": outcome}
+        done = [offset] if outcome == "done" else []
+        status = reader.settle(
+            batch.claim_no,
+            done,
+            flush_no=offset,
+            ended=[] if done else [ending],
+        )
+        assert status == "settled"
+        ended.update(batch.jobs[offset - 1]["job_id"] for _ in done)
+        offsets.discard(offset)
+        if not offsets:
+            held.pop(place)
+            reader.open_claims.discard(batch.claim_no)
+
+    def claim() -> None:
+        reader = rng.choice(readers)
+        for lane in reader.ready():
+            batch = reader.claim(rng.randint(1, 4), lane["lane"])
+            if batch.jobs:
+                held.append((reader, batch, {job["batch_offset"] for job in batch.jobs}))
+                break
+        counts = in_flight()
+        assert counts.total() <= 7
+        assert max([counts[key] for key in keys if key] or [0]) <= 3
+
+    def lose() -> None:
+        reader = rng.choice(readers)
+        reader.revoked_by(conn, suspects=rng.random() < 0.5)
+        held[:] = [item for item in held if item[0] is not reader]
+        reader.open_lease()
+
+    def come() -> None:
+        key = rng.choice(keys)
+        for job_id in jobs_of(conn, key, rng.randint(1, 5), priority=rng.choice([5, 100])):
+            key_of[job_id] = key
+
+    for _ in range(300):
+        step = rng.choice(
+            [come, claim, claim, settle, settle, lose if rng.random() < 0.2 else claim]
+        )
+        if step is not settle or held:
+            step()
+    while set(ended) < set(key_of):
+        while not held:
+            claim()
+        settle()
+        claim()
+    assert set(ended.values()) == {1}
+    for reader in readers:
+        reader.conn.close()
+
+
+@pytest.mark.parametrize(
+    ("promise", "function", "guards"),
+    [
+        (
+            test_jobs_of_a_lost_lease_cease_to_count,
+            "_look_at_gate",
+            [
+                ("l.lease_id = i.lease_id and l.closed_at is null", "l.lease_id = i.lease_id"),
+                ("coalesce(sum(cardinality(j.offsets)), 0)::integer", "0"),
+            ],
+        ),
+        (
+            test_what_runs_already_counts_when_a_pace_is_set,
+            "_look_closely",
+            [("v.seed_until := v.at + interval '1 second';", "null;")],
+        ),
+        (
+            test_a_queue_starts_no_more_per_second_than_its_rate_allows,
+            "_tokens",
+            [("- greatest(0, coalesce(date_part('epoch', p_tat - p_at), 0)) * p_rate", "")],
+        ),
+        (
+            test_keys_of_very_different_backlogs_get_even_shares,
+            "_line_up",
+            [("order by w.open, w.turn nulls first", "order by w.key")],
+        ),
+        (
+            test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer,
+            "_line_up",
+            [("order by w.open, w.turn", "order by w.turn")],
+        ),
+        (
+            test_who_comes_again_at_once_does_not_come_first,
+            "_note_gate",
+            [("or k.turn >= f.turn", "")],
+        ),
+        (
+            test_jobs_are_found_whatever_transaction_brings_them,
+            "_arrivals",
+            [("if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then", "if false then")],
+        ),
+        (
+            test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once,
+            "_line_up",
+            [("(v.pace).key_concurrency - coalesce(o.open, 0)", "(v.pace).key_concurrency")],
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_without_its_guard_a_promise_breaks(database, conn, promise, function, guards):
+    """The broken twins: each test above fails when the line is missing that it is about."""
+    break_function(database, function, *guards)
+    with violation(psycopg.Error):
+        promise(database, conn)
