@@ -714,11 +714,12 @@ class Worker:
     async def _claim_paced(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         """Claim where each claim gives jobs of one limit key, until there are enough or no more; return how many.
 
-        Nothing is taken ahead: a job that waits here for a slot would use up what its limits allow.
+        Nothing is taken ahead, except for the calls of batch handlers: a job that waits here for a slot would use up
+        what its limits allow.
         """
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
-        if not any(kind.batch_size and kind.queue == lane.queue for kind in self._app.kinds):
+        if not all(kind.batch_size for kind in self._app.kinds if kind.queue == lane.queue):
             free = self._settings.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._stopping or lease.lost):
