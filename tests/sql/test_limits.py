@@ -398,6 +398,24 @@ def test_a_paused_queue_stays_paused(database, conn):
         assert keys_of(claim_open(reader)) == {"a": 3}
 
 
+def test_a_pause_that_comes_between_gate_and_lane_makes_nobody_forget_the_lane(database, conn):
+    """The claim passes the gate and waits for the lane while the queue is paused: the jobs are found after that."""
+    jobs_of(conn, "a", 3)
+    with Reader(database, "q") as reader:
+        lane = one(conn, "select forebay._limited_lane_id('q', 100, 0, 'a')")
+        desk = one(conn, "select forebay._desk_id('q', 100, 0)")
+        key = "forebay._lock_class(), hashint8(%s::bigint # %s::bigint)"
+        with ThreadPoolExecutor(1) as pool:
+            with psycopg.connect(database) as holder:
+                holder.execute(f"select pg_advisory_xact_lock({key})", [reader.group_id, lane])
+                claim = pool.submit(reader.claim, 10, desk)
+                wait_for(lambda: waiting_for_a_lock(conn) == 1, describe="the claim waits")
+                one(conn, "select forebay.pause_queue('q')")
+            assert claim.result().jobs == []
+        one(conn, "select forebay.resume_queue('q')")
+        assert keys_of(claim_open(reader)) == {"a": 3}
+
+
 def test_ordering_keys_and_unordered_queues_obey_a_pace(database, conn):
     """A queue's limits hold for all of its jobs."""
     pace(conn, concurrency=4)

@@ -259,7 +259,7 @@ $$;
 
 
 -- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
--- job that still can run.
+-- job that still can run. Null: it did not look, since the group is paused or the lane unknown.
 create function forebay._take(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
     p_sweep boolean)
@@ -325,7 +325,7 @@ begin
             hint = 'Open the group with forebay.open_group() first.';
     end if;
     if c.audience is null or (c.paused_at is not null and not p_sweep) then
-        return '{}';
+        return null;
     end if;
 
     v_from := c.start;

@@ -86,7 +86,8 @@ as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_inte
 create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
 language sql immutable
 as $$
-    select case when p_rate is not null and p_tat is not null then least(p_tat, p_at + make_interval(secs => coalesce(p_burst, ceil(p_rate)) / p_rate)) end
+    select case when p_rate is not null and p_tat is not null
+                then least(p_tat, p_at + make_interval(secs => coalesce(p_burst, ceil(p_rate)) / p_rate)) end
 $$;
 
 
@@ -379,6 +380,9 @@ begin
         limit 200
     loop
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        if v_jobs = '' then
+            return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
+        end if;
         select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
         into v_took
         from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
@@ -396,7 +400,7 @@ end
 $$;
 
 
--- The claim of one lane behind a gate: as that of forebay.claim_v1().
+-- The claim of one lane behind a gate: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -405,6 +409,7 @@ as $$
 declare
     v_segment bigint;
     v_jobs    text;
+    v_rows    forebay.log[];
 begin
     if p_keyed then
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
@@ -422,11 +427,15 @@ begin
             using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
     end if;
     if v_jobs is null then
+        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
+        if v_rows is null then
+            return '';
+        end if;
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                    u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
-        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+        from unnest(v_rows) with ordinality u;
     end if;
     return v_jobs;
 end
