@@ -67,10 +67,14 @@ def claim_size(
     """
     ahead = 0
     if mean_seconds is not None:
+        most = rows_max
         if chained and chained * mean_seconds <= ahead_seconds:
             free_slots = 0
+            most = (
+                2 * rows_max
+            )  # Jobs that take turns in one slot are through before more have come.
         # Below a microsecond the quotient says nothing that rows_max does not.
-        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(rows_max)))
+        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(most)))
     # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
     more = ahead - buffered if 2 * buffered <= ahead else 0
     return max(0, min(free_slots + more, rows_max))

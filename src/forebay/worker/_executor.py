@@ -53,6 +53,10 @@ log = logging.getLogger("forebay.worker")
 #: How long calls that never wait may keep the loop to themselves.
 _LOOP_SECONDS_MAX = 0.002
 
+#: The same where one runner has all of them, as with jobs of one ordering key: several would take their turns one after
+#: another, and what ended in all of them is settled at once.
+_LONE_LOOP_SECONDS_MAX = 0.01
+
 #: After these a job goes on, and those behind it in its ordering key have to wait for it.
 _GOES_ON = frozenset({"retried", "lost", "snoozed", "unknown", "handed_back"})
 
@@ -395,7 +399,7 @@ class Executor:
         task = asyncio.current_task()
         assert task is not None
         clean = contextvars.copy_context()
-        pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+        pause_at = time.monotonic() + self._loop_seconds()
         while self._waiting and self.busy < self._settings.concurrency:
             call, helds = self._begin(task)
             try:
@@ -409,7 +413,10 @@ class Executor:
                 return
             if self._waiting and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
-                pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+                pause_at = time.monotonic() + self._loop_seconds()
+
+    def _loop_seconds(self) -> float:
+        return _LOOP_SECONDS_MAX if len(self._runners) > 1 else _LONE_LOOP_SECONDS_MAX
 
     def _begin(self, task: asyncio.Task[None]) -> tuple[Call, list[HeldJob]]:
         kind, helds, items = self._waiting.popleft()

@@ -362,7 +362,7 @@ begin
         select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
                (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
                (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+               (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
         from verdict v;
         v_is_plain := v_taken.is_plain;
@@ -502,6 +502,7 @@ begin
                (select array_agg(i.key order by i.place) from chosen i) as keys,
                (select array_agg(i.places[cardinality(i.places)] order by o.place)
                 from chosen o join reach i on i.key = o.key) as tails,
+               (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
                (select array_agg(i.job order by i.place) from chosen i) as jobs,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
@@ -536,7 +537,7 @@ begin
            case when v_used_up then null else v_to end,
            case when v_used_up then 0 else v_segments[v_count] end,
            '0', case when v_used_up then 0 else v_rows[v_count].seq end,
-           greatest(c.high_seq, (select max(s) from unnest(v_taken.seqs || array(select u.seq from unnest(v_rows) u)) s)),
+           greatest(c.high_seq, v_taken.high),
            coalesce(c.handed_total, 0) + coalesce(cardinality(v_taken.seqs), 0),
            coalesce(c.skipped_total, 0) + coalesce(cardinality(v_taken.skipped), 0),
            c.at, v_taken.seqs, case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
