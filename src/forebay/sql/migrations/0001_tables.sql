@@ -154,7 +154,7 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,
+    handed_total  bigint not null,       -- running totals; of keyed lanes: of jobs of public lanes, at their first time
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
     seqs          bigint[],              -- what was handed out, in order: offset 1 is the first

@@ -228,6 +228,7 @@ declare
     v_tombstones boolean;
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
+    v_public     bigint[];               -- the queue's keyed lanes that everybody reads
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
@@ -362,7 +363,7 @@ begin
         select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
                (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
                (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
         from verdict v;
         v_is_plain := v_taken.is_plain;
@@ -371,6 +372,7 @@ begin
     if v_is_plain then
         v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
     else
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
@@ -450,13 +452,14 @@ begin
         ), candidate as materialized (
             select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
                    a.may and r.verdict is null as runs, a.may,
+                   x.class in (2, 3) and x.lane = any (v_public) as is_fresh,
                    count(*) filter (where a.may and r.verdict is null) over (partition by x.key order by x.nr) as rank
             from unnest(v_found.keys, v_found.classes, v_found.lanes, v_found.seqs, v_found.parked) with ordinality x (key, class, lane, seq, parked_no, nr)
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
             -- The first of each key before the second of any.
-            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, (row_number() over (order by i.rank, i.nr))::smallint as place
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
             from candidate i where i.runs
             order by i.rank, i.nr limit v_limit
         ), reach as materialized (
@@ -493,7 +496,7 @@ begin
             where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0)
             order by i.nr
         ), skipped as materialized (
-            select i.nr, i.seq, i.job, i.verdict from candidate i join reach t on t.key = i.key and i.nr <= t.upto
+            select i.nr, i.seq, i.job, i.verdict, i.is_fresh from candidate i join reach t on t.key = i.key and i.nr <= t.upto
             where i.may and i.verdict is not null
         )
         select (select array_agg(i.lane order by i.place) from chosen i) as lanes,
@@ -504,6 +507,7 @@ begin
                 from chosen o join reach i on i.key = o.key) as tails,
                (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
                (select array_agg(i.job order by i.place) from chosen i) as jobs,
+               (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select count(forebay._bury(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
@@ -538,8 +542,7 @@ begin
            case when v_used_up then 0 else v_segments[v_count] end,
            '0', case when v_used_up then 0 else v_rows[v_count].seq end,
            greatest(c.high_seq, v_taken.high),
-           coalesce(c.handed_total, 0) + coalesce(cardinality(v_taken.seqs), 0),
-           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_taken.skipped), 0),
+           coalesce(c.handed_total, 0) + v_taken.fresh, coalesce(c.skipped_total, 0) + v_taken.fresh_skipped,
            c.at, v_taken.seqs, case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
            case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys, v_taken.tails,
            case when v_used_up then pg_current_xact_id() else c.edge_from end,
