@@ -571,3 +571,81 @@ def test_no_token_is_written_where_nothing_waits(database, conn):
             assert reader.settle(batch.claim_no, rest, flush_no=2) == "settled"
             reader.open_claims.discard(batch.claim_no)
         assert one(conn, "select count(*) from forebay.log") == 30
+
+
+def emptied(conn, reader: Reader) -> int:
+    """Seal, let cursors move on, empty what may go, and trim; return how many segments were emptied."""
+    one(conn, "select forebay.seal_v1()")
+    drained(reader)
+    count = 0
+    while one(conn, "select forebay.retain_v1()") is not None:
+        count += 1
+    one(conn, "select forebay.trim_v1(p_pass => true)")
+    return count
+
+
+@pytest.fixture
+def short_history(conn):
+    """Segments of a hundred rows, emptied as soon as nothing of them is needed."""
+    small_segments(conn, rows=100, reserve=1000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
+    one(conn, "select forebay.configure('retention_days', 0)")
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
+    """Parked, or kept back behind a retry: the segment stays until the job has ended, and then goes with its turns."""
+    with Reader(database, "q") as first, Reader(database, "q") as second:
+        parked = put(conn, 2, "parked")
+        kept = put(conn, 2, "kept")
+        batch = first.claim_ready(100)
+        (behind,) = put(conn, 1, "parked")
+        assert take(second) == []
+        place = batch.job_ids.index(kept[0]) + 1
+        back = [ended(place + 1, "handed_back")]
+        going = [ended(place, "retried", after=864000), *back]
+        assert first.settle(batch.claim_no, [], ended=going) == "settled"
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(second)
+        emptied(conn, second)
+        oldest = "select forebay.segment_held_by(min(segment_id)) from forebay.segment where removed_at is null"
+        assert one(conn, oldest).startswith("worker ")  # The first of those parked is running.
+        assert state(conn, behind) == "ready"
+        assert state(conn, kept[1]) == "ready"
+        done = [batch.job_ids.index(job) + 1 for job in parked]
+        assert first.settle(batch.claim_no, done, flush_no=2) == "settled"
+        first.open_claims.discard(batch.claim_no)
+        one(conn, "select forebay.retain_v1()")
+        assert one(conn, oldest) == "jobs of it wait for their ordering key"
+        assert drained(second) == [behind]
+        shift_clock(conn, 1000000)
+        one(conn, "select forebay.promote_v1()")
+        assert drained(second) == kept
+        for _ in range(3):
+            put(conn, 100, "other")
+            emptied(conn, second)
+        assert one(conn, "select min(lo) from forebay.segment where removed_at is null") > behind
+        assert one(conn, "select count(*) from forebay.parked") == 0
+        query = "select count(*) from forebay.key_turn where ordering_key <> 'other'"
+        assert one(conn, query) == 0
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
+    """Its first row left the archive long before it comes back; what is enqueued meanwhile waits for it all the same."""
+    with Reader(database, "q") as reader:
+        (old,) = put(conn, 1)
+        batch = reader.claim_ready(1)
+        going = [ended(1, "retried", after=864000)]
+        assert reader.settle(batch.claim_no, [], ended=going) == "settled"
+        reader.open_claims.discard(batch.claim_no)
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(reader)
+        assert emptied(conn, reader) > 1
+        (new,) = put(conn, 1)
+        assert drained(reader) == []
+        shift_clock(conn, 1000000)
+        one(conn, "select forebay.promote_v1()")
+        assert drained(reader) == [old, new]
