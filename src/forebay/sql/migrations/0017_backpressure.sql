@@ -53,8 +53,11 @@ begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
     v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
-    v_readers := v_lanes || array(select distinct l.lane from forebay.lane l
-                                  where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+    v_readers := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
     from unnest(v_readers) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
