@@ -818,7 +818,13 @@ begin
                 order by t.group_id, t.ordering_key limit 1) n
         )
         select k.group_id, k.ordering_key, s.mark, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
-        from key k, lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
+        from (select k.* from key k
+              -- Most keys have nothing that could go: numbers rise from turn to turn.
+              where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
+                 or v_first > (select t.high_seq from forebay.key_turn t
+                               where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
+              offset 0) k,
+             lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
     loop
         exit when v_total >= p_most;
         delete from forebay.parked p
