@@ -426,17 +426,11 @@ GUARDS = {
         "s.is_busy and not s.goes_on or s.waits",
         "s.waits",
     ),
-    "a suspect runs alone": (
-        "_take_keyed",
-        "and s.holder = p_lease_id and not s.is_suspect",
-        "and s.holder = p_lease_id",
-    ),
     "a job on its way comes before all that follow": (
         "_take_keyed",
         "not s.goes_on or s.waits",
         "not s.goes_on",
     ),
-    "also where nothing else waits": ("_take_keyed", "where b.goes_on or", "where"),
 }
 
 
@@ -448,6 +442,56 @@ def test_each_guard_is_needed(database, guard):
     with violation(psycopg.Error):
         for seed in range(6):
             storm(database, seed, rounds=200)
+
+
+def suspect_alone(database: str) -> None:
+    """A suspect of a key runs; what follows is asked for by its own holder, twice."""
+    with connect(database) as conn, Reader(database, "q") as first, Reader(database, "q") as second:
+        jobs = put(conn, 2)
+        first.claim_ready(1)
+        assert first.revoked_by(conn) == 1
+        suspect = second.claim_ready(10)
+        assert suspect.job_ids == jobs[:1]
+        assert take(second) == []
+        second.finish(suspect)
+        assert ids(take(second)) == jobs[1:]
+
+
+def retry_holds(database: str) -> None:
+    """The only job of a key that anybody has heard of waits for its time; then another one is enqueued."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        jobs = put(conn, 1)
+        batch = reader.claim_ready(1)
+        assert reader.settle(batch.claim_no, [], ended=[ended(1, "retried", after=60)]) == "settled"
+        jobs += put(conn, 1)
+        assert take(reader) == []
+        wait_over(conn)
+        assert drained(reader) == jobs
+
+
+@pytest.mark.parametrize("scenario", [suspect_alone, retry_holds])
+def test_who_has_a_key_does_not_go_on_with_it_when_something_went_wrong(database, scenario):
+    """Not behind a suspect, which may kill its process, and not before a job of it that comes back."""
+    scenario(database)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "guard", "instead"),
+    [
+        (
+            suspect_alone,
+            "and s.holder = p_lease_id and not s.is_suspect",
+            "and s.holder = p_lease_id",
+        ),
+        (suspect_alone, "(b.lease_id <> p_lease_id or b.is_suspect)", "b.lease_id <> p_lease_id"),
+        (retry_holds, "where b.goes_on or", "where"),
+    ],
+)
+def test_without_its_guard_it_would(database, scenario, guard, instead):
+    """One of the looks at what went wrong taken out, in the short way or in the long one."""
+    break_function(database, "_take_keyed", (guard, instead))
+    with violation():
+        scenario(database)
 
 
 def parked_while_settled(database: str) -> None:
