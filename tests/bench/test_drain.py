@@ -9,7 +9,10 @@ from forebay.errors import ForebayError
 from tests.support.engine import connect, depth
 
 NAMES = [
-    *(f"{name}_per_s" for name in ("async", "thread", "batch", "tx", "classic")),
+    *(
+        f"{name}_per_s"
+        for name in ("async", "keyed", "one_key", "thread", "batch", "tx", "classic")
+    ),
     "wal_bytes_per_job",
     "server_cpu_us_per_job",
     "client_cpu_us_per_job",
@@ -31,7 +34,7 @@ def test_each_kind_of_handler_is_measured(place):
     assert list(report.figures) == NAMES
     assert report.figures.pop("peers") == {}
     assert min(report.figures.values()) > 0
-    assert [bar.value is None for bar in report.bars] == [True, True, False, False]
+    assert [bar.value is None for bar in report.bars] == [True, True, False, False, False, False]
 
 
 def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
@@ -39,7 +42,7 @@ def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
     It says that it ended as many as waited, and none waits any more.
     """
     with player("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
-        for handler in ("async", "thread", "batch", "tx"):
+        for handler in ("async", "keyed", "one_key", "thread", "batch", "tx"):
             _ours.fill(conn, handler, 30)
             assert ours.ask("drain", handler=handler)["ended"] == 30
             assert depth(conn, handler) == {"default": (0, 0, 0)}

@@ -43,6 +43,7 @@ class Instant:
     def enqueue(self, count, delay_seconds=0):
         first = len(self.ended) + len(self.jobs)
         self.jobs += [Taken(first + i, first + i, 0, time.time()) for i in range(count)]
+        return count
 
     def claim(self, limit):
         taken, self.jobs = self.jobs[:limit], self.jobs[limit:]
@@ -146,3 +147,18 @@ def test_a_sample_tells_how_many_wait():
     contestant._dues[0] = (time.time() - 1, 500)
     contestant._sample(held.Turn(), held.Turn())
     assert contestant.samples[-1]["waiting"] == 500
+
+
+def test_the_mix_with_keys_has_unique_and_ordering_keys(place):
+    """
+    Ours alone takes part; jobs that a unique key keeps from being made are not waited for.
+    """
+    report = held.run(place, Options(scale=0.03, mix="keyed"), lambda _: None)
+    assert report.figures["mix"] == "keyed"
+    assert "classic" not in report.figures
+    assert report.figures["ours"]["jobs"] > 0
+    assert [bar.what for bar in report.bars] == [
+        "keyed: jobs/s, last turn to first",
+        "keyed: time to get a job, last turn to first",
+        "keyed: pickup, last turn to first",
+    ]

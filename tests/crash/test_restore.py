@@ -286,3 +286,59 @@ def test_a_dump_under_load_holds_each_job_in_one_state(
         assert len(open_jobs[group]) < len(storm.ledger.committed)
     with connect(dsn) as conn:
         assert one(conn, "select count(distinct args) from forebay.log") > 500
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_waits_for_an_ordering_key_keeps_its_order_when_a_log_is_adopted(
+    server, database, place, resume
+):
+    """
+    Held by several claims, parked, kept back behind a retry and not yet read: each key's jobs run in their order, a retry that
+    waits for its time behind them, and what was enqueued before the adoption last; or only that, if they are discarded.
+    """
+    numbers = {"a": 9, "b": 9, "c": 3}
+
+    def put(conn, key: str, entries: range) -> None:
+        for entry in entries:
+            enqueue(conn, queue=QUEUE, ordering_key=key, args={"entry": entry})
+
+    with (
+        connect(database) as conn,
+        Reader(database, QUEUE) as holder,
+        Reader(database, QUEUE) as other,
+    ):
+        batches = []
+        for first in (0, 3):
+            put(conn, "a", range(first, first + 3))
+            put(conn, "b", range(first, first + 3))
+            batches.append(holder.claim_ready(6))
+        put(conn, "a", range(6, 9))
+        put(conn, "b", range(6, 9))
+        assert other.claim_ready(6).jobs == []
+        retried = [{"offset": 4, "outcome": "retried", "after": 600}]
+        back = [{"offset": offset, "outcome": "handed_back"} for offset in (4, 5, 6)]
+        assert holder.settle(batches[0].claim_no, [1], ended=retried + back[1:]) == "settled"
+        assert holder.settle(batches[1].claim_no, [], ended=back) == "settled"
+        put(conn, "c", range(3))
+        name = conn.info.dbname
+    create_database(server, place[1], name)
+    dsn = server.dsn(place[1])
+    with connect(dsn) as conn:
+        for key, count_ in numbers.items():
+            put(conn, key, range(count_, count_ + 1))
+        resumed, discarded = conn.execute("select * from forebay.adopt_v1(%s)", [resume]).fetchone()
+        assert (resumed, discarded) == ((8 + 9 + 3 + 3, 0) if resume else (3, 8 + 9 + 3))
+        expected = {"a": [9], "b": [9], "c": [3]}
+        if resume:
+            expected = {"a": [*range(1, 10)], "b": [*range(1, 10), 0], "c": [*range(4)]}
+        ran: dict[str, list[int]] = {}
+        with Reader(dsn, QUEUE) as reader:
+            for seconds in (0, 3600):
+                shift_clock(conn, seconds)
+                one(conn, "select forebay.promote_v1()")
+                while (batch := reader.claim_ready(4)).jobs:
+                    for job in batch.jobs:
+                        ran.setdefault(job["ordering_key"], []).append(job["args"]["entry"])
+                    reader.finish(batch)
+        assert ran == expected
+        assert depth(conn, QUEUE) == {"default": (0, 0, 0)}

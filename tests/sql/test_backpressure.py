@@ -204,3 +204,40 @@ def test_workers_hear_of_queues_with_very_many_jobs(database, conn):
     enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 3)
     assert conn.execute("select waiting from forebay.count_v1(8)").fetchall() == [(10,)]
     assert one(conn, "select count(*) from forebay.queue_count") <= 2
+
+
+def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database, conn):
+    """
+    The cursor has passed them and nobody has them: they wait, whichever claim of which lane takes them. A count that is
+    begun in the middle agrees, and after retries and jobs handed back nothing is left over.
+    """
+    limit(conn, 1_000_000)
+
+    def counted(group_id: int) -> tuple[int, int]:
+        query = "select forebay._waiting('default', %s, -1, null)"
+        by_step = one(conn, query, group_id)
+        with conn.transaction(force_rollback=True):
+            conn.execute("delete from forebay.queue_count")
+            return by_step, one(conn, query, group_id)
+
+    with Reader(database) as first, Reader(database) as second:
+        for number in range(40):
+            jobs = [
+                {"kind": "work", "ordering_key": f"k{n % 3}"} if n % 4 else {"kind": "work"}
+                for n in range(number, number + 9)
+            ]
+            enqueue_many(conn, jobs)
+            reader = (first, second)[number % 2]
+            batches = [reader.claim(6, lane["lane"]) for lane in reader.ready()]
+            ready = one(conn, "select sum(ready)::bigint from forebay.depth('default')")
+            assert counted(reader.group_id) == (ready, ready)
+            for batch in batches:
+                if batch.jobs and number % 3 == 0:
+                    reader.finish(batch)
+        assert one(conn, "select count(*) from forebay.parked") > 0
+        for reader in (first, second):
+            reader.revoked_by(conn, suspects=reader is first)
+            reader.open_lease()
+        while (batch := first.claim_ready(7)).jobs:
+            first.finish(batch)
+        assert counted(first.group_id) == (0, 0)

@@ -177,6 +177,201 @@ def test_flat_cost(database, statistics):
             fresh.close()
 
 
+class KeyedMeter:
+    """Measures what jobs with ordering keys cost: two readers, so that keys are held, free and parked for."""
+
+    def __init__(self, dsn: str, keys: int) -> None:
+        self.conn = connect(dsn)
+        self.readers = [Reader(dsn, "keyed"), Reader(dsn, "keyed")]
+        self.keys = keys
+        self.number = 0
+        self.lane = one(self.conn, "select forebay._keyed_lane_id('keyed', 100, 0)")
+
+    def close(self) -> None:
+        for conn in [self.conn, *(reader.conn for reader in self.readers)]:
+            conn.close()
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            enqueue(self.conn, queue="keyed", ordering_key=f"k{self.number % self.keys}")
+
+    def claim(self, reader: Reader, limit: int) -> tuple[int, int]:
+        """Claim from the first ready lane that gives anything; return the claim's number, and all pages."""
+        touched = 0
+        for lane in reader.ready():
+            reader.claim_no += 1
+            touched += pages(
+                reader.conn,
+                "select forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
+                *[
+                    reader.lease_id,
+                    reader.claim_no,
+                    min(reader.open_claims, default=reader.claim_no),
+                ],
+                *[reader.group_id, lane["lane"], limit],
+            )
+            if one(self.conn, "select exists (select from forebay.batch where lease_id = %s and claim_no = %s)",
+                   reader.lease_id, reader.claim_no):  # fmt: skip
+                reader.open_claims.add(reader.claim_no)
+                return reader.claim_no, touched
+        return 0, touched
+
+    def settle(self, reader: Reader, claim_no: int, ended: str = "[]") -> int:
+        size = one(self.conn, "select cardinality(seqs) from forebay.batch where lease_id = %s and claim_no = %s",
+                   reader.lease_id, claim_no)  # fmt: skip
+        first = 2 if ended != "[]" else 1
+        touched = pages(
+            reader.conn,
+            "select * from forebay.settle_v1(%s, %s::jsonb)",
+            reader.lease_id,
+            f'[{{"claim_no": {claim_no}, "flush_no": 1, "done": {[*range(first, size + 1)]}, "ended": {ended}}}]',
+        )
+        reader.open_claims.discard(claim_no)
+        return touched
+
+    def measure(self) -> dict[str, int]:
+        """Return the pages of each call, the median of nine."""
+        seen: dict[str, list[int]] = {}
+        for _ in range(9):
+            for name, count in self._once():
+                seen.setdefault(name, []).append(count)
+        return {name: sorted(counts)[len(counts) // 2] for name, counts in seen.items()}
+
+    def _once(self):
+        first, second = self.readers
+        yield (
+            "enqueue",
+            pages(
+                self.conn, "select forebay.enqueue('work', queue => 'keyed', ordering_key => 'k0')"
+            ),
+        )
+        self.put(19)
+        held, count = self.claim(first, 10)
+        yield "claim", count
+        # Its keys are taken: what the second reader meets of them is parked.
+        self.put(10)
+        parking, count = self.claim(second, 20)
+        yield "claim that parks", count
+        yield "settle", self.settle(first, held)
+        taking, count = self.claim(first, 20)
+        yield "claim of what was parked", count
+        for reader, claim_no in ((second, parking), (first, taking)):
+            if claim_no:
+                self.settle(reader, claim_no)
+        self.drain()
+
+    def drain(self) -> None:
+        for reader in self.readers:
+            while (batch := reader.claim_ready(1000)).jobs:
+                reader.finish(batch)
+
+
+@pytest.mark.parametrize("keys", [1, 20])
+def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
+    """
+    After thousands of jobs of the same few keys, parked, taken and ended while a report holds its snapshot, the calls touch
+    about as many pages as in the beginning.
+    """
+    with connect(database) as conn:
+        meter = KeyedMeter(database, keys)
+        meter.measure()
+        small = meter.measure()
+        with held_snapshot(database):
+            for _ in range(25):
+                meter.put(50)
+                meter._once()
+                for _ in meter._once():
+                    pass
+            one(conn, "select forebay.trim_v1(p_pass => true)")
+            one(conn, "select forebay.seal_v1()")
+            compare(small, meter.measure())
+        meter.close()
+
+
+def test_flat_cost_of_a_backlog_with_ordering_keys(database):
+    """
+    With fifty thousand jobs waiting, all of one key that somebody holds or of others behind them, a claim touches about as
+    many pages as with a few.
+    """
+    with connect(database) as conn:
+        meter = KeyedMeter(database, 20)
+        meter.measure()
+        small = meter.measure()
+        for _ in range(25):
+            conn.execute(
+                "insert into forebay.log (lane, enqueued_at, kind, args, ordering_key)"
+                " select %s, now(), 'work', '{}', 'k' || i %% 20 from generate_series(1, 2000) i",
+                [meter.lane],
+            )
+        first, second = meter.readers
+        for _ in range(3):
+            held, count = meter.claim(first, 10)
+            assert count <= small["claim that parks"] * 1.5 + 12
+            parking, count = meter.claim(second, 20)
+            assert count <= small["claim that parks"] * 1.5 + 12
+            for reader, claim_no in ((first, held), (second, parking)):
+                if claim_no:
+                    meter.settle(reader, claim_no)
+        meter.close()
+
+
+def test_flat_cost_of_jobs_with_unique_keys(database):
+    """After thousands of jobs of the same twenty keys, while a report holds its snapshot, enqueue, claim and settlement stay as they were."""
+
+    def once(conn, reader, numbers) -> dict[str, int]:
+        touched: dict[str, list[int]] = {}
+        for number in numbers:
+            key = f"k{number % 20}"
+            calls = [
+                (
+                    "enqueue",
+                    conn,
+                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    [key],
+                ),
+                (
+                    "enqueue what waits",
+                    conn,
+                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    [key],
+                ),
+            ]
+            for name, session, query, params in calls:
+                touched.setdefault(name, []).append(pages(session, query, *params))
+            reader.claim_no += 1
+            claim = [reader.lease_id, reader.claim_no, reader.claim_no, reader.group_id]
+            count = pages(
+                reader.conn,
+                "select forebay.claim_v1(%s, %s, %s, %s, %s, 10)",
+                *claim,
+                lane_of("default", conn),
+            )
+            touched.setdefault("claim", []).append(count)
+            count = pages(
+                reader.conn,
+                "select * from forebay.settle_v1(%s, %s::jsonb)",
+                *[reader.lease_id, f'[{{"claim_no": {reader.claim_no}, "flush_no": 1}}]'],
+            )
+            touched.setdefault("settle", []).append(count)
+        return {name: sorted(counts)[len(counts) // 2] for name, counts in touched.items()}
+
+    with connect(database) as conn, Reader(database) as reader:
+        once(conn, reader, range(40))
+        small = once(conn, reader, range(40, 60))
+        with held_snapshot(database):
+            for number in range(60, 1200):
+                key = f"k{number % 20}"
+                one(
+                    conn,
+                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    key,
+                )
+                if number % 20 == 19:
+                    reader.finish(reader.claim(20))
+            compare(small, once(conn, reader, range(1200, 1220)))
+
+
 def test_a_bulk_that_is_still_uncommitted_is_not_walked_over(database):
     """
     Thirty thousand uncommitted rows in the middle of a lane: once the cursor has moved behind them,

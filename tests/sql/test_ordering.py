@@ -1,8 +1,10 @@
 """Ordering keys: of a key's jobs one at a time, by number, whatever happens to those before."""
 
 import contextlib
+import json
 import random
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -18,6 +20,7 @@ from tests.support.engine import (
     small_segments,
     state,
 )
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_jobs_of_a_key_that_somebody_holds_wait_and_come_in_order(database, conn
     """The second reader gets what follows only when the first has settled all it holds of the key."""
     jobs = put(conn, 6)
     with Reader(database, "q") as first, Reader(database, "q") as second:
-        (batch,) = take(first, 3)[:1]
+        batch = first.claim_ready(3)
         assert batch.job_ids == jobs[:3]
         later = put(conn, 2)
         assert take(second) == []
@@ -97,7 +100,7 @@ def test_a_job_that_goes_on_holds_back_those_behind_it(database, conn, outcome, 
     """Its key's later jobs, in the batch, parked and new, come after it, in order, however long it takes to come back."""
     jobs = put(conn, 8)
     with Reader(database, "q") as first, Reader(database, "q") as second:
-        (batch,) = take(first, 5)[:1]
+        batch = first.claim_ready(5)
         assert take(second) == []
         rest = [ended(offset, "handed_back") for offset in (3, 4, 5)]
         assert (
@@ -109,9 +112,10 @@ def test_a_job_that_goes_on_holds_back_those_behind_it(database, conn, outcome, 
             assert take(second) == []
             assert state(conn, jobs[2]) == "ready"
             wait_over(conn)
-        (again,) = take(second)
+        again = second.claim_ready(100)
         if outcome == "lost":
             assert again.job_ids == [jobs[1]]
+            assert take(second) == []
         second.finish(again)
         assert again.job_ids + drained(second) == jobs[1:]
 
@@ -153,18 +157,18 @@ def test_after_a_lost_lease_the_first_of_each_key_comes_back_alone(database, con
 def test_after_a_dead_letter_the_key_goes_on_and_a_redriven_job_comes_last(database, conn):
     """A dead job is ended; redriven it is a new one."""
     jobs = put(conn, 3)
-    with Reader(database, "q") as reader:
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
         batch = reader.claim_ready(1)
-        assert take(reader) == []
+        assert take(other) == []
         assert (
             reader.settle(batch.claim_no, [], ended=[ended(1, "dead", reason="permanent")])
             == "settled"
         )
-        (batch,) = take(reader)
+        (batch,) = take(other)
         assert batch.job_ids == jobs[1:]
         new = one(conn, "select forebay.redrive(dead_id) from forebay.dead_letter")
         assert take(reader) == []
-        reader.finish(batch)
+        other.finish(batch)
         (batch,) = take(reader)
         assert batch.job_ids == [new]
         assert batch.jobs[0]["ordering_key"] == "k"
@@ -173,9 +177,9 @@ def test_after_a_dead_letter_the_key_goes_on_and_a_redriven_job_comes_last(datab
 def test_cancelled_and_expired_jobs_let_the_next_one_through(database, conn):
     """Parked, kept back or on their way as a retry: the key goes on without them."""
     jobs = put(conn, 7)
-    with Reader(database, "q") as reader:
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
         batch = reader.claim_ready(3)
-        assert take(reader) == []
+        assert take(other) == []
         for job in (jobs[0], jobs[2], jobs[4]):
             one(conn, "select forebay.cancel(%s)", job)
         kept = [ended(offset, "handed_back") for offset in (2, 3)]
@@ -189,7 +193,7 @@ def test_cancelled_and_expired_jobs_let_the_next_one_through(database, conn):
         reader.finish(batch)
         jobs = put(conn, 1) + put(conn, 1, expires_at="2035-01-01+0") + put(conn, 1)
         batch = reader.claim_ready(1)
-        assert take(reader) == []
+        assert take(other) == []
         shift_clock(conn, 86400 * 365 * 20)
         reader.finish(batch)
         assert take(reader) == []
@@ -234,17 +238,101 @@ def test_the_order_of_transactions_would_not_do(database):
 
 def test_a_job_that_commits_late_comes_after_those_already_met(database, conn):
     """Nothing serialised the two: the later number was handed out, the lower one follows and is not lost."""
-    with Reader(database, "q") as reader, psycopg.connect(database) as slow:
+    with (
+        Reader(database, "q") as reader,
+        Reader(database, "q") as other,
+        psycopg.connect(database) as slow,
+    ):
         (low,) = put(slow, 1)
         (high,) = put(conn, 1)
         batch = reader.claim_ready(10)
         assert batch.job_ids == [high]
         more = put(conn, 1)
-        assert take(reader) == []
+        assert take(other) == []
         slow.commit()
-        assert take(reader) == []
+        assert take(other) == []
         reader.finish(batch)
-        assert sorted(ids(take(reader))) == sorted([*more, low])
+        assert sorted(ids(take(other))) == sorted([*more, low])
+
+
+class Holder:
+    """A reader that works each key's jobs in order, as a worker does: those of later claims behind those of earlier ones."""
+
+    def __init__(self, reader: Reader, rng: random.Random) -> None:
+        self.reader = reader
+        self.rng = rng
+        self.queues: dict[str, list] = {}
+        self.flush_nos: dict[int, int] = defaultdict(int)
+        self.open: dict[int, int] = {}
+
+    def claim(self, limit: int, came_back: set[str] = frozenset()) -> tuple[list, list]:
+        """Claim; return what was put in the queues, and what must go back since its key has gone on meanwhile."""
+        batch = self.reader.claim_ready(limit)
+        self.open[batch.claim_no] = len(batch.jobs)
+        new, back = [], []
+        for job in batch.jobs:
+            key = job["ordering_key"]
+            if key in came_back:
+                back.append((batch.claim_no, job))
+            else:
+                self.queues.setdefault(key, []).append((batch.claim_no, job))
+                new.append(key)
+        return new, back
+
+    def work(self, done: dict[str, list[int]]) -> set[str]:
+        """Work on some keys, and settle what became of their jobs; return the keys that are not ours any more."""
+        rng = self.rng
+        good, endings, over = defaultdict(list), defaultdict(list), set()
+        for key in rng.sample(sorted(self.queues), rng.randint(1, len(self.queues))):
+            queue = self.queues[key]
+            stop = rng.choice([len(queue)] * 2 + list(range(len(queue))))
+            for claim_no, job in queue[:stop]:
+                done[key].append(job["job_id"])
+                good[claim_no].append(job["batch_offset"])
+            if stop and stop < len(queue) and rng.random() < 0.4:
+                self.queues[key] = queue[stop:]
+                continue
+            outcome = rng.choice(["retried", "snoozed", "handed_back", "lost"])
+            for claim_no, job in queue[stop:]:
+                endings[claim_no].append(
+                    ended(job["batch_offset"], outcome, after=rng.choice([0, 0, 5]))
+                )
+                outcome = "handed_back"
+            if stop < len(queue):
+                over.add(key)
+            del self.queues[key]
+        if rng.random() < 0.3:
+            # A claim that is made before the database knows what went on.
+            _, back = self.claim(rng.choice([1, 3, 20]), came_back=over)
+            for claim_no, job in back:
+                endings[claim_no].append(ended(job["batch_offset"], "handed_back"))
+        flushes = []
+        for claim_no in rng.sample(sorted({*good, *endings}), len({*good, *endings})):
+            self.flush_nos[claim_no] += 1
+            flush = {"claim_no": claim_no, "flush_no": self.flush_nos[claim_no]}
+            flushes.append(flush | {"done": good[claim_no], "ended": endings[claim_no]})
+            self.open[claim_no] -= len(good[claim_no]) + len(endings[claim_no])
+        if rng.random() < 0.5:
+            self.settle(flushes)
+        else:
+            for flush in flushes:
+                self.settle([flush])
+        for claim_no in [claim_no for claim_no, count in self.open.items() if not count]:
+            self.reader.open_claims.discard(claim_no)
+            del self.open[claim_no]
+        return over
+
+    def settle(self, flushes: list[dict]) -> None:
+        query = "select status from forebay.settle_v1(%s, %s::jsonb)"
+        rows = self.reader.conn.execute(query, [self.reader.lease_id, json.dumps(flushes)])
+        assert {status for (status,) in rows} <= {"settled"}
+
+    def lose(self, conn, *, suspects: bool) -> None:
+        self.queues.clear()
+        self.open.clear()
+        self.flush_nos.clear()
+        self.reader.revoked_by(conn, suspects=suspects)
+        self.reader.open_lease()
 
 
 def storm(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None:
@@ -252,84 +340,51 @@ def storm(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None
     rng = random.Random(seed)
     with connect(database) as conn, contextlib.ExitStack() as stack:
         small_segments(conn, 100)
-        readers = [stack.enter_context(Reader(database, "q")) for _ in range(4)]
-        held: dict[int, list] = {number: [] for number in range(4)}
+        holders = [Holder(stack.enter_context(Reader(database, "q")), rng) for _ in range(4)]
         put_in: dict[str, list[int]] = defaultdict(list)
         done: dict[str, list[int]] = defaultdict(list)
-        running: dict[str, int] = {}
 
-        def begin(number, batch) -> None:
-            for key in {job["ordering_key"] for job in batch.jobs}:
-                assert key not in running, f"{key} is with two at once"
-                running[key] = number
-            held[number].append((batch, {job["ordering_key"] for job in batch.jobs}))
-
-        def finish(number) -> None:
-            batch, keys_of = held[number].pop(rng.randrange(len(held[number])))
-            reader = readers[number]
-            endings, good = [], []
-            for key in sorted(keys_of):
-                mine = [job for job in batch.jobs if job["ordering_key"] == key]
-                stop = rng.choice([len(mine)] * 2 + list(range(len(mine))))
-                for place, job in enumerate(mine):
-                    if place < stop:
-                        done[key].append(job["job_id"])
-                        good.append(job["batch_offset"])
-                    elif place == stop:
-                        outcome = rng.choice(["retried", "snoozed", "handed_back", "lost"])
-                        after = rng.choice([0, 0, 5])
-                        endings.append(ended(job["batch_offset"], outcome, after=after))
-                    else:
-                        endings.append(ended(job["batch_offset"], "handed_back"))
-                del running[key]
-            reader.open_claims.discard(batch.claim_no)
-            if rng.random() < 0.3 and good:
-                assert reader.settle(batch.claim_no, good, flush_no=1) == "settled"
-                good = []
-            if good or endings:
-                assert reader.settle(batch.claim_no, good, ended=endings, flush_no=2) == "settled"
+        def check() -> None:
+            for key in put_in:
+                having = sum(key in holder.queues for holder in holders)
+                assert having < 2, f"{key} is with {having} at once"
 
         clock = 0
         for _ in range(rounds):
-            number = rng.randrange(4)
+            holder = holders[rng.randrange(4)]
             what = rng.random()
             if what < 0.3:
                 key = f"k{rng.randrange(keys)}"
                 put_in[key] += put(conn, rng.randrange(1, 6), key)
             elif what < 0.65:
-                batch = readers[number].claim_ready(rng.choice([1, 3, 20]))
-                if batch.jobs:
-                    begin(number, batch)
+                holder.claim(rng.choice([1, 3, 20]))
             elif what < 0.93:
-                if held[number]:
-                    finish(number)
+                if holder.queues:
+                    holder.work(done)
             elif what < 0.96:
-                for _, keys_of in held[number]:
-                    for key in keys_of:
-                        del running[key]
-                held[number] = []
-                readers[number].revoked_by(conn, suspects=rng.random() < 0.5)
-                readers[number].open_lease()
+                holder.lose(conn, suspects=rng.random() < 0.5)
             else:
                 clock += 10
                 shift_clock(conn, clock)
                 one(conn, "select forebay.promote_v1(1000)")
                 one(conn, "select forebay.seal_v1()")
                 one(conn, "select forebay.extend_v1()")
-        for number in range(4):
-            while held[number]:
-                finish(number)
+            check()
+        for holder in holders:
+            while holder.queues:
+                holder.work(done)
+                check()
         idle = 0
         while idle < 3:
             clock += 10
             shift_clock(conn, clock)
             one(conn, "select forebay.promote_v1(1000)")
-            batch = readers[0].claim_ready(50)
+            batch = holders[0].reader.claim_ready(50)
             idle = 0 if batch.jobs else idle + 1
             for job in batch.jobs:
                 done[job["ordering_key"]].append(job["job_id"])
             if batch.jobs:
-                readers[0].finish(batch)
+                holders[0].reader.finish(batch)
         assert dict(done) == dict(put_in)
         assert depth(conn, "q") == {"default": (0, 0, 0)}
 
@@ -342,17 +397,299 @@ def test_whatever_happens_each_key_runs_in_order(database, seed):
     storm(database, seed)
 
 
+GUARDS = {
+    "a job behind another of its batch is kept back": ("_kept_back", "n.place > f.place or", ""),
+    "so is one behind another of an earlier batch": ("_kept_back", "or b.key is not null", ""),
+    "a lost lease gives back the first of a key only": (
+        "_revoke",
+        "= any (v_held) then",
+        "= any (v_held) and false then",
+    ),
+    "also when the first is of an earlier batch": (
+        "_revoke",
+        "|| forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys)",
+        "",
+    ),
+    "a settlement announces what waits": (
+        "_release_keys",
+        "if v_keys <> '{}' then",
+        "if false then",
+    ),
+    "what is not taken is parked": ("_take_keyed", "where i.class = 4 or", "where"),
+    "a key has a single holder": (
+        "_take_keyed",
+        "b.lease_id <> p_lease_id or b.is_suspect",
+        "false",
+    ),
+    "also where something waits": (
+        "_take_keyed",
+        "s.is_busy and not s.goes_on or s.waits",
+        "s.waits",
+    ),
+    "a job on its way comes before all that follow": (
+        "_take_keyed",
+        "not s.goes_on or s.waits",
+        "not s.goes_on",
+    ),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_each_guard_is_needed(database, guard):
+    """Without it a job is lost, comes before its time, or is with two at once."""
+    function, *substitution = GUARDS[guard]
+    break_function(database, function, tuple(substitution))
+    with violation(psycopg.Error):
+        for seed in range(6):
+            storm(database, seed, rounds=200)
+
+
+def suspect_alone(database: str) -> None:
+    """A suspect of a key runs; what follows is asked for by its own holder, twice."""
+    with connect(database) as conn, Reader(database, "q") as first, Reader(database, "q") as second:
+        jobs = put(conn, 2)
+        first.claim_ready(1)
+        assert first.revoked_by(conn) == 1
+        suspect = second.claim_ready(10)
+        assert suspect.job_ids == jobs[:1]
+        assert take(second) == []
+        second.finish(suspect)
+        assert ids(take(second)) == jobs[1:]
+
+
+def retry_holds(database: str) -> None:
+    """The only job of a key that anybody has heard of waits for its time; then another one is enqueued."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        jobs = put(conn, 1)
+        batch = reader.claim_ready(1)
+        assert reader.settle(batch.claim_no, [], ended=[ended(1, "retried", after=60)]) == "settled"
+        jobs += put(conn, 1)
+        assert take(reader) == []
+        wait_over(conn)
+        assert drained(reader) == jobs
+
+
+@pytest.mark.parametrize("scenario", [suspect_alone, retry_holds])
+def test_who_has_a_key_does_not_go_on_with_it_when_something_went_wrong(database, scenario):
+    """Not behind a suspect, which may kill its process, and not before a job of it that comes back."""
+    scenario(database)
+
+
 @pytest.mark.parametrize(
-    ("function", "guard", "instead"),
+    ("scenario", "guard", "instead"),
     [
-        ("_kept_back", "then 'k' else", "then n.code else"),
-        ("_release_keys", "if v_tails <> '{}' then", "if false then"),
-        ("_take_keyed", "where i.class = 4 or", "where"),
+        (
+            suspect_alone,
+            "and s.holder = p_lease_id and not s.is_suspect",
+            "and s.holder = p_lease_id",
+        ),
+        (suspect_alone, "(b.lease_id <> p_lease_id or b.is_suspect)", "b.lease_id <> p_lease_id"),
+        (retry_holds, "where b.goes_on or", "where"),
     ],
 )
-def test_each_guard_is_needed(database, function, guard, instead):
-    """Without it a job is lost, or comes before its time."""
-    break_function(database, function, (guard, instead))
-    with violation(psycopg.Error):
-        for seed in range(4):
-            storm(database, seed, rounds=200)
+def test_without_its_guard_it_would(database, scenario, guard, instead):
+    """One of the looks at what went wrong taken out, in the short way or in the long one."""
+    break_function(database, "_take_keyed", (guard, instead))
+    with violation():
+        scenario(database)
+
+
+def parked_while_settled(database: str) -> None:
+    """A claim that parks a job is held up between its look at the key and its commit; the key's turn is settled then."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as first,
+        Reader(database, "q") as second,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        conn.execute(
+            "create function public.brake() returns trigger language plpgsql as"
+            " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
+        )
+        conn.execute(
+            "create trigger brake before insert on forebay.parked for each row execute function public.brake()"
+        )
+        put(conn, 1)
+        batch = first.claim_ready(10)
+        (job,) = put(conn, 1)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+
+        def is_blocked(reader: Reader) -> bool:
+            query = "select cardinality(pg_blocking_pids(%s)) > 0"
+            return one(conn, query, reader.conn.info.backend_pid)
+
+        claim = threads.submit(second.claim_ready, 10)
+        wait_for(lambda: is_blocked(second), 10)
+        settlement = threads.submit(first.finish, batch)
+        wait_for(lambda: settlement.done() or is_blocked(first), 10)
+        brake.commit()
+        assert claim.result(10).jobs == []
+        settlement.result(10)
+        assert ids(take(second)) == [job]
+
+
+def test_a_job_that_is_parked_while_its_key_becomes_free_is_not_forgotten(database):
+    """The settlement waits for the claim, and sees what it parked."""
+    parked_while_settled(database)
+
+
+def test_without_their_common_lock_the_job_would_be_forgotten(database):
+    """The same with a settlement that looks without waiting."""
+    break_function(
+        database,
+        "_release_keys",
+        ("perform pg_advisory_xact_lock_shared(", "perform pg_advisory_xact_lock_shared(-"),
+    )
+    with violation():
+        parked_while_settled(database)
+
+
+def test_who_holds_a_key_gets_more_of_it(database, conn):
+    """While nothing went wrong the next claim of the same lease goes on with the key, up to so many jobs; nothing is parked."""
+    jobs = put(conn, 200)
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
+        batches = [reader.claim_ready(20) for _ in range(3)]
+        assert ids(batches) == jobs[:60]
+        assert one(conn, "select count(*) from forebay.parked") == 0
+        # More than enough is open: what comes now waits in the log.
+        assert reader.claim_ready(10).jobs == []
+        assert state(conn, jobs[60]) == "ready"
+        assert state(conn, jobs[59]) == "leased"
+        for batch in batches:
+            reader.finish(batch)
+        assert drained(other, 30) == jobs[60:]
+
+
+def test_what_follows_in_a_later_claim_is_kept_back_too(database, conn):
+    """A job of the first of three claims goes on: those of the others wait for it, whichever is settled first."""
+    jobs = put(conn, 9)
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
+        first, second, third = (reader.claim_ready(3) for _ in range(3))
+        back = [ended(offset, "handed_back") for offset in (1, 2, 3)]
+        assert reader.settle(third.claim_no, [], ended=back) == "settled"
+        going = [ended(2, "retried"), ended(3, "handed_back")]
+        assert reader.settle(first.claim_no, [1], ended=going) == "settled"
+        assert take(other) == []
+        assert reader.settle(second.claim_no, [], ended=back) == "settled"
+        wait_over(conn)  # It came back too early, and was put off.
+        assert drained(other) == jobs[1:]
+
+
+def test_a_lost_lease_with_several_claims_of_a_key_has_one_suspect(database, conn):
+    """Only the first that is not settled can have been started, of whichever claim; also where an earlier one goes on."""
+    jobs = put(conn, 9)
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
+        first, _, _ = (reader.claim_ready(3) for _ in range(3))
+        assert reader.settle(first.claim_no, [1, 2]) == "settled"
+        assert reader.revoked_by(conn) == 7
+        batch = other.claim_ready(100)
+        assert batch.job_ids == [jobs[2]]
+        assert take(reader) == []
+        other.finish(batch)
+        assert drained(other) == jobs[3:]
+
+        jobs = put(conn, 6)
+        reader.open_lease()
+        first, _ = (reader.claim_ready(3) for _ in range(2))
+        going = [ended(3, "retried", after=60)]
+        assert reader.settle(first.claim_no, [1, 2], ended=going) == "settled"
+        reader.open_claims.discard(first.claim_no)
+        put(conn, 1, "another")
+        reader.claim_ready(1)  # Its floor is behind the batch that is settled.
+        assert reader.revoked_by(conn) == 4
+        other.finish(other.claim_ready(100))
+        assert take(other) == []
+        wait_over(conn)
+        assert drained(other) == jobs[2:]
+
+
+def test_no_token_is_written_where_nothing_waits(database, conn):
+    """One reader alone settles whole batches and parts of them, one key and many, without a row more than its own."""
+    with Reader(database, "q") as reader:
+        for number in range(30):
+            put(conn, 1, f"k{number % 7}")
+        while (batch := reader.claim_ready(9)).jobs:
+            assert reader.settle(batch.claim_no, [1, 3], flush_no=1) == "settled"
+            rest = [offset for offset in range(1, len(batch.jobs) + 1) if offset not in {1, 3}]
+            assert reader.settle(batch.claim_no, rest, flush_no=2) == "settled"
+            reader.open_claims.discard(batch.claim_no)
+        assert one(conn, "select count(*) from forebay.log") == 30
+
+
+def emptied(conn, reader: Reader) -> int:
+    """Seal, let cursors move on, empty what may go, and trim; return how many segments were emptied."""
+    one(conn, "select forebay.seal_v1()")
+    drained(reader)
+    count = 0
+    while one(conn, "select forebay.retain_v1()") is not None:
+        count += 1
+    one(conn, "select forebay.trim_v1(p_pass => true)")
+    return count
+
+
+@pytest.fixture
+def short_history(conn):
+    """Segments of a hundred rows, emptied as soon as nothing of them is needed."""
+    small_segments(conn, rows=100, reserve=1000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
+    one(conn, "select forebay.configure('retention_days', 0)")
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
+    """Parked, or kept back behind a retry: the segment stays until the job has ended, and then goes with its turns."""
+    with Reader(database, "q") as first, Reader(database, "q") as second:
+        parked = put(conn, 2, "parked")
+        kept = put(conn, 2, "kept")
+        batch = first.claim_ready(100)
+        (behind,) = put(conn, 1, "parked")
+        assert take(second) == []
+        place = batch.job_ids.index(kept[0]) + 1
+        back = [ended(place + 1, "handed_back")]
+        going = [ended(place, "retried", after=864000), *back]
+        assert first.settle(batch.claim_no, [], ended=going) == "settled"
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(second)
+        emptied(conn, second)
+        oldest = "select forebay.segment_held_by(min(segment_id)) from forebay.segment where removed_at is null"
+        assert one(conn, oldest).startswith("worker ")  # The first of those parked is running.
+        assert state(conn, behind) == "ready"
+        assert state(conn, kept[1]) == "ready"
+        done = [batch.job_ids.index(job) + 1 for job in parked]
+        assert first.settle(batch.claim_no, done, flush_no=2) == "settled"
+        first.open_claims.discard(batch.claim_no)
+        one(conn, "select forebay.retain_v1()")
+        assert one(conn, oldest) == "jobs of it wait for their ordering key"
+        assert drained(second) == [behind]
+        shift_clock(conn, 1000000)
+        one(conn, "select forebay.promote_v1()")
+        assert drained(second) == kept
+        for _ in range(3):
+            put(conn, 100, "other")
+            emptied(conn, second)
+        assert one(conn, "select min(lo) from forebay.segment where removed_at is null") > behind
+        assert one(conn, "select count(*) from forebay.parked") == 0
+        query = "select count(*) from forebay.key_turn where ordering_key <> 'other'"
+        assert one(conn, query) == 0
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
+    """Its first row left the archive long before it comes back; what is enqueued meanwhile waits for it all the same."""
+    with Reader(database, "q") as reader:
+        (old,) = put(conn, 1)
+        batch = reader.claim_ready(1)
+        going = [ended(1, "retried", after=864000)]
+        assert reader.settle(batch.claim_no, [], ended=going) == "settled"
+        reader.open_claims.discard(batch.claim_no)
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(reader)
+        assert emptied(conn, reader) > 1
+        (new,) = put(conn, 1)
+        assert drained(reader) == []
+        shift_clock(conn, 1000000)
+        one(conn, "select forebay.promote_v1()")
+        assert drained(reader) == [old, new]

@@ -24,9 +24,12 @@ CONCURRENCY: Final = 10
 #: Jobs of one call of the batch handler.
 BATCH: Final = 500
 
+#: Queues whose jobs have ordering keys, and how many keys they share.
+KEYS: Final = {"keyed": 100, "one_key": 1}
+
 
 class Queue:
-    """See ``Contestant``. A queue for each kind of handler, named like it: async, thread, batch, tx and tally."""
+    """See ``Contestant``. A queue for each kind of handler, named like it: async, thread, batch, tx, tally and those of KEYS."""
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
@@ -50,6 +53,14 @@ class Queue:
         @app.job(name="tx", queue="tx", transaction=True)
         async def run_in_transaction(ctx: Context, number: int) -> None:
             del ctx, number
+
+        @app.job(name="keyed", queue="keyed")
+        async def run_in_order(number: int) -> None:
+            del number
+
+        @app.job(name="one_key", queue="one_key")
+        async def run_one_by_one(number: int) -> None:
+            del number
 
         @app.job(name="tally", queue="tally")
         async def count(number: int) -> None:
@@ -97,7 +108,15 @@ class Queue:
 
 
 def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
-    """Let so many jobs wait for a kind of handler."""
+    """Let so many jobs wait for a kind of handler; those with ordering keys come in turns."""
+    if handler in KEYS:
+        conn.execute(
+            "select forebay.enqueue_many(jsonb_agg(jsonb_build_object("
+            " 'kind', %s::text, 'queue', %s::text, 'args', jsonb_build_object('number', i),"
+            " 'ordering_key', format('document %%s', i %% %s)) order by i)) from generate_series(1, %s) i",
+            [handler, handler, KEYS[handler], count],
+        )
+        return
     conn.execute(
         "select forebay.enqueue_many("
         " %s, array(select jsonb_build_object('number', i) from generate_series(1, %s) i), %s)",

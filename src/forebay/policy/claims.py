@@ -32,6 +32,7 @@ def claim_size(
     *,
     concurrency: int,
     buffered: int = 0,
+    chained: int = 0,
     mean_seconds: float | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
     rows_max: int = CLAIM_ROWS_MAX,
@@ -42,6 +43,8 @@ def claim_size(
         free_slots: slots without a job.
         concurrency: slots in all.
         buffered: jobs already claimed and not started.
+        chained: how many of these wait for an earlier one of their ordering key, with slots free beside them. Where
+            that is soon, nothing is claimed for these slots: it would probably be more of the same keys.
         mean_seconds: measured mean duration of a job; None while nothing was measured, and then
             nothing is taken ahead.
         ahead_seconds: how much work, in time, may wait in the process.
@@ -57,11 +60,21 @@ def claim_size(
     0
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
+    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=0.0001)
+    0
+    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=5.0)
+    9
     """
     ahead = 0
     if mean_seconds is not None:
+        most = rows_max
+        if chained and chained * mean_seconds <= ahead_seconds:
+            free_slots = 0
+            most = (
+                2 * rows_max
+            )  # Jobs that take turns in one slot are through before more have come.
         # Below a microsecond the quotient says nothing that rows_max does not.
-        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(rows_max)))
+        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(most)))
     # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
     more = ahead - buffered if 2 * buffered <= ahead else 0
     return max(0, min(free_slots + more, rows_max))

@@ -33,6 +33,7 @@ from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.claims import mean_duration
 from forebay.worker import _running
+from forebay.worker._held import Chain, key_of
 from forebay.worker._running import Call
 from forebay.worker._threads import Threads
 
@@ -44,13 +45,17 @@ if TYPE_CHECKING:
     from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
     from forebay.worker._children import Children
-    from forebay.worker._held import Batch, HeldJob, Lease
+    from forebay.worker._held import Batch, HeldJob, Key, Lease
     from forebay.worker._messages import Answer
 
 log = logging.getLogger("forebay.worker")
 
 #: How long calls that never wait may keep the loop to themselves.
 _LOOP_SECONDS_MAX = 0.002
+
+#: The same where one runner has all of them, as with jobs of one ordering key: several would take their turns one after
+#: another, and what ended in all of them is settled at once.
+_LONE_LOOP_SECONDS_MAX = 0.01
 
 #: After these a job goes on, and those behind it in its ordering key have to wait for it.
 _GOES_ON = frozenset({"retried", "lost", "snoozed", "unknown", "handed_back"})
@@ -110,8 +115,10 @@ class Executor:
         self._on_lease_lost = on_lease_lost
         self._on_progress = on_progress
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
-        #: What waits for an earlier job of its ordering key in the same batch, in order.
-        self._chains: dict[tuple[Batch, str], deque[HeldJob]] = {}
+        #: What waits for an earlier job of its ordering key in the same lease, in order.
+        self._chains: dict[Key, Chain] = {}
+        #: Of keys the last job that goes on, until nothing can come any more that was claimed before that was known.
+        self._went_on: dict[Key, HeldJob] = {}
         self._calls: dict[Call, list[HeldJob]] = {}
         self._threads = Threads(settings.concurrency)
         #: Whether handlers' transactions run in the sessions of a pooler; known once the worker is connected.
@@ -124,6 +131,8 @@ class Executor:
         #: What handlers find their context variables to be.
         self._context = contextvars.copy_context()
         self.buffered = 0
+        #: How many of these wait for an earlier one of their ordering key.
+        self.chained = 0
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds: dict[str, float] = {}
 
@@ -180,16 +189,10 @@ class Executor:
     def take(self, helds: Iterable[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; of each ordering key one at a time, in order."""
         batches: dict[str, tuple[Kind, list[HeldJob], list[Any]]] = {}
-        firsts = []
-        for held in helds:
-            if held.row.ordering_key is not None:
-                place = (held.batch, held.row.ordering_key)
-                if place in self._chains:
-                    self._chains[place].append(held)
-                    self.buffered += 1
-                    continue
-                self._chains[place] = deque()
-            firsts.append(held)
+        helds = list(helds)
+        if self._went_on and helds:
+            self._forget_what_went_on(helds[0].batch)
+        firsts = [held for held in helds if held.row.ordering_key is None or self._is_first(held)]
         for held in firsts:
             prepared = self.prepare(held)
             if prepared is None:
@@ -207,6 +210,31 @@ class Executor:
             unit[2].append(item)
         self._start_waiting()
 
+    def _forget_what_went_on(self, batch: Batch) -> None:
+        """Of batches that are claimed from this one on, jobs of some keys are no longer too early."""
+        self._went_on = {
+            key: held
+            for key, held in self._went_on.items()
+            if key[0] is not batch.lease or held.batch.was_before(held.row.offset, batch.claim_no)
+        }
+
+    def _is_first(self, held: HeldJob) -> bool:
+        """Whether a job of an ordering key may wait for a slot; else it was put behind another of its key, or handed back."""
+        key = key_of(held)
+        chain = self._chains.get(key)
+        if chain is not None:
+            held.chain = chain
+            chain.behind.append(held)
+            self.buffered += 1
+            self.chained += 1
+            return False
+        if key in self._went_on:
+            # The claim was made before the database knew that an earlier one goes on.
+            self._end(held, Ended(0, "handed_back"))
+            return False
+        held.chain = self._chains[key] = Chain(key, held)
+        return True
+
     def hand_back_waiting(self) -> int:
         """Give back what has not started; returns how many jobs."""
         count = 0
@@ -214,27 +242,36 @@ class Executor:
             for held in self._waiting.popleft()[1]:
                 self._end(held, Ended(0, "handed_back"))
                 count += 1
-        for place in list(self._chains):
-            count += self._hand_back_chain(place)
+        for chain in list(self._chains.values()):
+            count += self._hand_back_chain(chain)
         self.buffered = 0
         return count
 
-    def _hand_back_chain(self, place: tuple[Batch, str]) -> int:
-        chain = self._chains.pop(place)
-        self.buffered -= len(chain)
-        for held in chain:
-            self._end(held, Ended(0, "handed_back"))
-        return len(chain)
+    def _hand_back_chain(self, chain: Chain) -> int:
+        """Give back what waits behind the first of a chain, which is none any more; returns how many jobs."""
+        if self._chains.get(chain.key) is chain:
+            del self._chains[chain.key]
+        count = len(chain.behind)
+        self.buffered -= count
+        self.chained -= count
+        while chain.behind:
+            self._end(chain.behind.popleft(), Ended(0, "handed_back"))
+        return count
 
     def _go_on_with_key(self, held: HeldJob, ended: Ended | None) -> None:
         """After a job of an ordering key: its next one may start, or all that follow go back to wait behind it."""
-        place = (held.batch, held.row.ordering_key or "")
-        chain = self._chains.get(place)
-        while chain:
+        chain = held.chain
+        while True:
+            held.follows = None
             if ended is not None and ended.outcome in _GOES_ON:
+                held.batch.goes_on(held.row.offset)
+                self._went_on[key_of(held)] = held
                 break
-            follower = chain.popleft()
+            if chain is None or chain.first is not held or not chain.behind:
+                break
+            follower = chain.first = chain.behind.popleft()
             self.buffered -= 1
+            self.chained -= 1
             follower.follows = held
             found = self._decode(follower)
             if not isinstance(found, Ended):
@@ -242,8 +279,8 @@ class Executor:
                 return
             self._end(follower, found)
             held, ended = follower, found
-        if chain is not None:
-            self._hand_back_chain(place)
+        if chain is not None and chain.first is held:
+            self._hand_back_chain(chain)
 
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
         # Of several keys that go on at once, jobs of a batch handler make one call.
@@ -302,12 +339,16 @@ class Executor:
             else:
                 kept.append(unit)
         self._waiting = kept
-        for place in list(self._chains):
-            chain = self._chains[place]
-            if not chain or lost(chain[0]):
-                dropped.extend(held.row.job_id for held in chain)
-                self.buffered -= len(chain)
-                del self._chains[place]
+        for chain in list(self._chains.values()):
+            behind = [held for held in chain.behind if lost(held)]
+            dropped.extend(held.row.job_id for held in behind)
+            self.buffered -= len(behind)
+            self.chained -= len(behind)
+            chain.behind = deque(held for held in chain.behind if not lost(held))
+            if lost(chain.first):
+                self._hand_back_chain(chain)
+        if gone is None:
+            self._went_on = {key: held for key, held in self._went_on.items() if not lost(held)}
         for call, helds in list(self._calls.items()):
             if not lost(helds[0]):
                 continue
@@ -358,7 +399,7 @@ class Executor:
         task = asyncio.current_task()
         assert task is not None
         clean = contextvars.copy_context()
-        pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+        pause_at = time.monotonic() + self._loop_seconds()
         while self._waiting and self.busy < self._settings.concurrency:
             call, helds = self._begin(task)
             try:
@@ -372,7 +413,10 @@ class Executor:
                 return
             if self._waiting and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
-                pause_at = time.monotonic() + _LOOP_SECONDS_MAX
+                pause_at = time.monotonic() + self._loop_seconds()
+
+    def _loop_seconds(self) -> float:
+        return _LOOP_SECONDS_MAX if len(self._runners) > 1 else _LONE_LOOP_SECONDS_MAX
 
     def _begin(self, task: asyncio.Task[None]) -> tuple[Call, list[HeldJob]]:
         kind, helds, items = self._waiting.popleft()
@@ -491,7 +535,7 @@ class Executor:
         for held in helds:
             # Its commit must not be there without the settlement of the one before it.
             if held.follows is not None:
-                await held.batch.settled(held.follows.row.offset)
+                await held.follows.batch.settled(held.follows.row.offset)
         if any(held.ended for held in helds):
             raise LeaseLost(helds[0].lease.lease_id)
         if call.kind.is_async:
@@ -574,8 +618,8 @@ class Executor:
                 self._on_lease_lost(helds[0].lease)
             for held in helds:
                 held.ended = True
-                chain = self._chains.pop((held.batch, held.row.ordering_key or ""), ())
-                self.buffered -= len(chain)
+                if held.chain is not None and held.chain.first is held:
+                    self._hand_back_chain(held.chain)
             log.warning("job %s: %s; its transaction was rolled back", helds[0].row.job_id, error)
             return
         error = _running.raised_because(call, error)

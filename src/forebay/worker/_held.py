@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,8 @@ class Batch:
     #: Whether its settlement may make others ready: of an ordering key, or of a queue with limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
+    #: Of jobs of ordering keys that go on: the newest claim when that was settled, None until then.
+    _went_on: dict[int, int | None] = field(default_factory=dict)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def settled(self, offset: int) -> None:
@@ -71,6 +74,15 @@ class Batch:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
+
+    def goes_on(self, offset: int) -> None:
+        """Note that the job at an offset, of an ordering key, goes on: what was claimed of the key since comes too early."""
+        self._went_on[offset] = None if offset in self.open_offsets else self.lease.newest
+
+    def was_before(self, offset: int, claim_no: int) -> bool:
+        """Whether a claim of the lease may have been made before it was settled that the job at an offset goes on."""
+        newest = self._went_on[offset]
+        return newest is None or claim_no <= newest
 
     def take_flush(self) -> Flush | None:
         """Turn what ended since the last flush into one, or None when nothing did."""
@@ -94,6 +106,9 @@ class Batch:
             self.open_offsets.clear()
         else:
             self.open_offsets.difference_update(offsets)
+        for offset in self._went_on.keys() - self.open_offsets:
+            if self._went_on[offset] is None:
+                self._went_on[offset] = self.lease.newest
         if not self.open_offsets:
             self.lease.batches.pop(self.claim_no, None)
         waiting, self._waiting = self._waiting, []
@@ -111,8 +126,8 @@ class HeldJob:
     """A claimed job: waiting in this process, running, or ended.
 
     ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
-    ``interrupted`` says why the handler was asked to stop. ``follows`` is the job before it, of the same ordering key
-    and batch.
+    ``interrupted`` says why the handler was asked to stop. ``follows`` is the job before it, of the same ordering
+    key and lease, until it ends; ``chain`` is that key's.
     """
 
     row: ClaimedJob
@@ -124,6 +139,7 @@ class HeldJob:
     alone: bool = False
     control: Any = None
     follows: HeldJob | None = None
+    chain: Chain | None = None
 
     @property
     def lease(self) -> Lease:
@@ -134,3 +150,21 @@ class HeldJob:
 
     def millis(self) -> int:
         return min(int((time.monotonic() - self.started_at) * 1000), 2_147_483_647)
+
+
+#: An ordering key as a lease has it: the same text means another key in another queue.
+Key = tuple[Lease, int, str]
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """Of an ordering key the job that runs, or waits for a slot, and those behind it in order."""
+
+    key: Key
+    first: HeldJob
+    behind: deque[HeldJob] = field(default_factory=deque)
+
+
+def key_of(held: HeldJob) -> Key:
+    """Return the ordering key of a job that has one."""
+    return held.lease, held.lane.group_id, held.row.ordering_key or ""

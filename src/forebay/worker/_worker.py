@@ -666,6 +666,7 @@ class Worker:
             max(0, settings.concurrency - executor.busy - coming),
             concurrency=settings.concurrency,
             buffered=executor.buffered + coming,
+            chained=executor.chained,
             # The slowest queue decides: work taken ahead of a slow handler would wait here.
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,

@@ -21,9 +21,10 @@ class ClassicQueue:
         if self.conn.execute("select to_regclass('classic_job')").fetchone() == (None,):
             classic.create(self.conn)
 
-    def enqueue(self, count: int, delay_seconds: float = 0) -> None:
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
         """Enqueue so many jobs in one statement."""
         classic.fill(self.conn, count, delay_seconds=delay_seconds)
+        return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
         """Enqueue one job in a transaction of somebody else."""

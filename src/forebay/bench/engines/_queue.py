@@ -30,8 +30,8 @@ class Taken(NamedTuple):
 class Queue(Protocol):
     """An engine on one connection."""
 
-    def enqueue(self, count: int, delay_seconds: float = 0) -> None:
-        """Enqueue so many jobs in one statement, due after a delay."""
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
+        """Enqueue so many jobs in one statement, due after a delay; how many it made."""
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
         """Enqueue one job in a transaction of somebody else."""

@@ -33,6 +33,16 @@ select forebay.enqueue_many(
     delay => make_interval(secs => nullif(%s, 0)))
 """
 
+#: Half of them with an ordering key, half with a unique one: both at once are refused.
+_ENQUEUE_KEYED: Final = """
+select forebay.enqueue_many(jsonb_agg(
+    jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))
+    || case i %% 2 when 0 then jsonb_build_object('ordering_key', 'document ' || i / 2 %% %s::bigint)
+                  else jsonb_build_object('unique_as', jsonb_build_object('once', 'document ' || i / 2 %% %s::bigint)) end
+    order by i))
+from generate_series(%s::bigint, %s::bigint) i
+"""
+
 _DEAD_ROWS: Final = """
 select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables where schemaname = 'forebay'
 """
@@ -51,10 +61,13 @@ class Log:
     Args:
         dsn: a migrated database.
         queue: whose group is opened.
+        keys: jobs have ordering keys and unique keys in turns, out of so many each; None: neither.
     """
 
-    def __init__(self, dsn: str, queue: str = "bench") -> None:
+    def __init__(self, dsn: str, queue: str = "bench", *, keys: int | None = None) -> None:
         self.queue = queue
+        self._keys = keys
+        self._written = self._newest = 0
         self.conn = psycopg.connect(dsn, autocommit=True)
         self.group_ids = [self.run(protocol.open_group(queue, "default"))]
         self.lane = int(self._value("select forebay._lane_id(%s, 100, 0)", queue))
@@ -72,9 +85,19 @@ class Log:
 
     # --- what every engine can do ---------------------------------------------------------------
 
-    def enqueue(self, count: int, delay_seconds: float = 0) -> None:
-        """Enqueue so many jobs in one statement."""
-        self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
+        """Enqueue so many jobs in one statement; those with a unique key that is held are none."""
+        if self._keys is None:
+            self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
+            return count
+        first = self._written
+        self._written += count
+        ids = self._value(
+            _ENQUEUE_KEYED, self.queue, self._keys, self._keys, first, self._written - 1
+        )
+        made = {job_id for job_id in ids if job_id > self._newest}
+        self._newest = max(made, default=self._newest)
+        return len(made)
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
         """Enqueue one job in a transaction of somebody else."""

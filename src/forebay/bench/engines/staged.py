@@ -113,9 +113,10 @@ class Staged:
         self.conn.execute(SCHEMA)
         self.redis = redis.Redis(unix_socket_path=str(socket))
 
-    def enqueue(self, count: int, delay_seconds: float = 0) -> None:
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
         """Stage so many jobs in one statement."""
         self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
+        return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
         """Stage one job in a transaction of somebody else."""

@@ -3,7 +3,8 @@
 Handlers that do nothing, so that what is measured is the queue: a coroutine, a function in a thread, a batch of up to
 500, and one that settles in its own transaction. A worker is what ``App.worker`` returns, in a process of its own, run
 until nothing is left; its start and its end are part of the time, the start of Python is not. ``classic`` is a loop that
-claims 500 rows of an ordinary table and deletes them, with nothing around it.
+claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine the same one with
+ordering keys: jobs of a hundred keys in turns, and of a single one.
 
 Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, everything
 included that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 #: Jobs of a turn in the quick form: a second or two of work for each contestant.
 _JOBS: Final = {
     "async": 45_000,
+    "keyed": 30_000,
+    "one_key": 30_000,
     "thread": 12_000,
     "batch": 75_000,
     "tx": 1_200,
@@ -55,6 +58,8 @@ _JOBS: Final = {
 
 _LABELS: Final = {
     "async": "Forebay, coroutine",
+    "keyed": "Forebay, 100 ordering keys",
+    "one_key": "Forebay, one ordering key",
     "thread": "Forebay, thread",
     "batch": f"Forebay, batches of {_ours.BATCH}",
     "tx": "Forebay, transaction",
@@ -86,7 +91,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         contestants: dict[str, Callable[[], float]] = {
             "async": partial(_costed, place, ours, conn, counts["async"], costs)
         }
-        for handler in ("thread", "batch", "tx"):
+        for handler in ("keyed", "one_key", "thread", "batch", "tx"):
             contestants[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(player("classic", place, create=_create_classic))
@@ -187,6 +192,8 @@ def _report(
     bars = [
         Bar("coroutine, against pgqueuer", ratio("async", "pgqueuer"), at_least=2.5),
         Bar("coroutine, against procrastinate", ratio("async", "procrastinate"), at_least=40),
+        Bar("100 ordering keys, against none", ratio("keyed", "async"), at_least=0.7),
+        Bar("one ordering key, against 100", ratio("one_key", "keyed"), at_least=0.95),
         Bar(
             "batch handler, against classic in batches of 500",
             ratio("batch", "classic"),

@@ -15,7 +15,8 @@ turn: its clock stops, nothing is enqueued, and waiting for the turn is not coun
 ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the crowd.
 
 Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
-``failing``, every fifth job fails once and is ready again at once.
+``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
+rest a unique key, of a thousand each, for ours alone.
 
 Holders are described in ``forebay.bench._holders``. With ``strangers`` our log is cut into segments of 1,000 rows, so
 that hundreds are written, and the bars compare with the time before the strangers came.
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from forebay.bench._run import Options
     from forebay.bench.engines._queue import Queue, Taken
 
-MIXES: Final = ("plain", "delayed", "failing", "original")
+MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
 
 #: What a plot calls the contestants, and in whose colour it draws them.
 LABELS: Final = {
@@ -105,6 +106,7 @@ _LOAD: Final = 0.5
 _SPEED_JOBS_MAX: Final = 40_000
 _DELAY_SECONDS: Final = 2.0
 _FAILING: Final = 5
+_KEYS: Final = 1000
 
 #: The original load.
 _ORIGINAL_PER_SECOND: Final = 50
@@ -180,12 +182,12 @@ class Contestant:
             self.enqueued = self.finished = 0
 
     def _speed(self, seconds: float) -> float:
-        started = time.perf_counter()
+        started, asked = time.perf_counter(), 0
         while (
             enqueue_seconds := time.perf_counter() - started
-        ) < seconds and self.enqueued < _SPEED_JOBS_MAX:
-            self.queue.enqueue(_ENQUEUE_ROWS, self._delay)
-            self.enqueued += _ENQUEUE_ROWS
+        ) < seconds and asked < _SPEED_JOBS_MAX:
+            self.enqueued += self.queue.enqueue(_ENQUEUE_ROWS, self._delay)
+            asked += _ENQUEUE_ROWS
         time.sleep(self._delay)
         busy = 0.0
         while self.finished < self.enqueued:
@@ -232,11 +234,11 @@ class Contestant:
     def _enqueue(self, count: int) -> float:
         """Enqueue in one statement; how long that took."""
         began = time.perf_counter()
-        self.queue.enqueue(count, self._delay)
+        made = self.queue.enqueue(count, self._delay)
         seconds = time.perf_counter() - began
         self.enqueue_worst = max(self.enqueue_worst, seconds)
-        self.enqueued += count
-        self._dues.append((time.time() + self._delay, count))
+        self.enqueued += made
+        self._dues.append((time.time() + self._delay, made))
         return seconds
 
     def _end(self, taken: Sequence[Taken]) -> int:
@@ -359,6 +361,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     check_holder(holder, place)
     mixes = _mixes(options)
     names, notes = _contestants(options)
+    if mixes == ["keyed"]:
+        names = ["ours"]
+        notes = [
+            "keyed: a unique key or an ordering key for each job, of a thousand each; the others have neither"
+        ]
     seconds = _turn_seconds(options, len(names) * len(mixes))
     found: dict[str, dict[str, Contestant]] = {}
     segments: dict[str, int] = {}
@@ -453,7 +460,7 @@ def _hold_up(
                         reserve_rows=_STRANGERS_RESERVE_ROWS,
                     )
                 stack.enter_context(upkeep(dsn))
-            make = _maker(name, dsn, stack)
+            make = _maker(name, mix, dsn, stack)
             queue = make()
             stack.callback(queue.close)
             if mix == "original":
@@ -488,9 +495,9 @@ def _hold_up(
         return notes, contestants, log.sealed_segments() - sealed
 
 
-def _maker(name: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
+def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
     if name == "ours":
-        return partial(forebay_log.Log, dsn)
+        return partial(forebay_log.Log, dsn, keys=_KEYS if mix == "keyed" else None)
     if name == "classic":
         return partial(ClassicQueue, dsn)
     if name == "staged":

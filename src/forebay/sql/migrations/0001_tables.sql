@@ -156,7 +156,7 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,
+    handed_total  bigint not null,       -- running totals; of keyed lanes: of jobs of public lanes, at their first time
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
     seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
@@ -171,6 +171,7 @@ create table forebay.batch (
     low_from      bigint,                --   and what was visible in snap_from began before it
     edge_to       xid8,                  -- the same of snap_to
     low_to        bigint,
+    parked_no     bigint,                -- the last number of forebay.parked when nothing waited for any of the keys; null: something did
     primary key (group_id, lane, no)
 );
 create unique index batch_by_name on forebay.batch (lease_id, claim_no) where lease_id is not null;
@@ -306,6 +307,7 @@ create table forebay.key_turn (
     group_id     bigint not null,
     ordering_key text collate "C" not null,
     no           bigint not null,
+    since        bigint not null,        -- the first turn that this one goes on with: one lease has all jobs of theirs
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
     offsets      smallint[],             -- the key's jobs within that batch, in order
@@ -315,6 +317,7 @@ create table forebay.key_turn (
     rest_seqs    bigint[],
     low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
     high_seq     bigint not null,
+    is_suspect   boolean not null,       -- runs alone: its holder gets no more of the key
     taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );

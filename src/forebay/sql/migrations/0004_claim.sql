@@ -190,8 +190,9 @@ $$;
 --   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
--- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element: the
--- holder works them one at a time, and when one of them goes on it hands back those behind.
+-- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
+-- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
+-- hands back all behind it.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
 -- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).

@@ -78,13 +78,13 @@ $$;
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
 --   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
 --   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
---   A job with an ordering key that would go on while an earlier one of its key in the batch has not ended is kept back
+--   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is kept back
 --   behind it instead, whatever was said about it, at no attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks: the lease (KEY SHARE).
+-- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
@@ -142,7 +142,7 @@ begin
             end if;
         end if;
 
-        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails into v_batch
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no into v_batch
         from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
         if not found then
             status := 'unknown_batch';
@@ -177,7 +177,7 @@ begin
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
                 if v_batch.keys is not null then
-                    v_outcomes := forebay._kept_back(p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                    v_outcomes := forebay._kept_back(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
                 end if;
             end if;
         end if;
@@ -207,7 +207,7 @@ begin
         end loop;
         if v_batch.keys is not null then
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
-                                          v_batch.tails, settle_v1.flush_no, v_offsets, v_outcomes);
+                                          v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
         status := 'settled';
         return next;

@@ -250,7 +250,8 @@ begin
         v_held := null;
         v_dead := '{}';
         if v_batch.keys is not null then
-            v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys);
+            v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys)
+                      || forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys);
         end if;
         v_started := v_lane.audience < 0 and exists (
             select from forebay.suspect_start s where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no);

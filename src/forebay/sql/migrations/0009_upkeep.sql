@@ -422,6 +422,11 @@ begin
               and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
                               and b.claim_no >= (select i.floor from forebay.batch i
                                                  where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
+              -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
+              and (b.keys is null or not exists (
+                  select from unnest(b.keys) k (key)
+                  join forebay.key_turn t on t.group_id = b.group_id and t.ordering_key = k.key
+                                         and t.lease_id = b.lease_id and t.claim_no = b.claim_no))
             returning b.lease_id, b.claim_no),
         settled as (
             delete from forebay.settlement s using gone g

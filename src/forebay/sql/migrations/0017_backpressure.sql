@@ -42,17 +42,24 @@ declare
     v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
     v_count    forebay.queue_count;
     v_lanes    bigint[];
+    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
     v_consumed bigint;
     v_sql      text;
     v_rows     bigint;
+    v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
     v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
+    v_readers := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
-    from unnest(v_lanes) l (lane),
+    from unnest(v_readers) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
     if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
@@ -62,10 +69,13 @@ begin
     if v_count.total is null then
         select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
-                from unnest(v_lanes) l (lane),
+                from unnest(v_readers) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b)
-        into v_rows, v_others, v_snap, v_consumed
+                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
+               case when pg_sequence_last_value('forebay.key_seq') is null then 0
+                    else (select count(*) from forebay._all_parked() p
+                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+        into v_rows, v_others, v_snap, v_consumed, v_parked
         from unnest(v_lanes) l (lane)
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
@@ -77,7 +87,7 @@ begin
               and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
               and (b.snap_from is null or not forebay._is_consumed(
                       i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
-        v_count.total := v_consumed;
+        v_count.total := v_consumed + v_parked;
     else
         select string_agg(format(
                    'select i.xid from forebay.log_%s i
