@@ -102,7 +102,7 @@ def test_a_mix_that_does_not_exist_is_refused(place):
     The error names the mixes there are.
     """
     with pytest.raises(ConfigError, match="--mix"):
-        held.run(place, Options(mix="keyed"), lambda _: None)
+        held.run(place, Options(mix="unheard-of"), lambda _: None)
 
 
 def test_time_stands_still_between_turns():
