@@ -389,12 +389,12 @@ async def test_a_claim_whose_answer_would_be_too_large_is_made_smaller(app, conn
         database,
         "claim_v1",
         (
-            "perform forebay._require_alone('forebay.claim_v1()');\n    end if;",
-            """perform forebay._require_alone('forebay.claim_v1()');
-            end if;
+            "    -- Expressions instead of PERFORM",
+            """
             if p_limit > 3 then
                 raise program_limit_exceeded using message = 'the text would be too large';
-            end if;""",
+            end if;
+            -- Expressions instead of PERFORM""",
         ),
     )
     heavy.enqueue_many(conn, [{"number": number} for number in range(20)])
