@@ -219,6 +219,7 @@ class SchemaError(ForebayError):
         needed: the version this library needs.
     """
 
+    sqlstate = "JQ020"
     fields = ("found", "needed")
 
     found: int | None
@@ -785,6 +786,7 @@ SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     "JQ014": GroupNotFound,
     "JQ015": DeadLetterNotFound,
     "JQ016": AlreadyRedriven,
+    "JQ020": SchemaError,
     "JQ030": ForeignCluster,
     "JQ031": AdoptRefused,
 }

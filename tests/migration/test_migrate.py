@@ -1,14 +1,12 @@
 """Installing and upgrading the schema."""
 
-import hashlib
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psycopg
 import pytest
 
-from forebay.db import migrate as migrating
+from forebay.db import stepping
 from forebay.db.callers import run
 from forebay.db.migrate import migrate, migration_sql, pending_migrations
 from forebay.errors import (
@@ -19,21 +17,15 @@ from forebay.errors import (
     TransactionStateError,
 )
 from forebay.ops.schema import require_version, schema_version
-from forebay.sql import Migration, latest_version, migrations
+from forebay.sql import latest_version, migrations
+from tests.support.engine import connect
 from tests.support.waiting import wait_for
 
 
 @pytest.fixture
-def one_more(monkeypatch):
+def one_more(release):
     """The library as of the next release: a migration more, which makes one table."""
-    text = "create table forebay.added_later (id bigint);"
-    more = Migration(
-        latest_version() + 1, "add_later", text, hashlib.sha256(text.encode()).hexdigest()
-    )
-    steps = (*migrations(), more)
-    monkeypatch.setattr(migrating, "migrations", lambda: steps)
-    monkeypatch.setattr(migrating, "latest_version", lambda: more.version)
-    return more
+    return release(("add_later", "create table forebay.added_later (id bigint);"))[0]
 
 
 CATALOG = """
@@ -109,19 +101,36 @@ def test_only_what_is_missing_is_applied(database, one_more):
         assert conn.execute("select * from forebay.added_later").fetchall() == []
 
 
-def test_a_failing_migration_leaves_the_database_as_it_was(database, one_more, monkeypatch):
+def test_a_failing_migration_leaves_nothing_and_those_before_it_stay(database, release):
     """
-    All pending steps share one transaction: when one fails none of them is applied.
+    Each migration of an upgrade is a transaction. The next call goes on where the last one failed.
     """
-    broken = replace(one_more, version=one_more.version + 1, text="select 1/0;")
-    steps = (*migrations(), one_more, broken)
-    monkeypatch.setattr(migrating, "migrations", lambda: steps)
-    before = catalog(database)
+    first, _ = release(("add_later", "create table forebay.added_later (id bigint);"),
+                       ("broken", "create table forebay.half (id bigint); select 1/0;"))  # fmt: skip
 
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrate(database)
 
-    assert catalog(database) == before
+    assert recorded(database)[-1] == (first.version, first.name, first.checksum)
+    with psycopg.connect(database) as conn:
+        assert conn.execute("select to_regclass('forebay.half')").fetchone() == (None,)
+    release()
+    first, mended = release(("add_later", "create table forebay.added_later (id bigint);"),
+                            ("mended", "create table forebay.half (id bigint);"))  # fmt: skip
+    assert migrate(database) == [mended]
+
+
+def test_a_failing_first_installation_leaves_an_empty_database(empty_database, release):
+    """
+    Before there is a schema all migrations share one transaction.
+    """
+    release(("broken", "select 1/0;"))
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate(empty_database)
+
+    with psycopg.connect(empty_database) as conn:
+        assert conn.execute("select to_regnamespace('forebay')").fetchone() == (None,)
 
 
 def test_two_migrators_at_once_apply_each_step_once(empty_database):
@@ -141,25 +150,30 @@ def test_a_second_migrator_sees_what_the_first_did_whatever_the_default_isolatio
     slow = empty_database + " options='-c default_transaction_isolation=repeatable\\ read'"
     if "://" in empty_database:
         slow = empty_database + "&options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
-    with psycopg.connect(empty_database) as first, ThreadPoolExecutor(1) as threads:
+    with (
+        psycopg.connect(empty_database) as first,
+        connect(empty_database) as watcher,
+        ThreadPoolExecutor(1) as threads,
+    ):
         migrate(first)  # in no transaction: applied and committed
-        first.execute(f"select {migrating._LOCK}")
+        first.execute(f"select pg_advisory_xact_lock{stepping._KEY}")
         waiting = threads.submit(migrate, slow)
         wait_for(
-            lambda: first.execute(
-                "select from pg_locks where locktype = 'advisory' and not granted"
+            lambda: watcher.execute(
+                "select from pg_stat_activity where application_name = 'forebay migrate'"
             ).fetchall()
         )
+        assert not waiting.done()
         first.commit()
         assert waiting.result(timeout=10) == []
 
 
-def test_an_older_library_refuses_a_newer_database(database, one_more, monkeypatch):
+def test_an_older_library_refuses_a_newer_database(database, one_more, release):
     """
     A schema is never downgraded: the refusal names both versions.
     """
     migrate(database)
-    monkeypatch.undo()
+    release()
 
     with pytest.raises(SchemaError) as caught:
         migrate(database)
@@ -231,11 +245,11 @@ def test_the_script_for_an_upgrade_runs_in_the_tools_own_transaction(database, o
     """
     with psycopg.connect(database) as conn:
         before = conn.execute("show search_path").fetchone()
-        conn.execute(migration_sql(latest_version(), transaction=False))
+        conn.execute(migration_sql(one_more.version - 1, transaction=False))
         assert conn.execute("show search_path").fetchone() == before
         conn.rollback()
         assert pending_migrations(conn) == [one_more]
-        conn.execute(migration_sql(latest_version(), transaction=False))
+        conn.execute(migration_sql(one_more.version - 1, transaction=False))
         conn.commit()
         assert pending_migrations(conn) == []
 
@@ -252,7 +266,7 @@ def test_the_script_refuses_a_database_at_another_version(database, empty_databa
         psycopg.connect(empty_database, autocommit=True) as conn,
         pytest.raises(psycopg.errors.UndefinedTable),
     ):
-        conn.execute(migration_sql(latest_version()))
+        conn.execute(migration_sql(one_more.version - 1))
 
 
 def test_there_is_no_script_for_a_version_that_never_was():
@@ -286,22 +300,6 @@ def test_a_transaction_with_an_old_snapshot_is_refused(empty_database):
             migrate(conn)
 
 
-def test_a_lock_that_is_not_granted_ends_the_migration(database, one_more, monkeypatch):
-    """
-    A migration stuck behind somebody's lock would hold up everybody behind it: it gives up, and
-    says that trying again may help.
-    """
-    waiting = replace(one_more, text="lock table forebay.setting in access exclusive mode;")
-    steps = (*migrations(), waiting)
-    monkeypatch.setattr(migrating, "migrations", lambda: steps)
-    with psycopg.connect(database) as other:
-        other.execute("select * from forebay.setting")
-        with pytest.raises(DatabaseUnavailable) as caught:
-            migrate(database, lock_timeout_seconds=0.1)
-    assert caught.value.retryable
-    assert migrate(database) == [waiting]
-
-
 def test_what_is_no_address_and_no_connection_is_refused():
     """
     An asynchronous connection, for example, cannot be used here.
@@ -329,6 +327,7 @@ def test_a_worker_refuses_a_schema_of_another_version(found):
         require_version(found)
     assert (caught.value.found, caught.value.needed) == (found, latest_version())
     require_version(latest_version())
+    require_version(latest_version() + 1, newer_is_fine=True)
 
 
 def test_every_error_of_migrating_is_ours_or_the_drivers():

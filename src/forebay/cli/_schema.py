@@ -8,17 +8,19 @@ import typer
 from rich.text import Text
 
 from forebay.cli._exit import ExitCode
-from forebay.cli._options import Dsn, Json, confirmed, with_settings
-from forebay.cli._output import console, print_json
+from forebay.cli._options import Dsn, Json, confirmed, duration, with_settings
+from forebay.cli._output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
+from forebay.db.migrate import Pace, Upgraded, migration_sql, upgrade
 from forebay.db.migrate import migrate as apply_migrations
-from forebay.db.migrate import migration_sql
 from forebay.db.own import run_own
+from forebay.db.rehearse import HeldLock, Rehearsal
+from forebay.db.rehearse import rehearse as run_rehearsal
 from forebay.errors import ConfigError
 from forebay.ops.overview import adopt as adopt_operation
 from forebay.ops.overview import database_settings
-from forebay.sql import latest_version
+from forebay.sql import Migration, latest_version
 
 
 @with_settings("retention", "limits", "segments")
@@ -27,18 +29,73 @@ def migrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = (
         False
     ),
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Do it with all locks, roll it back, and print what was locked for how long.",
+        ),
+    ] = False,
+    pre: Annotated[
+        bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
+    ] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="DURATION",
+            help="Wait so long for workers of older versions to end: 15m.",
+            show_default=False,
+        ),
+    ] = None,
+    lock_timeout: Annotated[
+        str,
+        typer.Option(
+            "--lock-timeout",
+            metavar="DURATION",
+            help="For how long others may wait behind one attempt to get a lock.",
+        ),
+    ] = "0.5",
+    patience: Annotated[
+        str,
+        typer.Option("--patience", metavar="DURATION", help="How long to try again to get locks."),
+    ] = "60",
+    hold: Annotated[
+        str,
+        typer.Option(
+            "--hold",
+            metavar="DURATION",
+            help="For how long one migration may hold its locks; then it is rolled back.",
+        ),
+    ] = "5",
     dsn: Dsn = None,
     as_json: Json = False,
     flags: dict[str, Any],
 ) -> None:
     """Bring the schema to the version of this library; repeating it is harmless.
 
-    All pending migrations are one transaction. Settings of the database that are given in a file,
-    the environment or here are stored in it.
+    Jobs go on meanwhile, with code of the version before. A *post* migration, which takes away what that code
+    calls, is held back while a worker of an older version lives. Settings of the database that are given in a
+    file, the environment or here are stored in it.
     """
     wanted = load_settings(flags).database_values()
     address = address_of(dsn)
-    steps = apply_migrations(address, dry_run=dry_run)
+    pace = Pace(
+        lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
+        patience_seconds=_seconds(patience, "patience"),
+        hold_seconds_max=_seconds(hold, "hold"),
+        tell=lambda said: console(stderr=True).print(Text(said, style="dim")),
+    )
+    if rehearse:
+        _print_rehearsal(run_rehearsal(address, pace=pace), as_json=as_json)
+        return
+    wait_seconds = _seconds(wait, "wait") if wait is not None else 0.0
+    if dry_run:
+        steps = apply_migrations(address, dry_run=True, only_pre=pre)
+        done = Upgraded(steps)
+    else:
+        done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, pace=pace)
+        steps = done.applied
     if dry_run and steps and steps[0].version == 1:
         stored: dict[str, int] = {}
     else:
@@ -51,16 +108,26 @@ def migrate(
     if as_json:
         print_json(
             {
-                "version": latest_version(),
+                "version": latest_version() - len(done.held_back),
                 "dry_run": dry_run,
-                "applied": [{"version": step.version, "name": step.name} for step in steps],
+                "applied": [_named(step) for step in steps],
+                "held_back": [_named(step) for step in done.held_back],
+                "reason": done.reason and done.reason.message,
                 "settings": changes,
             }
         )
-        return
+    else:
+        _print_upgrade(done, changes, stored, dry_run=dry_run)
+    if done.held_back and not pre and wait is not None:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_upgrade(
+    done: Upgraded, changes: dict[str, int], stored: dict[str, int], *, dry_run: bool
+) -> None:
     out = console()
     verb = "would apply" if dry_run else "applied"
-    for step in steps:
+    for step in done.applied:
         out.print(Text(f"{verb} ", style="dim").append(f"{step.version:04} {step.name}", "default"))
     for name, value in changes.items():
         before = f", was {stored[name]:,}" if name in stored else ""
@@ -69,12 +136,116 @@ def migrate(
                 f"{name} = {value:,}{before}", "default"
             )
         )
+    for step in done.held_back:
+        out.print(Text("held back ", style="yellow").append(_title(step), "default"))
     if dry_run:
-        to_do = f"to version {latest_version()}" if steps else "nothing to migrate"
+        last = done.applied[-1].version if done.applied else None
+        to_do = f"to version {last}" if last else "nothing to migrate"
         out.print(f"schema forebay: {to_do}; nothing was changed")
+        return
+    verb = "migrated to" if done.applied else "is at"
+    version = latest_version() - len(done.held_back)
+    out.print(Text(f"schema forebay {verb} version {version}", style="green"))
+    if done.reason is not None:
+        out.print(f"{done.reason.message}\n{done.reason.detail or ''}".strip(), soft_wrap=True)
+        out.print(Text("hint: ", style="bold cyan").append(str(done.reason.hint), "default"))
+
+
+def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "steps": [
+                    _named(step.migration)
+                    | {
+                        "rehearsed": step.seconds is not None,
+                        "seconds": _rounded(step.seconds),
+                        "waited_seconds": _rounded(step.waited_seconds),
+                        "older_workers": step.older_workers,
+                        "locks": [_lock(lock) for lock in step.locks],
+                    }
+                    for step in done.steps
+                ],
+                "longest": done.longest
+                and {"version": done.longest[0].migration.version} | _lock(done.longest[1]),
+                "seconds": _rounded(done.seconds),
+            }
+        )
+        return
+    out = console()
+    if not done.steps:
+        out.print("nothing to migrate")
+        return
+    if done.steps[0].migration.version == 1:
+        out.print(f"a first installation of {len(done.steps)} migrations: nobody is there to wait")
+        return
+    rows = table(
+        "migration", "takes", "locks", "mode", "held", "makes wait", right=("takes", "held")
+    )
+    for step in done.steps:
+        title = _title(step.migration)
+        if step.seconds is None:
+            rows.add_row(title, "-", "committed statement by statement: not rehearsed")
+            continue
+        takes = _millis(step.seconds)
+        for lock in step.locks:
+            many = f" ({lock.count})" if lock.count > 1 else ""
+            rows.add_row(
+                title,
+                takes,
+                f"{lock.relation}{many}",
+                lock.mode,
+                _millis(lock.seconds),
+                lock.stops + ("" if lock.declared or lock.stops != "everybody" else ", undeclared"),
+            )
+            title = takes = ""
+        if not step.locks:
+            rows.add_row(title, takes, "none that anybody waits for")
+    out.print(rows)
+    for step in done.steps:
+        if step.older_workers:
+            out.print(f"{step.older_workers}", soft_wrap=True)
+    if done.longest is None:
+        out.print("nobody would have waited; everything was rolled back")
     else:
-        done = "migrated to" if steps else "is at"
-        out.print(Text(f"schema forebay {done} version {latest_version()}", style="green"))
+        step, lock = done.longest
+        out.print(
+            f"longest: {lock.mode} on {lock.relation} for {_millis(lock.seconds)}, in"
+            f" {_title(step.migration)}; everything was rolled back"
+        )
+
+
+def _lock(lock: HeldLock) -> dict[str, object]:
+    return {
+        "relation": lock.relation,
+        "count": lock.count,
+        "mode": lock.mode,
+        "stops": lock.stops,
+        "held_seconds": _rounded(lock.seconds),
+        "declared": lock.declared,
+    }
+
+
+def _named(step: Migration) -> dict[str, Any]:
+    return {"version": step.version, "name": step.name}
+
+
+def _title(step: Migration) -> str:
+    return f"{step.version:04} {step.name}"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _millis(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def _seconds(text: str, name: str) -> float:
+    found = duration(text, name)
+    assert found is not None
+    return found.total_seconds()
 
 
 def sql(
@@ -94,9 +265,12 @@ def sql(
             help="With begin and commit, or for a tool that opens the transaction itself.",
         ),
     ] = True,
+    pre: Annotated[
+        bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
+    ] = False,
 ) -> None:
     """Print the migrations as one SQL script, for a DBA or Alembic."""
-    print(migration_sql(from_version, transaction=transaction), end="")
+    print(migration_sql(from_version, transaction=transaction, only_pre=pre), end="")
 
 
 def adopt(

@@ -19,7 +19,7 @@ import psycopg
 import psycopg.errors
 
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError, error_from_sqlstate
-from forebay.sql import latest_version
+from forebay.sql import required_version
 
 #: SQLSTATEs that mean: this connection, or this server, is of no use; another may be.
 #: PostgreSQL manual, appendix A. Class 08 is "connection exception".
@@ -71,12 +71,12 @@ def translate_ours(error: BaseException) -> ForebayError | None:
         return None
     # Only statements of ours come here, and all of them name no other schema.
     if said.sqlstate == _UNDEFINED_SCHEMA:
-        return SchemaError(found=None, needed=latest_version())
+        return SchemaError(found=None, needed=required_version())
     if said.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
         return SchemaError.from_sql(
-            "schema forebay lacks what this library needs: it is incomplete or too old",
+            "schema forebay lacks what this library calls: one of the two is too old",
             detail=said.message,
-            hint="Run `forebay migrate`.",
+            hint="Run `forebay migrate`; when it says that the schema is too new, upgrade the library.",
         )
     return error_from_sqlstate(
         said.sqlstate, said.message, detail=said.detail, hint=said.hint, column=said.column

@@ -1,12 +1,14 @@
-"""Bring the schema of a database to the version of this library.
+"""Bring the schema of a database to the version of this library, while its jobs run.
 
-All pending migrations run in one transaction, so that a failure leaves the database as it was. An
-advisory transaction lock lets one migrator work at a time; the second waits, looks again and finds
-nothing to do. Statements that must wait for other sessions give up after ``lock_timeout``: a
-migration stuck in a queue would hold up everybody behind it.
+A first installation is one transaction. An upgrade is one transaction for each migration: what was applied
+stays, what failed left nothing, and the next call goes on there. An advisory transaction lock lets one migrator work at
+a time; the second waits, looks again and finds nothing to do. How a migration takes its locks: ``forebay.db.stepping``.
 
-The script that ``migration_sql`` returns is made of the same statements, so both ways end in the
-same schema.
+On a connection inside a transaction everything becomes part of that. The script that ``migration_sql`` returns is made
+of the same statements, so all ways end in the same schema.
+
+Invariants "nobody waits behind a migration" and "nobody is left behind": docs/design/upgrades.md.
+Shown by: tests/migration.
 """
 
 from __future__ import annotations
@@ -19,103 +21,104 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forebay.db.errors import translate
-from forebay.errors import (
-    ConfigError,
-    DatabaseUnavailable,
-    SchemaError,
-    TransactionStateError,
-    shown,
+from forebay.db.stepping import (
+    CLOSING,
+    LOCK_TIMEOUT_SECONDS,
+    NOT_GRANTED,
+    OPENING,
+    Pace,
+    Stepper,
+    Upgraded,
+    in_a_transaction,
+    pending_migrations,
+    recording,
 )
-from forebay.sql import Migration, latest_version, migrations
+from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
+from forebay.sql import latest_version, migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-#: "fore" and "bay" in ASCII. The schema's own oid, which keys every other lock, may not exist yet.
-_LOCK: Final = "pg_advisory_xact_lock(x'666f7265'::int, x'626179'::int)"
+    from forebay.sql import Migration
 
-#: How long a second migrator waits for the first.
-_WAIT_SECONDS: Final = 120
-
-#: How long a statement of a migration waits for other sessions.
-_LOCK_TIMEOUT_SECONDS: Final = 5.0
-
-_LOCK_NOT_AVAILABLE: Final = "55P03"
+__all__ = ["Pace", "Upgraded", "migrate", "migration_sql", "pending_migrations", "upgrade"]
 
 
 def migrate(
     target: str | psycopg.Connection[Any],
     *,
     dry_run: bool = False,
-    lock_timeout_seconds: float = _LOCK_TIMEOUT_SECONDS,
+    only_pre: bool = False,
+    lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
 ) -> list[Migration]:
     """Apply the pending migrations and return them; an empty list means nothing to do.
+
+    A post migration, which takes away what older code calls, is left for the next time while a worker of an
+    older version lives.
 
     Args:
         target: the address of the database, or a synchronous connection. On a connection inside a
             transaction the migrations become part of it, for the caller to commit.
         dry_run: only return what would be applied.
-        lock_timeout_seconds: how long a statement may wait for a lock that another session holds.
+        only_pre: stop before the first post migration.
+        lock_timeout_seconds: how long others may have to wait behind a statement that waits for a lock.
 
     Raises:
-        SchemaError: the schema is newer than this library, was installed by other means, or an
-            applied migration differs from ours.
+        SchemaError: the schema is newer than this library, was installed by other means, an
+            applied migration differs from ours, or one that this library needs comes after one that has to wait.
         TransactionStateError: the connection's transaction is not READ COMMITTED.
         DatabaseUnavailable: the database cannot be reached, or a lock was not granted in time.
     """
-    try:
-        with _connection(target) as conn:
-            if dry_run:
-                return pending_migrations(conn)
-            return _apply(conn, lock_timeout_seconds)
-    except psycopg.Error as error:
-        if error.sqlstate == _LOCK_NOT_AVAILABLE:
-            raise DatabaseUnavailable(
-                "a lock was not granted in time, nothing was migrated",
-                detail=str(error),
-                hint="Another migration or a long transaction holds it; try again.",
-            ) from error
-        ours = translate(error)
-        if ours is None:
-            raise
-        raise ours from error
+    if dry_run:
+        with raising_ours(), connection_to(target) as conn:
+            steps = pending_migrations(conn)
+            posts = [place for place, step in enumerate(steps) if step.is_post]
+            return steps[: posts[0]] if only_pre and posts else steps
+    pace = Pace(lock_timeout_seconds=lock_timeout_seconds)
+    return upgrade(target, only_pre=only_pre, pace=pace).applied
 
 
-def pending_migrations(conn: psycopg.Connection[Any]) -> list[Migration]:
-    """Return the migrations that the database has not seen, after comparing those it has.
+def upgrade(
+    target: str | psycopg.Connection[Any],
+    *,
+    only_pre: bool = False,
+    wait_seconds: float = 0.0,
+    pace: Pace | None = None,
+) -> Upgraded:
+    """Do as ``migrate``; return also what was held back, and why.
+
+    Args:
+        target: as of ``migrate``.
+        only_pre: stop before the first post migration.
+        wait_seconds: how long to wait for older workers to end.
+        pace: how to go about locks; None means the defaults.
 
     Raises:
-        SchemaError: see ``migrate``.
+        ForebayError: as ``migrate``.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(
-            "select to_regnamespace('forebay') is not null,"
-            " to_regclass('forebay.schema_migration') is not null"
-        ).fetchone()
-        assert row is not None
-        if not row[0]:
-            return list(migrations())
-        recorded: dict[int, tuple[str, str]] = {}
-        if row[1]:
-            recorded = {
-                version: (name, checksum)
-                for version, name, checksum in cursor.execute(
-                    "select version, name, checksum from forebay.schema_migration order by version"
-                )
-            }
-    return _compared(recorded)
+    with raising_ours(), connection_to(target) as conn:
+        stepper = Stepper(conn, pace or Pace(), only_pre=only_pre, wait_seconds=wait_seconds)
+        if conn.info.transaction_status == TransactionStatus.IDLE:
+            with autocommitting(conn):
+                return stepper.run()
+        _require_read_committed(conn)
+        return stepper.run_within()
 
 
-def migration_sql(from_version: int = 0, *, transaction: bool = True) -> str:
+def migration_sql(
+    from_version: int = 0, *, transaction: bool = True, only_pre: bool = False
+) -> str:
     """Return one script that takes a database from a version of the schema to the newest.
 
-    It can be given to ``psql`` as it is, refuses a database at another version, and records what
-    it applied, so that ``migrate`` finds nothing to do afterwards.
+    It can be given to ``psql`` as it is, refuses a database at another version, refuses to take away what a living
+    worker calls, and records what it applied, so that ``migrate`` finds nothing to do afterwards. An index that
+    ``migrate`` builds concurrently is built here under a lock that stops writing to its table.
 
     Args:
         from_version: the version the database is at, 0 for one without the schema.
         transaction: with ``begin`` and ``commit``; False for a tool that opens the transaction
             itself, such as Alembic.
+        only_pre: stop before the first post migration.
 
     Raises:
         ConfigError: there is no such version.
@@ -127,18 +130,27 @@ def migration_sql(from_version: int = 0, *, transaction: bool = True) -> str:
             f"is {shown(from_version)}, not within 0 to {latest}",
             value=from_version,
         )
-    steps = migrations()[from_version:]
-    title = f"-- Forebay: schema version {from_version} to {latest}."
+    steps = list(migrations()[from_version:])
+    posts = [place for place, step in enumerate(steps) if step.is_post]
+    if only_pre and posts:
+        del steps[posts[0] :]
+    title = f"-- Forebay: schema version {from_version} to {steps[-1].version if steps else from_version}."
     if not steps:
         return f"{title} Nothing to do.\n"
-    parts = [_OPENING, _guard(from_version), *_statements(steps), _CLOSING]
+    parts = [OPENING, _guard(from_version), _SCRIPT_LOCK_TIMEOUT]
+    parts += [f"-- {step.version:04} {step.name}\n\n{in_a_transaction(step)}" for step in steps]
+    parts += [recording(steps), CLOSING]
     if transaction:
         parts = ["begin;", *parts, "commit;"]
     return "\n\n".join([title, *parts]) + "\n"
 
 
+_SCRIPT_LOCK_TIMEOUT: Final = f"set local lock_timeout = '{round(LOCK_TIMEOUT_SECONDS * 1000)}ms';"
+
+
 @contextlib.contextmanager
-def _connection(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection: the one that was given, or one to an address."""
     if isinstance(target, psycopg.Connection):
         yield target
     elif isinstance(target, str):
@@ -153,53 +165,42 @@ def _connection(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Conne
         )
 
 
-def _apply(conn: psycopg.Connection[Any], lock_timeout_seconds: float) -> list[Migration]:
-    begins = conn.info.transaction_status == TransactionStatus.IDLE
-    with conn.transaction():
-        if begins:
-            # With a snapshot from before the wait, the second migrator would see no schema.
-            conn.execute("set transaction isolation level read committed")
-        with conn.cursor(row_factory=tuple_row) as cursor:
-            row = cursor.execute("select current_setting('transaction_isolation')").fetchone()
-        assert row is not None
-        if row[0] != "read committed":
-            raise TransactionStateError("migrate", f"the isolation level is {row[0]}")
-        conn.execute(_OPENING)
-        steps = pending_migrations(conn)
-        for statement in _statements(steps, lock_timeout_seconds):
-            conn.execute(statement)
-        conn.execute(_CLOSING)
-    return steps
+@contextlib.contextmanager
+def autocommitting(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Let a connection begin transactions only where it is told to."""
+    before = conn.autocommit
+    conn.autocommit = True
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            conn.autocommit = before
 
 
-_OPENING: Final = f"""\
--- One migrator at a time. What is set here is set back at the end.
-select set_config('forebay.search_path_before', current_setting('search_path'), true),
-       set_config('forebay.lock_timeout_before', current_setting('lock_timeout'), true),
-       set_config('search_path', 'pg_catalog, pg_temp', true),
-       set_config('lock_timeout', '{_WAIT_SECONDS}s', true);
-select {_LOCK};"""
+@contextlib.contextmanager
+def raising_ours() -> Iterator[None]:
+    """Raise our errors for the driver's."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate in NOT_GRANTED:
+            raise DatabaseUnavailable(
+                "a lock was not granted in time, nothing was migrated",
+                detail=str(error),
+                hint="Another migration or a long transaction holds it; try again.",
+            ) from error
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
 
-_CLOSING: Final = """\
-select set_config('search_path', current_setting('forebay.search_path_before'), true),
-       set_config('lock_timeout', current_setting('forebay.lock_timeout_before'), true);"""
 
-
-def _statements(
-    steps: Sequence[Migration], lock_timeout_seconds: float = _LOCK_TIMEOUT_SECONDS
-) -> list[str]:
-    """Return what applies the steps and records them."""
-    if not steps:
-        return []
-    records = ",\n".join(
-        f"    ({step.version}, '{step.name}', '{step.checksum}')" for step in steps
-    )
-    return [
-        f"set local lock_timeout = '{max(1, round(lock_timeout_seconds * 1000))}ms';",
-        *(f"-- {step.version:04} {step.name}\n\n{step.text.strip()}" for step in steps),
-        f"insert into forebay.schema_migration (version, name, checksum) values\n{records};",
-        "-- Functions that are new are granted too.\nselect forebay._grant();",
-    ]
+def _require_read_committed(conn: psycopg.Connection[Any]) -> None:
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute("select current_setting('transaction_isolation')").fetchone()
+    assert row is not None
+    if row[0] != "read committed":
+        raise TransactionStateError("migrate", f"the isolation level is {row[0]}")
 
 
 def _guard(from_version: int) -> str:
@@ -221,23 +222,3 @@ begin
     end if;
 end
 $forebay$;"""
-
-
-def _compared(recorded: dict[int, tuple[str, str]]) -> list[Migration]:
-    known = migrations()
-    if not recorded:
-        raise SchemaError.from_sql(
-            "schema forebay exists but records no migration",
-            hint="It was not installed by `forebay migrate` or `forebay sql`; drop it, or record its version.",
-        )
-    if max(recorded) > len(known):
-        raise SchemaError(found=max(recorded), needed=len(known))
-    for step in known[: max(recorded)]:
-        name, checksum = recorded.get(step.version, ("missing", ""))
-        if (name, checksum) != (step.name, step.checksum):
-            raise SchemaError.from_sql(
-                f"migration {step.version} is not the one that was applied",
-                detail=f"applied: {name} {checksum}\nin this library: {step.name} {step.checksum}",
-                hint="A released migration never changes: install the library that was released.",
-            )
-    return list(known[max(recorded) :])

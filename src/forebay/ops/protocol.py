@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
+from forebay.sql import latest_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -167,11 +168,16 @@ def open_group(queue: str, name: str) -> Operation[int]:
 
 
 def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> Operation[int]:
-    """Open a lease; its id."""
+    """Open a lease, and say for which schema this code was made; its id."""
     return Operation(
-        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s)",
+        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s)",
         scalar,
-        {"worker": worker, "lease": float(lease_seconds), "suspect": float(suspect_seconds)},
+        {
+            "worker": worker,
+            "lease": float(lease_seconds),
+            "suspect": float(suspect_seconds),
+            "version": latest_version(),
+        },
     )
 
 

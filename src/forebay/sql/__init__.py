@@ -1,6 +1,21 @@
 """The schema: numbered migrations, and what reads them."""
 
 from forebay.sql.catalog import expected_catalog
-from forebay.sql.loader import Migration, latest_version, migrations
+from forebay.sql.loader import (
+    Migration,
+    checksum,
+    latest_version,
+    migrations,
+    required_version,
+)
+from forebay.sql.statements import split_statements
 
-__all__ = ["Migration", "expected_catalog", "latest_version", "migrations"]
+__all__ = [
+    "Migration",
+    "checksum",
+    "expected_catalog",
+    "latest_version",
+    "migrations",
+    "required_version",
+    "split_statements",
+]

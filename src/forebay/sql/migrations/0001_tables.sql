@@ -125,6 +125,7 @@ create table forebay.queue_group (
 create table forebay.lease (
     lease_id        bigint generated always as identity primary key,
     worker          text not null,       -- a name for humans: host:pid:token
+    version         integer,             -- of the schema that its code was made for; null: it did not say
     lease_seconds   double precision not null,
     suspect_seconds double precision not null,
     opened_at       timestamptz not null,

@@ -72,7 +72,7 @@ create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
 
--- Make one segment: its table, its index, its reader functions, its registry row.
+-- Make one segment: its table, its indexes, its functions, its registry row.
 --
 -- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
 -- nobody who reads or writes it (PARTITION OF would wait for all of them).
@@ -98,10 +98,26 @@ begin
     -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
+    perform forebay._make_readers(p_segment_id, p_hi);
+    insert into forebay.segment (segment_id, lo, hi, created_at)
+    values (p_segment_id, p_lo, p_hi, forebay._now());
+end
+$$;
+
+
+-- Make the functions of one segment, or make them anew: a migration that changes one of them calls this for each segment.
+--
+-- Locks: the caller holds the maintenance key.
+create function forebay._make_readers(p_segment_id bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_leaf text := format('forebay.log_%s', p_segment_id);
+begin
     -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
     -- Range part: from the window's start on. Late part: xids that were in progress at its start.
     execute format($reader$
-        create function forebay._read_%1$s(
+        create or replace function forebay._read_%1$s(
             p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
             p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
         language plpgsql stable
@@ -153,7 +169,7 @@ begin
     -- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
     -- start has a number above p_low; what was at work then is looked for by its xid below that.
     execute format($reader$
-        create function forebay._read_keyed_%1$s(
+        create or replace function forebay._read_keyed_%1$s(
             p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
         returns forebay.log[]
         language plpgsql stable
@@ -184,7 +200,7 @@ begin
 
     -- Rows of keyed jobs by their places.
     execute format($fetch$
-        create function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
+        create or replace function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
         language plpgsql stable
         as $body$
         begin
@@ -246,7 +262,7 @@ begin
 
     -- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
     execute format($probe$
-        create function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+        create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
         language plpgsql stable
         as $body$
         begin
@@ -278,7 +294,7 @@ begin
     --
     -- Most of what it costs is the making of its expressions, anew in each transaction: each column counts.
     execute format($take$
-        create function forebay._take_%1$s(
+        create or replace function forebay._take_%1$s(
             p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
         returns text
         language plpgsql volatile
@@ -356,9 +372,6 @@ begin
     execute format('revoke all on function forebay._take_%s from public', p_segment_id);
     execute format('revoke all on function forebay._read_%s from public', p_segment_id);
     execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
-
-    insert into forebay.segment (segment_id, lo, hi, created_at)
-    values (p_segment_id, p_lo, p_hi, forebay._now());
 end
 $$;
 

@@ -1,0 +1,211 @@
+"""How a migration takes its locks while others work: docs/design/upgrades.md."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from forebay.db import stepping
+from forebay.db.migrate import Pace, migrate, upgrade
+from forebay.errors import DatabaseUnavailable, SchemaError
+from forebay.sql import latest_version
+from tests.support.broken_twin import violation
+from tests.support.engine import connect, one
+from tests.support.waiting import wait_for
+
+ADD_COLUMN = (
+    "add_source",
+    "-- locks: log\n\nalter table forebay.log add column source text;\n",
+)
+ENQUEUE = "select forebay.enqueue('work', '{}')"
+
+
+def has_source(conn) -> bool:
+    return one(
+        conn,
+        "select exists (select from pg_attribute where attrelid = 'forebay.log'::regclass"
+        " and attname = 'source' and not attisdropped)",
+    )
+
+
+class Producer:
+    """Enqueues again and again; knows how long the slowest took, and what went wrong."""
+
+    def __init__(self, dsn: str) -> None:
+        self.count = 0
+        self.slowest = 0.0
+        self.failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(dsn,))
+
+    def __enter__(self) -> "Producer":
+        self._thread.start()
+        wait_for(lambda: self.count > 20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert not self.failures, self.failures
+
+    def _run(self, dsn: str) -> None:
+        try:
+            with connect(dsn) as conn:
+                while not self._stop.is_set():
+                    began = time.monotonic()
+                    conn.execute(ENQUEUE)
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                    self.count += 1
+        except BaseException as error:
+            self.failures.append(error)
+
+
+def stranger_and_producer(dsn: str, release) -> float:
+    """Migrate while a stranger's idle transaction holds the log; return the slowest enqueue meanwhile."""
+    (step,) = release(ADD_COLUMN)
+    said: list[str] = []
+    with psycopg.connect(dsn, application_name="stranger") as stranger, connect(dsn) as conn:
+        stranger.execute(ENQUEUE)
+        wait_for(lambda: one(conn, "select clock_timestamp() > min(xact_start) + interval '1.2 s'"
+                                   " from pg_stat_activity where application_name = 'stranger'"))  # fmt: skip
+        with Producer(dsn) as producer, ThreadPoolExecutor(1) as threads:
+            migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+            wait_for(lambda: said or producer.slowest > 1.0)
+            until = time.monotonic() + 1.5
+            wait_for(lambda: time.monotonic() > until)
+            assert not migrating.done()
+            slowest = producer.slowest
+            stranger.commit()
+            assert migrating.result(timeout=20).applied == [step]
+        assert has_source(conn)
+    assert "stranger, idle in transaction" in said[0]
+    assert "forebay.log" in said[0]
+    return slowest
+
+
+def test_nobody_waits_behind_a_migration_that_waits_for_a_stranger(database, release):
+    """
+    While somebody's idle transaction holds the log the migration asks for no lock, says whom it waits for, and
+    enqueues go on as before; when that transaction has ended it is applied.
+    """
+    assert stranger_and_producer(database, release) < 0.2
+
+
+def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monkeypatch):
+    """
+    The twin that asks for its locks at once and waits for them makes every enqueue wait as long.
+    """
+    monkeypatch.setattr(stepping, "_OLD_SECONDS", 1e6)
+    monkeypatch.setattr(Pace, "attempts", lambda self: iter([0.49] * 1000))
+    monkeypatch.setattr(stepping, "_PAUSE_FACTOR", 0.01)
+    with violation():
+        assert stranger_and_producer(database, release) < 0.2
+
+
+def test_a_migration_that_gets_no_lock_gives_up_and_says_who_holds_it(database, release):
+    """
+    After its patience the error names the session, its lock and its transaction's age; nothing was applied, and the
+    same call succeeds later.
+    """
+    (step,) = release(ADD_COLUMN)
+    with psycopg.connect(database, application_name="stranger") as stranger:
+        stranger.execute("lock table forebay.log_3 in row exclusive mode")
+        with pytest.raises(DatabaseUnavailable) as caught:
+            upgrade(database, pace=Pace(patience_seconds=0.3))
+        assert caught.value.retryable
+        assert f"pid {stranger.info.backend_pid} (stranger" in str(caught.value.detail)
+        assert "RowExclusiveLock on forebay.log_3" in str(caught.value.detail)
+    assert migrate(database) == [step]
+
+
+def test_a_forgotten_prepared_transaction_is_named_too(database, release):
+    """
+    It has no session; it is called by its name.
+    """
+    release(ADD_COLUMN)
+    with connect(database) as conn:
+        conn.execute("begin; lock table forebay.log_0 in row share mode; prepare transaction 'old'")
+        try:
+            with pytest.raises(DatabaseUnavailable) as caught:
+                upgrade(database, pace=Pace(patience_seconds=0.3))
+        finally:
+            conn.execute("rollback prepared 'old'")
+    assert "prepared transaction 'old'" in str(caught.value.detail)
+
+
+def test_in_a_deadlock_the_migration_gives_way(database, release):
+    """
+    Who holds what the migration wants and wants what it holds is served: the migration lets go before a deadlock is
+    found, and comes back.
+    """
+    (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
+    said: list[str] = []
+    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("lock table forebay.log in row exclusive mode")
+        migrating = threads.submit(upgrade, database, pace=Pace(tell=said.append))
+        wait_for(lambda: said)
+        other.execute("lock table forebay.lane in row exclusive mode")
+        other.commit()
+        assert migrating.result(timeout=20).applied == [step]
+
+
+def test_locks_are_not_held_for_longer_than_said(database, release):
+    """
+    A migration that takes too long under its locks is rolled back; nothing of it is there.
+    """
+    release(("slow", ADD_COLUMN[1] + "select pg_sleep(30);\n"))
+    began = time.monotonic()
+    with pytest.raises(SchemaError, match=r"held its locks on .* for longer than 0\.3 s"):
+        upgrade(database, pace=Pace(hold_seconds_max=0.3))
+    assert time.monotonic() - began < 10
+    with connect(database) as conn:
+        assert not has_source(conn)
+        assert one(conn, "select forebay.schema_version()") == latest_version() - 1
+
+
+def make_segments_meanwhile(dsn: str, release) -> None:
+    """Add a column while a worker's upkeep makes segments."""
+    release(ADD_COLUMN)
+    with psycopg.connect(dsn) as upkeep, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
+        conn.execute("select forebay.configure('reserve_rows', 70000000)")
+        upkeep.execute("begin")
+        assert one(upkeep, "select forebay.extend_v1()") > 0
+        said: list[str] = []
+        migrating = threads.submit(
+            upgrade, dsn, pace=Pace(tell=said.append, lock_timeout_seconds=0.05)
+        )
+        wait_for(lambda: said or migrating.done())
+        upkeep.commit()
+        migrating.result(timeout=20)
+        conn.execute("select forebay.configure('reserve_rows', 80000000)")
+        assert one(conn, "select forebay.extend_v1()") > 0
+        missing = conn.execute(
+            "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
+            " where i.inhparent = 'forebay.log'::regclass and not exists (select from pg_attribute a"
+            " where a.attrelid = c.oid and a.attname = 'source')"
+        ).fetchall()
+        assert not missing
+
+
+def test_segments_are_not_made_while_a_migration_alters_the_log(database, release):
+    """
+    The upkeep and a migration take turns; segments from before and from after have the new column.
+    """
+    make_segments_meanwhile(database, release)
+
+
+def test_upkeep_pauses_and_does_not_wait(database, release):
+    """
+    Upkeep that would make or empty segments while a migration is at work returns at once, and finds its turn later.
+    """
+    (step,) = release(ADD_COLUMN)
+    with psycopg.connect(database) as migrator, connect(database) as conn:
+        conn.execute("select forebay.configure('reserve_rows', 70000000)")
+        with migrator.transaction():
+            for _ in stepping.run_step(migrator, step, 1.0, 5.0):
+                pass
+            assert one(conn, "select forebay.extend_v1()") == 0
+            assert one(conn, "select forebay.retain_v1()") is None
+        assert one(conn, "select forebay.extend_v1()") > 0
