@@ -60,6 +60,7 @@ _OLD_SECONDS: Final = 1.0
 
 _POLL_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 10.0
+_TELL_SEGMENT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +223,14 @@ class Stepper:
 
     def _apply(self, step: Migration) -> bool:
         """Apply one migration as soon as its locks are granted; False when another migrator did."""
-        if step.is_outside:
-            return self._apply_outside(step)
         until = time.monotonic() + self._pace.patience_seconds
         told_at = -_TELL_SECONDS
         for seconds in self._pace.attempts():
             waited_for = holder_of(self._conn, step.locks)
             if waited_for is None:
                 try:
+                    if step.is_outside:
+                        return self._apply_outside(step)
                     return self._attempt(step, seconds)
                 except NotGrantedError:
                     waited_for = holder_of(self._conn, step.locks, older_than_seconds=0.0)
@@ -264,16 +265,25 @@ class Stepper:
                 with self._conn.transaction(force_rollback=True):
                     self._conn.execute(_require_gone(step))
             with _builder(self._conn) as builder:
-                segments = _segments(builder) if step.is_per_segment else [None]
-                for place, segment in enumerate(segments, 1):
-                    if segment is not None:
-                        self._pace.tell(
-                            f"{step.version:04} {step.name}: segment {place} of {len(segments)}"
-                        )
-                    for statement in step.statements(segment):
-                        builder.execute(statement)
+                self._build(step, builder)
             self._conn.execute(recording([step]))
         return True
+
+    def _build(self, step: Migration, builder: psycopg.Connection[Any]) -> None:
+        segments = _segments(builder) if step.is_per_segment else [None]
+        told_at = time.monotonic()
+        for place, segment in enumerate(segments, 1):
+            if time.monotonic() >= told_at + _TELL_SEGMENT_SECONDS:
+                told_at = time.monotonic()
+                self._pace.tell(
+                    f"{step.version:04} {step.name}: segment {place} of {len(segments)}"
+                )
+            for statement in step.statements(segment):
+                try:
+                    builder.execute(statement)
+                except psycopg.errors.DeadlockDetected as error:
+                    # With one that lost its migrator and has not noticed yet.
+                    raise NotGrantedError from error
 
 
 def pending_migrations(conn: psycopg.Connection[Any]) -> list[Migration]:

@@ -1,0 +1,5 @@
+-- And so do those that exist.
+-- for each segment
+
+drop index concurrently if exists forebay.log_{segment}_tag;
+create index concurrently log_{segment}_tag on forebay.log_{segment} (tag) where tag is not null;
