@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from forebay.db import stepping
 from forebay.db.migrate import Pace, migrate, migration_sql, upgrade
 from forebay.db.own import run_own
 from forebay.errors import SchemaError
@@ -15,9 +16,13 @@ from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, required_version
 from tests.support.broken_twin import break_function, violation
 from tests.support.engine import connect, one
+from tests.support.next_release import next_migrations
 from tests.support.waiting import wait_for
 
-PRE = ("claim_v2", "create function forebay.claim_v2() returns int language sql as 'select 2';")
+PRE = (
+    "claim_v2",
+    "create function forebay.claim_v2() returns int language plpgsql as 'begin return 2; end';",
+)
 POST = ("post_drop_v1", "drop function forebay.missing_batches_v1(bigint, bigint[]);")
 LATER = ("more", "create table forebay.more (id bigint);")
 
@@ -201,3 +206,71 @@ def test_in_somebody_elses_transaction_and_as_a_script_it_is_held_back_too(datab
         one(conn, "select forebay.close_lease_v1(%s)", lease)
         conn.execute(script)
     assert run_own(database, schema_version()) == post.version
+
+
+def drop_what_a_statement_uses(dsn: str, release) -> None:
+    """Take away a function, in a post migration, while a statement is about to call it."""
+    _, post = release(PRE, ("post_drop_v2", "drop function forebay.claim_v2();"))
+    migrate(dsn, only_pre=True)
+    said: list[str] = []
+    with connect(dsn) as conn, connect(dsn) as watcher, ThreadPoolExecutor(2) as threads:
+        conn.execute("set application_name = 'report'")
+        calling = threads.submit(
+            one, conn, "select forebay.claim_v2() + s.n from (select 0 as n, pg_sleep(2)) s"
+        )
+        wait_for(
+            lambda: watcher.execute(
+                "select from pg_stat_activity where application_name = 'report' and state = 'active'"
+                " and query like '%pg_sleep%'"
+            ).fetchall()
+        )
+        upgrading = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        assert calling.result(timeout=20) == 2
+        assert upgrading.result(timeout=20).applied == [post]
+    assert "(report) runs a statement that began" in said[0]
+
+
+def test_a_post_migration_waits_for_statements_that_began_before_it(database, release):
+    """
+    A statement may be within a function as it was a moment ago, or about to call one: it ends first, and is named.
+    """
+    drop_what_a_statement_uses(database, release)
+
+
+def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch):
+    """
+    The twin that does not wait takes away a function from under a statement that was prepared to call it.
+    """
+    monkeypatch.setattr(stepping, "caller_since", lambda *_, **__: None)
+    with violation(psycopg.Error):
+        drop_what_a_statement_uses(database, release)
+
+
+def test_a_public_function_gains_a_parameter_under_statements_that_call_it(database, release):
+    """
+    ``forebay._set_aside``: a statement that began with the old function goes on with it, and the next one finds the new
+    one; there are never two to choose from, and never none.
+    """
+    name, text = next(step for step in next_migrations() if step[0] == "source_of_an_enqueue")
+    release((name, text))
+    with connect(database) as conn, connect(database) as watcher, ThreadPoolExecutor(1) as threads:
+        for _ in range(8):  # until the statement is prepared
+            conn.execute("select forebay.enqueue(%s, '{}')", ["work"])
+        calling = threads.submit(
+            one,
+            conn,
+            "select count(forebay.enqueue('work', '{}')) from generate_series(1, 3) n, pg_sleep(0.5)",
+        )
+        wait_for(
+            lambda: watcher.execute(
+                "select from pg_stat_activity where state = 'active' and query like '%pg_sleep(0.5)%'"
+                " and pid <> pg_backend_pid()"
+            ).fetchall()
+        )
+        assert len(migrate(database)) == 1
+        assert not calling.done()
+        assert calling.result(timeout=10) == 3
+        for _ in range(8):
+            conn.execute("select forebay.enqueue(%s, '{}')", ["work"])
+        conn.execute("select forebay.enqueue('work', '{}', source => 'shop')")
+        assert one(conn, "select count(*) from forebay.log") == 20

@@ -8,6 +8,9 @@ its transaction ends. So a migration names the tables it alters, and
 - from then on the transaction has a few seconds, or is rolled back;
 - all of this is shorter than ``deadlock_timeout``: in a deadlock it is the migration that gives way.
 
+A post migration takes away what the functions of a moment ago may still be using: it waits for every statement that
+began before it. One that copies rows waits for transactions as well, which may have written in the old way.
+
 Upkeep that makes or empties segments pauses meanwhile. Indexes on large tables are built outside of a transaction;
 a second connection does that, while this one keeps other migrators away with a transaction that holds nothing else.
 
@@ -22,6 +25,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -225,8 +229,11 @@ class Stepper:
         """Apply one migration as soon as its locks are granted; False when another migrator did."""
         until = time.monotonic() + self._pace.patience_seconds
         told_at = -_TELL_SECONDS
+        (began_at,) = _row(self._conn, "select clock_timestamp()")
         for seconds in self._pace.attempts():
             waited_for = holder_of(self._conn, step.locks)
+            if waited_for is None and (step.is_post or step.is_after_all):
+                waited_for = caller_since(self._conn, began_at, writers=step.is_after_all)
             if waited_for is None:
                 try:
                     if step.is_outside:
@@ -424,6 +431,43 @@ def holder_of(
         who = f"pid {pid} ({', '.join(filter(None, (application, state)))})"
     return Holder(who, mode, relation, seconds)
 
+
+def caller_since(
+    conn: psycopg.Connection[Any], began_at: datetime, *, writers: bool = False
+) -> str | None:
+    """Return whose statement has been running since before some time; None when all have ended.
+
+    It may be within a function as it was before the last migration, and about to use what the next one takes away.
+
+    Args:
+        conn: the connection.
+        began_at: that time.
+        writers: look also for transactions that have written something, whatever they do now.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(_CALLER, {"began_at": began_at, "writers": writers}).fetchone()
+    if row is None:
+        return None
+    who, runs, seconds = row
+    what = "runs a statement" if runs else "has a transaction"
+    return f"{who} {what} that began {human_duration(seconds)} ago"
+
+
+_CALLER: Final = """
+select format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')), s.runs,
+       extract(epoch from clock_timestamp() - case when s.runs then a.query_start else a.xact_start end)::float8
+from pg_stat_activity a
+cross join lateral (
+    select a.state in ('active', 'fastpath function call') and a.query_start < %(began_at)s as runs) s
+where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
+  and (s.runs or %(writers)s and a.backend_xid is not null and a.xact_start < %(began_at)s)
+union all
+select format('prepared transaction %%L', p.gid), false, extract(epoch from clock_timestamp() - p.prepared)::float8
+from pg_prepared_xacts p
+where %(writers)s and p.database = current_database() and p.prepared < %(began_at)s
+order by 3 desc
+limit 1
+"""
 
 _HOLDER: Final = """
 select l.pid, p.gid, a.application_name, a.state,

@@ -12,8 +12,11 @@ A file says in its name and in its first comments how it is to be applied:
     Tables that it alters. They are locked at its beginning, within a short time or not at all.
 ``-- outside a transaction``
     Its statements are committed one by one, as ``create index concurrently`` demands, and can be repeated.
+``-- after all that has begun``
+    It waits for statements and writing transactions that began before it, as what copies rows must that those may
+    still be writing in the old way.
 ``-- for each segment``
-    The same, once for each segment of the log, whose number replaces ``{segment}``.
+    As outside a transaction, once for each segment of the log, whose number replaces ``{segment}``.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ _FILE_NAME: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _HEAD: Final = re.compile(r"\A(?:--.*\n|\s*\n)*")
 _LOCKS: Final = re.compile(r"^-- locks: (.+)$", re.MULTILINE)
 _OUTSIDE: Final = re.compile(r"^-- outside a transaction$", re.MULTILINE)
+_AFTER_ALL: Final = re.compile(r"^-- after all that has begun$", re.MULTILINE)
 _PER_SEGMENT: Final = re.compile(r"^-- for each segment$", re.MULTILINE)
 _TABLE: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _SEGMENT: Final = "{segment}"
@@ -70,6 +74,11 @@ class Migration:
     def is_outside(self) -> bool:
         """Whether its statements are committed one by one."""
         return bool(_OUTSIDE.search(self._head)) or self.is_per_segment
+
+    @property
+    def is_after_all(self) -> bool:
+        """Whether it waits for writing transactions that began before it, and not for statements only."""
+        return bool(_AFTER_ALL.search(self._head))
 
     @property
     def is_per_segment(self) -> bool:

@@ -1,4 +1,4 @@
--- A column that moves to a table of its own: written to both, and copied.
+-- A column that moves to a table of its own: written to both from now on.
 
 create table forebay.failure_trace (
     job_id    bigint not null,
@@ -8,17 +8,18 @@ create table forebay.failure_trace (
     primary key (job_id, group_id, failed_at)
 );
 
-do $$
-begin
-    execute replace(
-        pg_get_functiondef('forebay._note_failure(forebay.log, bigint, integer, text, jsonb, text)'::regprocedure),
-        'insert into forebay.failure (',
-        'insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
-         values (coalesce(p_row.job_id, p_row.seq), p_group_id, forebay._now(), left(p_error ->> ''traceback'', 16384));
-         insert into forebay.failure (');
-end
+create or replace function forebay._note_failure(
+    p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
+returns void
+language sql volatile
+as $$
+    with noted as (
+        insert into forebay.failure (
+            job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker)
+        values (
+            coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
+            left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker)
+        returning job_id, group_id, failed_at, traceback)
+    insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
+    select n.job_id, n.group_id, n.failed_at, n.traceback from noted n
 $$;
-
-insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
-select f.job_id, f.group_id, f.failed_at, f.traceback from forebay.failure f
-on conflict do nothing;
