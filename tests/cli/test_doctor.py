@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import replace
 
 import psycopg
 import pytest
 
 from forebay.db.examine import read_catalog
-from forebay.ops.doctor import CHECKS, Level, judge_drift
+from forebay.ops.doctor import CHECKS, Level, _schema, judge_drift
 from forebay.ops.doctor import _server as server_checks
 from forebay.ops.doctor import _snapshots as snapshot_checks
 from forebay.policy.holders import Holder
-from forebay.sql import expected_catalog, latest_version
+from forebay.sql import expected_catalog, latest_version, loader, migrations
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
 from tests.support.waiting import wait_for
 
@@ -205,7 +206,7 @@ def test_many_differences_are_counted_not_listed():
         (f"delete from forebay.schema_migration where version = {latest_version()}", "too old"),
         (
             """insert into forebay.schema_migration (version, name, checksum)
-            values (999, 'later', repeat('0', 64))""",
+            values (999, 'post_later', repeat('0', 64))""",
             "too new",
         ),
         (
@@ -227,6 +228,33 @@ def test_another_version_of_the_schema_is_an_error(findings, conn, change, said)
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"error"}
     assert said in text(schema)
+
+
+def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, monkeypatch):
+    """
+    A newer schema that still serves this library, pending post migrations, and workers made for another version
+    are said, and are no error.
+    """
+    conn.execute(
+        "insert into forebay.schema_migration (version, name, checksum) values (%s, 'later', repeat('0', 64))",
+        [latest_version() + 1],
+    )
+    conn.execute("select forebay.open_lease_v1('shop-1:4711', 30, 5, %s)", [latest_version() + 1])
+    found = findings()
+    schema = [item for item in found if item["check"] == "schema"]
+    assert levels(schema) == {"notice"}
+    assert "is still served" in text(schema)
+    assert f"shop-1:4711 ({latest_version() + 1})" in text(found)
+
+    conn.execute("delete from forebay.schema_migration where version > %s", [latest_version()])
+    steps = list(migrations())
+    last = steps[-1]
+    steps.append(replace(last, version=last.version + 1, name="post_later"))
+    for module in (loader, _schema):
+        monkeypatch.setattr(module, "migrations", lambda: tuple(steps))
+    schema = [item for item in findings() if item["check"] == "schema"]
+    assert levels(schema) == {"notice"}
+    assert f"pending: {last.version + 1:04} post_later" in text(schema)
 
 
 def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):

@@ -135,20 +135,38 @@ def test_a_forgotten_prepared_transaction_is_named_too(database, release):
     assert "prepared transaction 'old'" in str(caught.value.detail)
 
 
+def lock_crosswise(dsn: str, release) -> None:
+    """Hold what a migration wants, and then want what it holds."""
+    (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
+    said: list[str] = []
+    waiting = (
+        "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass"
+    )
+    with psycopg.connect(dsn) as other, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
+        other.execute("lock table forebay.log in row exclusive mode")
+        migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        wait_for(lambda: said or one(conn, waiting))
+        other.execute("lock table forebay.lane in row exclusive mode")
+        other.commit()
+        assert migrating.result(timeout=20).applied == [step]
+
+
 def test_in_a_deadlock_the_migration_gives_way(database, release):
     """
     Who holds what the migration wants and wants what it holds is served: the migration lets go before a deadlock is
     found, and comes back.
     """
-    (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
-    said: list[str] = []
-    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as threads:
-        other.execute("lock table forebay.log in row exclusive mode")
-        migrating = threads.submit(upgrade, database, pace=Pace(tell=said.append))
-        wait_for(lambda: said)
-        other.execute("lock table forebay.lane in row exclusive mode")
-        other.commit()
-        assert migrating.result(timeout=20).applied == [step]
+    lock_crosswise(database, release)
+
+
+def test_with_longer_attempts_the_other_one_would_fail(database, release, monkeypatch):
+    """
+    The twin that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.
+    """
+    monkeypatch.setattr(stepping, "_DEADLOCK_SHARE", 100)
+    monkeypatch.setattr(Pace, "attempts", lambda self: iter([15.0] * 10))
+    with violation(psycopg.errors.DeadlockDetected):
+        lock_crosswise(database, release)
 
 
 def test_locks_are_not_held_for_longer_than_said(database, release):
@@ -165,21 +183,16 @@ def test_locks_are_not_held_for_longer_than_said(database, release):
         assert one(conn, "select forebay.schema_version()") == latest_version() - 1
 
 
-def make_segments_meanwhile(dsn: str, release) -> None:
-    """Add a column while a worker's upkeep makes segments."""
-    release(ADD_COLUMN)
-    with psycopg.connect(dsn) as upkeep, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
+def upkeep_meanwhile(dsn: str, release) -> None:
+    """Call the upkeep that makes and empties segments while a migration is in its transaction."""
+    (step,) = release(ADD_COLUMN)
+    with psycopg.connect(dsn) as migrator, connect(dsn) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
-        upkeep.execute("begin")
-        assert one(upkeep, "select forebay.extend_v1()") > 0
-        said: list[str] = []
-        migrating = threads.submit(
-            upgrade, dsn, pace=Pace(tell=said.append, lock_timeout_seconds=0.05)
-        )
-        wait_for(lambda: said or migrating.done())
-        upkeep.commit()
-        migrating.result(timeout=20)
-        conn.execute("select forebay.configure('reserve_rows', 80000000)")
+        with migrator.transaction():
+            for _ in stepping.run_step(migrator, step, 1.0, 5.0):
+                pass
+            assert one(conn, "select forebay.extend_v1()") == 0
+            assert one(conn, "select forebay.retain_v1()") is None
         assert one(conn, "select forebay.extend_v1()") > 0
         missing = conn.execute(
             "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
@@ -189,23 +202,69 @@ def make_segments_meanwhile(dsn: str, release) -> None:
         assert not missing
 
 
-def test_segments_are_not_made_while_a_migration_alters_the_log(database, release):
-    """
-    The upkeep and a migration take turns; segments from before and from after have the new column.
-    """
-    make_segments_meanwhile(database, release)
-
-
 def test_upkeep_pauses_and_does_not_wait(database, release):
     """
-    Upkeep that would make or empty segments while a migration is at work returns at once, and finds its turn later.
+    Upkeep that would make or empty segments while a migration is at work returns at once, and finds its turn later;
+    segments from before and from after have the new column.
+    """
+    upkeep_meanwhile(database, release)
+
+
+def test_without_its_keys_upkeep_would_wait_and_fail(database, release, monkeypatch):
+    """
+    The twin that does not take the upkeep's keys lets it run into the migration's locks.
+    """
+    monkeypatch.setattr(stepping, "_UPKEEP_KEYS", ())
+    with violation(psycopg.errors.LockNotAvailable):
+        upkeep_meanwhile(database, release)
+
+
+def test_a_migration_waits_while_segments_are_made(database, release):
+    """
+    Making segments is not cut off by a migration either: it waits for its turn, within its patience.
     """
     (step,) = release(ADD_COLUMN)
-    with psycopg.connect(database) as migrator, connect(database) as conn:
+    said: list[str] = []
+    with psycopg.connect(database) as upkeep, connect(database) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
-        with migrator.transaction():
-            for _ in stepping.run_step(migrator, step, 1.0, 5.0):
-                pass
-            assert one(conn, "select forebay.extend_v1()") == 0
-            assert one(conn, "select forebay.retain_v1()") is None
-        assert one(conn, "select forebay.extend_v1()") > 0
+        assert one(upkeep, "select forebay.extend_v1()") > 0
+        with ThreadPoolExecutor(1) as threads:
+            migrating = threads.submit(upgrade, database, pace=Pace(tell=said.append))
+            wait_for(lambda: said)
+            upkeep.commit()
+            assert migrating.result(timeout=20).applied == [step]
+
+
+def copy_rows_meanwhile(dsn: str, release, copy: str) -> None:
+    """Begin to write rows twice and copy what is there, while somebody has written a row in the old way."""
+    release(
+        ("twice", "create table forebay.copied (job_id bigint primary key);"),
+        ("copy", f"{copy}insert into forebay.copied select job_id from forebay.failure;"),
+    )
+    with psycopg.connect(dsn) as writer, ThreadPoolExecutor(1) as threads:
+        writer.execute(
+            "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
+            " values (1, 1, now(), 1, now(), 'retried')"
+        )
+        said: list[str] = []
+        migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        wait_for(lambda: said or migrating.done())
+        writer.commit()
+        migrating.result(timeout=20)
+    with connect(dsn) as conn:
+        assert one(conn, "select count(*) from forebay.copied") == 1
+
+
+def test_rows_are_copied_when_all_have_ended_that_wrote_in_the_old_way(database, release):
+    """
+    A migration that says so waits for writing transactions that began before it.
+    """
+    copy_rows_meanwhile(database, release, "-- after all that has begun\n")
+
+
+def test_without_waiting_for_them_a_row_would_be_missed(database, release):
+    """
+    The twin that does not wait copies before the last row of the old way is committed.
+    """
+    with violation():
+        copy_rows_meanwhile(database, release, "")

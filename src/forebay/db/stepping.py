@@ -55,6 +55,9 @@ _OLDER_RUN: Final = "JQ020"
 #: How long others may have to wait behind an attempt to get a lock.
 LOCK_TIMEOUT_SECONDS: Final = 0.5
 
+#: An attempt takes at most so much of deadlock_timeout.
+_DEADLOCK_SHARE: Final = 0.5
+
 #: The first attempt to get a lock; the pause after each is so many times as long.
 _FIRST_ATTEMPT_SECONDS: Final = 0.05
 _PAUSE_FACTOR: Final = 10
@@ -342,7 +345,7 @@ def run_step(
     (deadlock_millis,) = _row(
         conn, "select setting::float8 from pg_settings where name = 'deadlock_timeout'"
     )
-    seconds = min(seconds, deadlock_millis / 2000)
+    seconds = min(seconds, deadlock_millis / 1000 * _DEADLOCK_SHARE)
     began = time.monotonic()
     held_until = None
     try:

@@ -4,6 +4,7 @@ from forebay.sql.catalog import expected_catalog
 from forebay.sql.loader import (
     Migration,
     checksum,
+    is_post,
     latest_version,
     migrations,
     required_version,
@@ -14,6 +15,7 @@ __all__ = [
     "Migration",
     "checksum",
     "expected_catalog",
+    "is_post",
     "latest_version",
     "migrations",
     "required_version",

@@ -62,7 +62,7 @@ class Migration:
     @property
     def is_post(self) -> bool:
         """Whether it takes away what code of the release before calls."""
-        return self.name.startswith("post_")
+        return is_post(self.name)
 
     @property
     def locks(self) -> tuple[str, ...]:
@@ -122,6 +122,11 @@ def migrations() -> tuple[Migration, ...]:
         problem = step.problem()
         assert problem is None, f"migration {step.version} {problem}"
     return tuple(found)
+
+
+def is_post(name: str) -> bool:
+    """Return whether a migration of that name takes away what code of the release before calls."""
+    return name.startswith("post_")
 
 
 def checksum(text: str) -> str:

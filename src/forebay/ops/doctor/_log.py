@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.ops.doctor._finding import Finding, Level, counted, human_bytes
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
+from forebay.sql import latest_version
 
 if TYPE_CHECKING:
     from forebay.ops.operation import Rows
@@ -202,7 +203,7 @@ def _retention_remedy(held_by: str) -> str:
 _LEASES_SQL: Final = """
 select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
        extract(epoch from clock_timestamp() - h.beat_at)::float8, l.suspect_seconds, l.lease_seconds,
-       coalesce(j.jobs, 0)::bigint
+       coalesce(j.jobs, 0)::bigint, l.version
 from forebay.lease l
 left join lateral (select b.beat_at from forebay.heartbeat b
                    where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
@@ -228,11 +229,20 @@ def leases() -> Operation[list[Finding]]:
 def _judge_leases(rows: Rows) -> list[Finding]:
     found = []
     alive = []
-    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs in rows:
-        facts = {"lease": lease, "worker": worker, "silent_seconds": silent, "jobs": jobs}
+    others = []
+    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version in rows:
+        facts = {
+            "lease": lease,
+            "worker": worker,
+            "silent_seconds": silent,
+            "jobs": jobs,
+            "version": version,
+        }
         # Of many idle workers each says so seldom.
         if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
             alive.append((worker, jobs))
+            if version != latest_version():
+                others.append((worker, version))
             continue
         length = "for ever" if silent is None else f"for {human_duration(silent)}"
         what = f"worker {worker} is silent {length}, with {counted(jobs, 'job')}"
@@ -254,6 +264,21 @@ def _judge_leases(rows: Rows) -> list[Finding]:
         "alive": [{"worker": worker, "jobs": jobs} for worker, jobs in alive],
         "silent": len(found),
     }
+    if others:
+        known = latest_version()
+        listed = ", ".join(f"{worker} ({version or 'unknown'})" for worker, version in others[:5])
+        if len(others) > 5:
+            listed += f" and {len(others) - 5} more"
+        found.append(
+            Finding(
+                "workers",
+                Level.NOTICE,
+                f"{counted(len(others), 'worker')} made for another version than this library's"
+                f" {known}: {listed}",
+                "Both run side by side; post migrations wait for the last older one.",
+                {"others": [{"worker": worker, "version": version} for worker, version in others]},
+            )
+        )
     if alive:
         running = sum(jobs for _, jobs in alive)
         what = f"{counted(len(alive), 'worker')} alive, holding {counted(running, 'job')}"

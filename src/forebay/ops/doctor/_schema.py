@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import SchemaError
 from forebay.ops.doctor._finding import Finding, Level, counted
 from forebay.ops.operation import Operation
-from forebay.sql import expected_catalog, latest_version, migrations
+from forebay.sql import expected_catalog, is_post, latest_version, migrations, required_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -241,9 +241,19 @@ def _judge_applied(rows: Rows) -> list[Finding]:
     found = max((version for version, *_ in rows), default=0)
     needed = latest_version()
     facts = {"version": found, "needed": needed}
-    if found != needed:
+    served_from = max((version for version, name, *_ in rows if is_post(name)), default=0)
+    if found < required_version() or served_from > needed:
         error = SchemaError(found=found or None, needed=needed)
         return [Finding("schema", Level.ERROR, error.message, error.hint, facts)]
+    if found > needed:
+        what = f"version {found}, newer than this library, which knows {needed} and is still served"
+        remedy = "Nothing is wrong; upgrade the library before the next migration."
+        return [Finding("schema", Level.NOTICE, what, remedy, facts)]
+    if found < needed:
+        pending = [f"{step.version:04} {step.name}" for step in migrations()[found:]]
+        what = f"version {found}, which is enough; pending: {', '.join(pending)}"
+        remedy = "Run `forebay migrate` when the last process of the version before has ended."
+        return [Finding("schema", Level.NOTICE, what, remedy, facts)]
     ours = {step.version: step.checksum for step in migrations()}
     differing = [name for version, name, checksum, _ in rows if ours.get(version) != checksum]
     if differing:

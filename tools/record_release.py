@@ -1,0 +1,35 @@
+"""Record what a release brings: tests/migration/released.json. Run it once, when the release is made."""
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from forebay.db.migrate import migrate
+from forebay.embedded import temporary_server
+from forebay.sql import migrations
+from tests.support.released import PATH, protocol, released
+
+
+def main() -> None:
+    """Migrate an empty server and add what is there under the version of this library."""
+    release = version("forebay")
+    record = released()
+    if release in record:
+        sys.exit(f"{release} is recorded already; what was released never changes")
+    with temporary_server(extra_settings={"fsync": "off"}) as server:
+        migrate(server.dsn())
+        record[release] = {
+            "migrations": {
+                f"{step.version:04}_{step.name}": step.checksum for step in migrations()
+            },
+            "protocol": protocol(server.dsn()),
+        }
+    PATH.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{PATH}: {release}, {len(record[release]['protocol'])} functions")
+
+
+if __name__ == "__main__":
+    main()
