@@ -139,9 +139,7 @@ def lock_crosswise(dsn: str, release) -> None:
     """Hold what a migration wants, and then want what it holds."""
     (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
     said: list[str] = []
-    waiting = (
-        "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass"
-    )
+    waiting = "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass and waitstart < clock_timestamp() - interval '1.2 s'"  # fmt: skip
     with psycopg.connect(dsn) as other, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
         other.execute("lock table forebay.log in row exclusive mode")
         migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))

@@ -82,10 +82,11 @@ def test_migrations_of_the_next_release_say_what_they_lock(database, release):
     ]
 
 
-def test_the_command_prints_it_for_people_and_for_programs(database, release, capsys):
+def test_the_command_prints_it_for_people_and_for_programs(database, release, capsys, monkeypatch):
     """
     ``--rehearse`` changes nothing, names the workers a post migration waits for, and ends with the longest lock.
     """
+    monkeypatch.setenv("COLUMNS", "160")
     with connect(database) as conn:
         one(conn, "select forebay.open_lease_v1('shop-1:4711', 30, 5, 3)")
     steps = release(*next_migrations())

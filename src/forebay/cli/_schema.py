@@ -180,7 +180,14 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
         out.print(f"a first installation of {len(done.steps)} migrations: nobody is there to wait")
         return
     rows = table(
-        "migration", "takes", "locks", "mode", "held", "makes wait", right=("takes", "held")
+        "migration",
+        "takes",
+        "locks",
+        "mode",
+        "held",
+        "makes wait",
+        right=("takes", "held"),
+        loose=("migration", "locks", "makes wait"),
     )
     for step in done.steps:
         title = _title(step.migration)
