@@ -39,7 +39,10 @@ def test_locks_are_told_with_their_length_and_nothing_is_left(database, release)
     assert 0.2 <= lock.seconds < 2
     assert first.locks[0].seconds < 0.2  # the real one commits before the second begins
     with connect(database) as conn:
-        assert not one(conn, "select count(*) from pg_attribute where attname = 'source'")
+        assert not one(
+            conn,
+            "select count(*) from pg_attribute where attrelid = 'forebay.log'::regclass and attname = 'source'",
+        )
     assert len(migrate(database)) == 2
 
 

@@ -12,6 +12,8 @@ from typing import Any, Self
 import psycopg
 from psycopg.rows import dict_row
 
+from forebay.sql import latest_version
+
 Row = dict[str, Any]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -176,10 +178,11 @@ class Reader:
         """Take a new lease and begin to count claims anew."""
         self.lease_id = one(
             self.conn,
-            "select forebay.open_lease_v1(%s, %s, %s)",
+            "select forebay.open_lease_v1(%s, %s, %s, %s)",
             f"{self.group}@test",
             float(self.lease_seconds),
             float(self.suspect_seconds),
+            latest_version(),
         )
         self.claim_no = 0
         self.open_claims = set()

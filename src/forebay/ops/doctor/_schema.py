@@ -70,8 +70,8 @@ part (is_leaf, object, definition) as (
     from relation r join pg_sequence q on q.seqrelid = r.oid
     where r.name !~ '^post_[1-9]\d*$'
     union all
-    select p.proname ~ '^_(read|moved|take|read_keyed|fetch)_\d+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch)_\d+$', '\1_#'),
+    select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_\d+$',
+           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_arrivals)_\d+$', '\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
            md5(concat_ws('|',
                          -- A claim's own function for a segment also has its border, its number and the seal before.

@@ -218,7 +218,7 @@ begin
     -- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
     -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
     execute format($arrivals$
-        create function forebay._arrivals_%1$s(
+        create or replace function forebay._arrivals_%1$s(
             p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
         language plpgsql stable
         as $body$
