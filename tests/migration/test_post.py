@@ -256,19 +256,20 @@ def test_a_public_function_gains_a_parameter_under_statements_that_call_it(datab
     with connect(database) as conn, connect(database) as watcher, ThreadPoolExecutor(1) as threads:
         for _ in range(8):  # until the statement is prepared
             conn.execute("select forebay.enqueue(%s, '{}')", ["work"])
+        watcher.execute("select pg_advisory_lock(4711)")
         calling = threads.submit(
             one,
             conn,
-            "select count(forebay.enqueue('work', '{}')) from generate_series(1, 3) n, pg_sleep(0.5)",
+            "select count(forebay.enqueue('work', '{}')) from generate_series(1, 3) n, pg_advisory_xact_lock(4711) l",
         )
         wait_for(
             lambda: watcher.execute(
-                "select from pg_stat_activity where state = 'active' and query like '%pg_sleep(0.5)%'"
-                " and pid <> pg_backend_pid()"
+                "select from pg_locks where locktype = 'advisory' and objid = 4711 and not granted"
             ).fetchall()
         )
         assert len(migrate(database)) == 1
         assert not calling.done()
+        watcher.execute("select pg_advisory_unlock(4711)")
         assert calling.result(timeout=10) == 3
         for _ in range(8):
             conn.execute("select forebay.enqueue(%s, '{}')", ["work"])
