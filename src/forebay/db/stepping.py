@@ -234,7 +234,7 @@ class Stepper:
         told_at = -_TELL_SECONDS
         (began_at,) = _row(self._conn, "select clock_timestamp()")
         for seconds in self._pace.attempts():
-            waited_for = holder_of(self._conn, step.locks)
+            waited_for: object | None = holder_of(self._conn, step.locks)
             if waited_for is None and (step.is_post or step.is_after_all):
                 waited_for = caller_since(self._conn, began_at, writers=step.is_after_all)
             if waited_for is None:
@@ -546,11 +546,12 @@ def _held_back(
 ) -> Upgraded:
     needed = required_version()
     if reason is None:
-        reason = SchemaError.from_sql(
+        left_out = SchemaError.from_sql(
             f"migration {steps[0].version} is a post migration and was left out",
             hint="Run it when the last process of the version before has ended.",
         )
-    assert isinstance(reason, SchemaError)
+        assert isinstance(left_out, SchemaError)
+        reason = left_out
     if steps[0].version <= needed:
         reason.detail = "\n".join(
             part
