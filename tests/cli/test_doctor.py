@@ -94,6 +94,7 @@ def test_a_lock_of_a_stranger_hides_one_check_only(findings, conn, database):
     assert levels(unseen) == {"notice"}
 
 
+@pytest.mark.direct  # logs in as another role
 def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, database):
     """
     What a role may not see is named, with the role that may.
@@ -287,15 +288,15 @@ def test_session_settings_that_stop_a_worker_are_found(findings, database, setti
     """
     What a new session gets counts, not what the doctor set for itself.
     """
-    name = database.rpartition("/")[2].partition("?")[0]
     with connect(database) as conn:
-        conn.execute(f"alter database {name} set {setting}")
+        conn.execute(f"alter database {conn.info.dbname} set {setting}")
     found = findings("timeouts")
     assert level in levels(found)
     assert said in text(found)
 
 
-def test_a_limit_for_transactions_is_judged_where_the_server_has_one(findings, conn, database):
+@pytest.mark.direct  # a database's settings are those of new sessions
+def test_a_limit_for_transactions_is_judged_where_the_server_has_one(findings, conn):
     """
     transaction_timeout came with PostgreSQL 17. Too short it cuts handlers off; long enough it ends
     what forgot its transaction, so that nothing more is asked for.
@@ -303,7 +304,7 @@ def test_a_limit_for_transactions_is_judged_where_the_server_has_one(findings, c
     if one(conn, "select current_setting('server_version_num')::int") < 170_000:
         assert "transaction_timeout" not in findings("timeouts")[0]["facts"]
         return
-    name = database.rpartition("/")[2].partition("?")[0]
+    name = conn.info.dbname
     conn.execute(f"alter database {name} set transaction_timeout = '5s'")
     found = findings("timeouts")
     assert "warning" in levels(found)
@@ -315,11 +316,11 @@ def test_a_limit_for_transactions_is_judged_where_the_server_has_one(findings, c
     assert "transaction_timeout is 2 h" in text(found)
 
 
-def test_commits_that_a_crash_takes_back_are_found(findings, conn, database):
+def test_commits_that_a_crash_takes_back_are_found(findings, conn):
     """
     Also where only one role or database is set so.
     """
-    name = database.rpartition("/")[2].partition("?")[0]
+    name = conn.info.dbname
     conn.execute(f"alter database {name} set synchronous_commit = off")
     found = findings("durability")
     assert "synchronous_commit is off" in text(found)

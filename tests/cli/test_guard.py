@@ -624,6 +624,7 @@ def role(conn):
     conn.execute(f"drop role {made}")
 
 
+@pytest.mark.direct  # logs in as another role
 def test_three_roles_are_enough_and_do_not_reach_superusers(guard, conn, database, role):
     """
     Of a superuser's session it is said that this role may not end it; the others are ended.
@@ -645,6 +646,7 @@ def test_three_roles_are_enough_and_do_not_reach_superusers(guard, conn, databas
         conn.execute("drop role tenant")
 
 
+@pytest.mark.direct  # logs in as another role
 def test_a_role_without_rights_learns_which_it_needs(command, guard, conn, database, role):
     """
     It sees that there is somebody, cannot say since when, and may not act.
