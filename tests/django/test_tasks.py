@@ -51,6 +51,7 @@ def test_a_task_runs(tasks):
         assert result.attempts == 1
         assert result.started_at <= result.finished_at
     assert tasks.add.get_result(results[0].id).kwargs == {"right": 2}
+    assert [result.return_value for result in results] == [3, None, None]
 
 
 def test_a_task_is_part_of_the_transaction(tasks):

@@ -4,7 +4,7 @@
 
 ``task.enqueue(...)`` writes a job in the transaction that Django has open; in autocommit it is committed at once. Each
 task is a kind of the project's application under its full name, so ``manage.py forebay worker`` runs it with the
-retries, leases and dead letters of any other. A function's return value is not kept.
+retries, leases and dead letters of any other.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class ForebayBackend(BaseTaskBackend):
         MAX_ATTEMPTS: attempts of each task in all; None leaves it to Forebay's settings. A task that must not run
             twice after a failure has 1.
         TIMEOUT: an attempt is stopped after so many seconds.
+        KEEP_RESULT: for how long ``return_value`` is kept, in seconds or as a timedelta; True for a week, False not at
+            all, which spares each task a row. Default True.
     """
 
     supports_defer = True
@@ -79,6 +81,7 @@ class ForebayBackend(BaseTaskBackend):
                 queue=task.queue_name,
                 max_attempts=self.options.get("MAX_ATTEMPTS"),
                 timeout=self.options.get("TIMEOUT"),
+                keep_result=self.options.get("KEEP_RESULT", True),
                 tag=f"task {self.alias}",
             )(_body(task, self))
 
@@ -110,7 +113,9 @@ class ForebayBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return how a task stands; its return value is not kept, and is None.
+        """Return how a task stands, with its errors and what it returned.
+
+        ``return_value`` is None also where it was not kept, is kept no longer, or is no JSON or too much of it.
 
         Raises:
             TaskResultDoesNotExist: there is no such job, or it is no task.
@@ -122,9 +127,12 @@ class ForebayBackend(BaseTaskBackend):
             args, kwargs = status.args["args"], status.args["kwargs"]
         except (JobNotFound, ImportError, KeyError, ValueError) as error:
             raise TaskResultDoesNotExist(result_id) from error
-        letters = client.dead_letters(job_id=status.job_id, conn=conn)
-        errors = [failure for letter in letters[:1] for failure in letter.errors]
-        return TaskResult(
+        history = [
+            entry
+            for entry in client.job_history(status.job_id, conn=conn)
+            if entry.group == status.group
+        ]
+        result = TaskResult(
             task=task,
             id=str(status.job_id),
             status=_STATUS.get(status.state, TaskResultStatus.FAILED),
@@ -140,10 +148,15 @@ class ForebayBackend(BaseTaskBackend):
                     exception_class_path=_class_path(failure.type),
                     traceback=failure.traceback or failure.message or "",
                 )
-                for failure in errors
+                for entry in history
+                for failure in entry.errors
             ],
             worker_ids=_attempts(status),
         )
+        for entry in history:
+            if entry.result is not None:
+                object.__setattr__(result, "_return_value", entry.result.value)
+        return result
 
 
 def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
