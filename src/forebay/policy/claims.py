@@ -61,6 +61,8 @@ def claim_size(
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
     >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=0.0001)
+    1000
+    >>> claim_size(9, concurrency=10, buffered=1200, chained=1200, mean_seconds=0.00005)
     0
     >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=5.0)
     9
@@ -70,9 +72,8 @@ def claim_size(
         most = rows_max
         if chained and chained * mean_seconds <= ahead_seconds:
             free_slots = 0
-            most = (
-                2 * rows_max
-            )  # Jobs that take turns in one slot are through before more have come.
+            # Jobs that take turns in one slot are through before more have come.
+            most = 2 * rows_max
         # Below a microsecond the quotient says nothing that rows_max does not.
         ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(most)))
     # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
