@@ -133,6 +133,7 @@ returns table (
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
 set enable_nestloop = off  -- Arrays of a thousand are joined with each other; a look-up by index, behind OFFSET 0, stays one.
+set jit = off
 as $$
     with last as materialized (
         select k.key, t.no, t.since, t.mark, t.is_suspect, t.rest_lanes, t.rest_seqs
@@ -207,6 +208,7 @@ create function forebay._take_keyed(
 returns forebay.log[]
 language plpgsql volatile
 set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
 as $$
 declare
     c          record;
@@ -600,6 +602,7 @@ $$;
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
 as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
@@ -633,6 +636,7 @@ create function forebay._kept_back(
 returns "char"[]
 language sql stable
 set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
 as $$
     with now as materialized (
         select u.place, u.code, u.nr from unnest(p_offsets, p_outcomes) with ordinality u (place, code, nr)

@@ -277,6 +277,7 @@ create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit in
 returns table (lane bigint, key bigint, desk bigint, most integer)
 language plpgsql stable
 set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
+set jit = off
 as $$
 #variable_conflict use_column
 begin
@@ -451,6 +452,7 @@ create function forebay._note_gate(
 returns void
 language plpgsql volatile
 set enable_nestloop = off
+set jit = off
 as $$
 begin
     with line as materialized (
