@@ -35,6 +35,7 @@ from forebay.model import (
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
+from forebay.sync import Sync
 
 __all__ = [
     "App",
@@ -60,6 +61,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "Sync",
     "Throttle",
     "TransactionContext",
     "Unique",

@@ -7,6 +7,7 @@ ForebayError
 ├── ForeignCluster            the data was copied from another cluster: claims wait for adopt
 ├── AdoptRefused              there is nothing to adopt
 ├── DatabaseUnavailable       the connection failed or was lost; try again
+├── TargetUnavailable         the target of a synchronisation cannot be asked now; try again
 ├── WrongConnection           what was passed as the connection is none, or of the other kind
 ├── TransactionStateError     this function runs alone, autocommitted, at READ COMMITTED
 ├── EnqueueError              the job was refused and nothing was written
@@ -82,6 +83,7 @@ __all__ = [
     "SchemaError",
     "ServerStartError",
     "SoftTimeout",
+    "TargetUnavailable",
     "TransactionStateError",
     "UnknownBatch",
     "UnknownKind",
@@ -279,6 +281,15 @@ class DatabaseUnavailable(ForebayError):
 
     def __init__(self, problem: str, *, detail: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"database unavailable: {problem}", detail=detail, hint=hint)
+
+
+class TargetUnavailable(ForebayError):
+    """The target of a synchronisation cannot be asked now; nothing is said about any item."""
+
+    retryable = True
+
+    def __init__(self, problem: str, *, detail: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"target unavailable: {problem}", detail=detail, hint=hint)
 
 
 class WrongConnection(ForebayError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 QUEUE_DEFAULT: Final = "default"
 
 #: A batch handler's jobs come from one claim.
-BATCH_SIZE_MAX: Final = 1000
+BATCH_SIZE_MAX: Final = 10_000
 
 #: How long results are kept where it is not said.
 KEEP_SECONDS_DEFAULT: Final = 7 * 86_400.0

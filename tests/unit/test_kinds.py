@@ -364,7 +364,7 @@ def test_a_handler_that_cannot_be_served_is_refused_when_declared(function):
         ("hard_timeout_seconds", {"hard_timeout_seconds": math.inf}),
         ("soft_timeout_seconds", {"soft_timeout_seconds": 9, "hard_timeout_seconds": 5}),
         ("batch size", {"batch_size": 0}),
-        ("batch size", {"batch_size": 1001}),
+        ("batch size", {"batch_size": 10_001}),
         ("retry", {"retry": 5}),
         ("one list", {"batch_size": 5}),
     ],

@@ -39,6 +39,7 @@ from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from forebay.db.callers import AsyncConnection, SyncConnection
+    from forebay.sync import Sync
     from forebay.worker import Stats, Worker
 
 T = TypeVar("T")
@@ -123,6 +124,8 @@ class App:
         self._retries_known = False
         self._encoders: dict[str, Callable[..., str]] = {}
         self._resources = Resources()
+        #: The synchronisations declared with this app, by name.
+        self.syncs: dict[str, Sync] = {}
         self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
 
     # --- declaring ---
@@ -225,7 +228,7 @@ class App:
         outcome, an exception for a failed one, or None for done. Raising fails all of them.
 
         Args:
-            size: most jobs of one call, 1 to 1000. A call never waits for more to arrive.
+            size: most jobs of one call, 1 to 10,000. A call never waits for more to arrive.
             name: see ``job``, as for all that follow.
             queue: ...
             priority: ...
@@ -291,6 +294,16 @@ class App:
             return factory
 
         return decorate
+
+    def add_sync(self, sync: Sync) -> None:
+        """Take up a synchronisation; called by ``Sync`` itself.
+
+        Raises:
+            ConfigError: there is another one of its name.
+        """
+        if sync.name in self.syncs:
+            raise ConfigError(f"sync {sync.name}", "is declared twice")
+        self.syncs[sync.name] = sync
 
     # --- producing ---
 

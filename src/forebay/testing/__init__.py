@@ -11,6 +11,8 @@ where a real worker runs until nothing is left. ``forebay.testing.plugin`` has p
     def test_a_welcome_is_sent(forebay_dsn):
         send_welcome.enqueue(...)
         run_until_idle(app, forebay_dsn)
+
+For targets of synchronisations there is a contract to be tested, and one that lies.
 """
 
 from forebay.testing._enqueued import (
@@ -22,8 +24,11 @@ from forebay.testing._enqueued import (
     enqueued_async,
 )
 from forebay.testing._running import run_until_idle, run_until_idle_async
+from forebay.testing._targets import LyingTarget, TargetContract
 
 __all__ = [
+    "LyingTarget",
+    "TargetContract",
     "assert_enqueued",
     "assert_enqueued_async",
     "assert_not_enqueued",

@@ -679,7 +679,8 @@ class Worker:
                 for kind in self._app.kinds
                 if kind.batch_size and kind.queue in self._weights
             ]
-            size = max([size, *sizes])
+            # One that is larger than a claim otherwise may be, was asked for by name.
+            return max([min(size, settings.claim_rows_max), *sizes])
         return min(size, settings.claim_rows_max)
 
     async def _claim_lane(

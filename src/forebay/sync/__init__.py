@@ -1,0 +1,36 @@
+"""Keeping a second store in step with the first: a search index, a cache, another database.
+
+A transaction that changes an item enqueues a job. The job compares the copy in the second store, the
+*target*, with the item in the first, the *source*, repairs it, and ends only when a later read of the
+target has shown it right. What must hold, and what a crash leaves: docs/design/reconcile.md.
+"""
+
+from forebay.sync._model import (
+    Compare,
+    Document,
+    Gone,
+    Id,
+    Rejected,
+    Seen,
+    Source,
+    Target,
+)
+from forebay.sync._postgres import PostgresTarget
+from forebay.sync._query import QuerySource
+from forebay.sync._sqlite import SQLiteTarget
+from forebay.sync._sync import Sync
+
+__all__ = [
+    "Compare",
+    "Document",
+    "Gone",
+    "Id",
+    "PostgresTarget",
+    "QuerySource",
+    "Rejected",
+    "SQLiteTarget",
+    "Seen",
+    "Source",
+    "Sync",
+    "Target",
+]

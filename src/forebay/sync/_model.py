@@ -1,0 +1,222 @@
+"""What passes between a source, a target and the reconciler."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from forebay.errors import ConfigError, InvalidJob, shown
+
+#: How an item is named in both stores.
+Id: TypeAlias = int | str
+
+ID_CHARACTERS_MAX: Final = 500
+VERSION_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An item as it shall be in the target.
+
+    Attributes:
+        id: its name in both stores.
+        version: grows with each change of the item, 0 to 2**63 - 2. An older one never overwrites a newer one.
+        body: what the target makes its copy of; for ours a mapping that has a JSON form.
+        digest: of the body; filled in for the target when copies are compared by hash.
+    """
+
+    id: Id
+    version: int
+    body: Any
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An item that is not, or not any more, to be in the target.
+
+    Attributes:
+        id: its name.
+        version: of its deletion, if the source knows it, as where a row is only flagged: a document of a higher version
+            may come back. None is above all versions: nothing comes back as long as the target remembers.
+    """
+
+    id: Id
+    version: int | None = None
+
+
+class Seen(NamedTuple):
+    """What a target says of its copy."""
+
+    version: int
+    digest: str | None = None
+
+
+class Rejected(Exception):  # noqa: N818 - a verdict on one item, by the target
+    """A target refused one item; the job is tried again, after longer and longer waits."""
+
+
+#: What a bulk call says of the items that it did not take; None or empty when it took all.
+Errors: TypeAlias = Mapping[Id, Exception | str] | None
+
+#: Whether a copy is right: by version, by hash of the body, or by a function of the document and what was seen.
+Compare: TypeAlias = Literal["version", "hash"] | Callable[[Document, Seen], bool]
+
+
+class Source(Protocol):
+    """The first store. Methods may be plain functions, which run in threads, or coroutine functions."""
+
+    def read(
+        self, ids: Sequence[Id], /
+    ) -> Iterable[Document | Gone] | Awaitable[Iterable[Document | Gone]]:
+        """Return what is committed of these items; one that is left out is gone."""
+
+    def scan(
+        self, after: Id | None, limit: int, /
+    ) -> Iterable[tuple[Id, int]] | Awaitable[Iterable[tuple[Id, int]]]:
+        """Return ids and versions of the next items in the order of their ids, at most so many."""
+
+
+class Target(Protocol):
+    """The second store. Methods may be plain functions, which run in threads, or coroutine functions.
+
+    A target may also have ``lag_seconds``, the time after which what it accepted can be read, and ``close``.
+    ``forebay.testing.TargetContract`` tests one.
+    """
+
+    def read(
+        self, ids: Sequence[Id], /
+    ) -> Mapping[Id, int | Seen] | Awaitable[Mapping[Id, int | Seen]]:
+        """Return the versions of those that are there."""
+
+    def write(self, documents: Sequence[Document], /) -> Errors | Awaitable[Errors]:
+        """Take documents over, but none for a newer one; return the errors of those it did not take.
+
+        To leave a newer copy or a newer deletion as it is, is no error.
+        """
+
+    def delete(self, gone: Sequence[Gone], /) -> Errors | Awaitable[Errors]:
+        """Remove copies and remember that, so that no older document brings one back; return errors likewise."""
+
+    def scan(
+        self, after: Id | None, until: Id | None, limit: int, /
+    ) -> Iterable[tuple[Id, int | Seen]] | Awaitable[Iterable[tuple[Id, int | Seen]]]:
+        """Return what is there behind one id and up to another, in the order of the ids, at most so many."""
+
+
+def checked_id(value: object) -> Id:
+    """Return an item's id as it goes into a job.
+
+    >>> checked_id(42), checked_id(UUID(int=1))
+    (42, '00000000-0000-0000-0000-000000000001')
+
+    Raises:
+        InvalidJob: it is neither a number, a text nor a UUID, or too long.
+    """
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidJob("id", f"must be a number, a text or a UUID, not {type(value).__name__}")
+    if isinstance(value, str) and not 0 < len(value) <= ID_CHARACTERS_MAX:
+        raise InvalidJob("id", f"must have 1 to {ID_CHARACTERS_MAX} characters: {shown(value)}")
+    return value
+
+
+def with_digest(document: Document) -> Document:
+    """Return a document with the digest of its body.
+
+    >>> first = with_digest(Document(1, 1, {"a": 1, "b": 2}))
+    >>> first.digest == with_digest(Document(1, 2, {"b": 2, "a": 1})).digest
+    True
+    """
+    if document.digest is not None:
+        return document
+    text = msgspec.json.encode(document.body, order="deterministic")
+    return replace(document, digest=hashlib.sha256(text).hexdigest())
+
+
+def rule_of(compare: Compare) -> Callable[[Document, Seen], bool]:
+    """Return the function that says whether a copy is right.
+
+    Raises:
+        ConfigError: it is none of the three forms.
+    """
+    if compare == "version":
+        return _same_version
+    if compare == "hash":
+        return _same_digest
+    if callable(compare):
+        return compare
+    raise ConfigError("compare", f'is {shown(compare)}, not "version", "hash" or a function')
+
+
+def _same_version(document: Document, seen: Seen) -> bool:
+    return document.version == seen.version
+
+
+def _same_digest(document: Document, seen: Seen) -> bool:
+    return seen.digest is not None and document.digest == seen.digest
+
+
+def checked_entries(
+    ids: Iterable[Id], answer: Iterable[Document | Gone]
+) -> dict[Id, Document | Gone]:
+    """Return what a source said of each item that was asked for.
+
+    Raises:
+        TypeError: an entry is neither a document nor gone, or its version is no version.
+    """
+    entries: dict[Id, Document | Gone] = {item: Gone(item) for item in ids}
+    for entry in answer:
+        if not isinstance(entry, Document | Gone):
+            raise TypeError(f"a source gives documents or Gone, not {type(entry).__name__}")
+        _check_version(entry)
+        if entry.id in entries:
+            entries[entry.id] = entry
+    return entries
+
+
+def checked_seen(answer: object) -> dict[Id, Seen]:
+    """Return what a target said of its copies.
+
+    Raises:
+        TypeError: it is no mapping of ids to versions.
+    """
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"a target's read gives a mapping, not {type(answer).__name__}")
+    return {
+        item: seen if isinstance(seen, Seen) else Seen(int(seen)) for item, seen in answer.items()
+    }
+
+
+def checked_errors(answer: object) -> dict[Id, Exception]:
+    """Return what a target said of the items that it did not take.
+
+    Raises:
+        TypeError: it is neither None nor a mapping.
+    """
+    if answer is None:
+        return {}
+    if not isinstance(answer, Mapping):
+        raise TypeError(
+            f"a target's write and delete give None or a mapping, not {type(answer).__name__}"
+        )
+    return {
+        item: error if isinstance(error, Exception) else Rejected(str(error))
+        for item, error in answer.items()
+    }
+
+
+def _check_version(entry: Document | Gone) -> None:
+    version = entry.version
+    if version is None:
+        return
+    if type(version) is not int or not 0 <= version < VERSION_MAX:
+        raise TypeError(
+            f"a version is a whole number within 0 to 2**63 - 2, not {shown(version)} of item {shown(entry.id)}"
+        )

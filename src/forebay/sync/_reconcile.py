@@ -1,0 +1,436 @@
+"""One pass over some jobs: look at both stores, repair, read back, and say how each job ends.
+
+Invariants "ended only after a read" and "one item, one write": docs/design/reconcile.md.
+Shown by: tests/sync.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
+from forebay.model import Dead, Outcome, Retry, Snooze
+from forebay.sync._breaker import Breaker
+from forebay.sync._decide import Verdict, decide, is_proved
+from forebay.sync._model import (
+    Document,
+    Gone,
+    checked_entries,
+    checked_errors,
+    checked_id,
+    checked_seen,
+    with_digest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from forebay.model import Job
+    from forebay.sync._background import Calls
+    from forebay.sync._model import Id, Seen, Source, Target
+
+#: What says nothing about an item, only that a store cannot be asked now. Timeouts are among them.
+UNAVAILABLE: Final = (TargetUnavailable, DatabaseUnavailable, OSError)
+
+#: Calls of one pass that look for the items to blame, when a call for many fails as a whole.
+CALLS_MAX: Final = 64
+
+#: What is remembered of writes that cannot be read yet, and of forced ones; the oldest is forgotten first. To forget
+#: costs a write more, nothing else.
+REMEMBERED_MAX: Final = 100_000
+
+Ending = Outcome | Exception | None
+
+
+class Counts:
+    """Counts of events by name; may be added to from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count an event."""
+        with self._lock:
+            self._counts[name] += count
+
+    def all(self) -> dict[str, int]:
+        """Return the counts so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class _Undecided(Enum):
+    """How the jobs of an item end is not known yet."""
+
+    UNDECIDED = auto()
+
+
+UNDECIDED: Final = _Undecided.UNDECIDED
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One item of a pass, with the jobs that ask for it."""
+
+    id: Id
+    places: list[int] = field(default_factory=list)
+    force: bool = False
+    entry: Document | Gone | None = None
+    seen: Seen | None = None
+    verdict: Verdict | None = None
+    ending: Ending | _Undecided = UNDECIDED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known yet how its jobs end."""
+        return self.ending is UNDECIDED
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """Jobs looked at together.
+
+    Attributes:
+        jobs: all of them.
+        items: what they ask for, each once.
+        trouble: why a store could not be asked any more; None while it could.
+    """
+
+    jobs: Sequence[Job]
+    items: dict[Id, Item] = field(default_factory=dict)
+    trouble: Exception | None = None
+
+
+class Memory:
+    """What this process did a moment ago, so that it is not done again before it can be seen."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+
+    def remember(self, key: Any, value: Any) -> None:
+        """Keep a value."""
+        self._known.pop(key, None)
+        self._known[key] = value
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+
+    def recall(self, key: Any) -> Any:
+        """Return the value of a key; None when it is not known."""
+        return self._known.get(key)
+
+    def forget(self, key: Any) -> None:
+        """Drop a key."""
+        self._known.pop(key, None)
+
+
+class Reconciler:
+    """Passes over jobs; everything of it runs on one loop.
+
+    Args:
+        source: the first store.
+        target: the second.
+        calls: how both are called.
+        counts: what was done.
+        is_right: the compare rule.
+        hashes: documents go to the target with their digests.
+        lag_seconds: the time after which what the target accepted can be read.
+        call_seconds: how long one call may take.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        target: Target,
+        *,
+        calls: Calls,
+        counts: Counts,
+        is_right: Callable[[Document, Seen], bool],
+        hashes: bool,
+        lag_seconds: float,
+        call_seconds: float,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._calls = calls
+        self._counts = counts
+        self._is_right = is_right
+        self._hashes = hashes
+        self._lag = lag_seconds
+        self._seconds = call_seconds
+        self.breaker = Breaker()
+        #: By item: which version was accepted, and when it can be read.
+        self._accepted = Memory()
+        #: Forced jobs whose write was accepted.
+        self._forced = Memory()
+
+    async def run(self, jobs: Sequence[Job]) -> list[Ending]:
+        """Return how each job ends: None when its item was read and is right."""
+        endings: list[Ending] = [None] * len(jobs)
+        work = Pass(jobs)
+        for place, job in enumerate(jobs):
+            try:
+                name = checked_id(job.args.get("id"))
+            except InvalidJob as error:
+                endings[place] = Dead(error.message)
+                continue
+            item = work.items.setdefault(name, Item(name))
+            item.places.append(place)
+            if _is_forced(job) and self._forced.recall(_name(job)) is None:
+                item.force = True
+        if work.items:
+            await self._pass(work)
+        for item in work.items.values():
+            assert not isinstance(item.ending, _Undecided)
+            for place in item.places:
+                endings[place] = item.ending
+            if item.ending is None:
+                self._forget(item, jobs)
+        return endings
+
+    async def _pass(self, work: Pass) -> None:
+        if self.breaker.allows():
+            await self._look(work)
+            accepted = await self._repair(work)
+            if self._lag == 0:
+                await self._read_back(work, accepted)
+            if work.trouble is None:
+                self.breaker.succeeded()
+            else:
+                late = isinstance(work.trouble, TimeoutError)
+                self._counts.add("timeout" if late else "unavailable")
+                self.breaker.failed()
+        # What was sent without an answer was perhaps taken over: another look will tell.
+        why = _said(work.trouble) if work.trouble else "the target or the source cannot be reached"
+        wait = max(self.breaker.wait_seconds, 1.0)
+        for item in _open(work):
+            self._put_off(item, wait, why)
+
+    # --- looking ---
+
+    async def _look(self, work: Pass) -> None:
+        """Read the target and then the source, and decide."""
+        seen = await self._read_target(work, [item for item in _open(work) if not item.force])
+        await self._read_source(work)
+        if work.trouble is not None:
+            return
+        for item in _open(work):
+            assert item.entry is not None
+            item.seen = seen.get(item.id)
+            try:
+                verdict = decide(item.entry, item.seen, self._is_right, force=item.force)
+            except Exception as error:  # a compare rule may be the user's
+                self._fail(item, error)
+                continue
+            if verdict is Verdict.AHEAD:
+                assert item.seen is not None
+                self._counts.add("ahead")
+                item.ending = Retry(
+                    reason=f"the target has version {item.seen.version}, the source {item.entry.version}"
+                )
+            elif verdict in _ENDS:
+                self._counts.add(f"completed.{verdict}", len(item.places))
+                item.ending = None
+            else:
+                item.verdict = verdict
+                self._wait_for_lag(item)
+
+    async def _read_target(self, work: Pass, items: list[Item]) -> dict[Id, Seen]:
+        seen: dict[Id, Seen] = {}
+
+        async def read(ids: Sequence[Id]) -> None:
+            seen.update(checked_seen(await self._call(self._target.read, ids)))
+
+        failures = await self._told_apart(work, read, [item.id for item in items])
+        self._fail_all(work, failures)
+        return seen
+
+    async def _read_source(self, work: Pass) -> None:
+        async def read(ids: Sequence[Id]) -> None:
+            entries = checked_entries(ids, await self._call(self._source.read, ids))
+            for name, entry in entries.items():
+                hashed = self._hashes and isinstance(entry, Document)
+                work.items[name].entry = with_digest(entry) if hashed else entry  # type: ignore[arg-type]
+
+        failures = await self._told_apart(work, read, [item.id for item in _open(work)])
+        self._fail_all(work, failures)
+
+    def _wait_for_lag(self, item: Item) -> None:
+        """Put an item off that was accepted a moment ago and cannot be read yet: not yet right is not wrong."""
+        accepted = self._accepted.recall(item.id)
+        if item.force or accepted is None or accepted[0] != _version(item.entry):
+            return
+        wait = accepted[1] - time.monotonic()
+        if wait > 0:
+            self._counts.add("not_yet")
+            item.ending = Snooze(wait, reason="accepted by the target, and not to be read yet")
+
+    # --- repairing ---
+
+    async def _repair(self, work: Pass) -> list[Item]:
+        """Write and delete; return the items that the target accepted."""
+        accepted: list[Item] = []
+        for cls, function in ((Document, self._target.write), (Gone, self._target.delete)):
+            part = [i for i in _open(work) if i.verdict is not None and isinstance(i.entry, cls)]
+            failures = await self._apply(work, function, [item.entry for item in part])
+            self._fail_all(work, failures)
+            if work.trouble is None:  # Otherwise nothing is known of the others.
+                accepted += [item for item in part if item.is_open]
+        for item in accepted:
+            self._counts.add(f"synced.{item.verdict}")
+            for place in item.places:
+                if _is_forced(work.jobs[place]):
+                    self._forced.remember(_name(work.jobs[place]), True)
+            if self._lag > 0:
+                self._await_lag(item)
+        return accepted
+
+    def _await_lag(self, item: Item) -> None:
+        before = self._accepted.recall(item.id)
+        version = _version(item.entry)
+        self._accepted.remember(item.id, (version, time.monotonic() + self._lag))
+        if before is not None and before[0] == version and not item.force:
+            self._counts.add("unproved")
+            item.ending = Retry(reason=_unproved(item))
+        else:
+            item.ending = Snooze(self._lag, reason="written; to be read when it can be")
+
+    async def _read_back(self, work: Pass, items: list[Item]) -> None:
+        """Read what was just accepted; what is right has ended."""
+        seen = await self._read_target(work, items)
+        if work.trouble is not None:
+            return
+        for item in items:
+            if not item.is_open:
+                continue
+            assert item.entry is not None
+            assert item.verdict is not None
+            if is_proved(item.entry, seen.get(item.id), self._is_right):
+                self._counts.add(f"completed.{_COMPLETED[item.verdict]}", len(item.places))
+                item.ending = None
+            else:
+                self._counts.add("unproved")
+                item.ending = Retry(reason=_unproved(item))
+
+    async def _apply(
+        self, work: Pass, function: Callable[..., Any], entries: Sequence[Any]
+    ) -> dict[Id, Exception]:
+        failures: dict[Id, Exception] = {}
+
+        async def send(part: Sequence[Any]) -> None:
+            failures.update(checked_errors(await self._call(function, part)))
+
+        told = await self._told_apart(work, send, entries)
+        return failures | told
+
+    async def _told_apart(
+        self, work: Pass, send: Callable[[Sequence[Any]], Awaitable[None]], entries: Sequence[Any]
+    ) -> dict[Id, Exception]:
+        """Make a call for many; where it fails as a whole, in halves, to find the items to blame.
+
+        When that takes too many calls, the rest is put off. When a store cannot be reached, that is noted as the pass's
+        trouble, and no further call is made.
+        """
+        failures: dict[Id, Exception] = {}
+        waiting = deque([entries] if entries else [])
+        calls = 0
+        until = time.monotonic() + 2 * self._seconds
+        while waiting and work.trouble is None:
+            part = waiting.popleft()
+            if calls >= CALLS_MAX or (calls > 0 and time.monotonic() > until):
+                failures.update((_id(entry), _LeftOver()) for entry in part)
+                continue
+            calls += 1
+            try:
+                await send(part)
+            except UNAVAILABLE as error:
+                work.trouble = error
+            except Exception as error:
+                if len(part) == 1:
+                    failures[_id(part[0])] = error
+                else:
+                    middle = len(part) // 2
+                    waiting.extendleft((part[middle:], part[:middle]))
+        return failures
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await self._calls.call(function, *args, seconds=self._seconds)
+
+    # --- endings ---
+
+    def _fail_all(self, work: Pass, failures: Mapping[Id, Exception]) -> None:
+        for name, error in failures.items():
+            item = work.items.get(name)
+            if item is not None and item.is_open:
+                self._fail(item, error)
+
+    def _fail(self, item: Item, error: Exception) -> None:
+        if isinstance(error, _LeftOver):
+            self._put_off(item, 1.0, "behind others that fail")
+        else:
+            self._counts.add("rejected")
+            item.ending = error
+
+    def _put_off(self, item: Item, seconds: float, why: str) -> None:
+        self._counts.add("put_off")
+        # Spread, so that a backlog does not come back all at once.
+        item.ending = Snooze(seconds * (1 + random.random()), reason=why)
+
+    def _forget(self, item: Item, jobs: Sequence[Job]) -> None:
+        self._accepted.forget(item.id)
+        for place in item.places:
+            if _is_forced(jobs[place]):
+                self._forced.forget(_name(jobs[place]))
+
+
+class _LeftOver(Exception):  # noqa: N818 - no error of the item's own
+    """An item was not tried."""
+
+
+_ENDS: Final = frozenset({Verdict.EQUAL, Verdict.GONE})
+
+#: As what an item is counted that was repaired and proved.
+_COMPLETED: Final = {
+    Verdict.FORCED: Verdict.FORCED,
+    Verdict.DELETE: Verdict.GONE,
+    Verdict.MISSING: Verdict.EQUAL,
+    Verdict.DIFFERENT: Verdict.EQUAL,
+}
+
+
+def _open(work: Pass) -> list[Item]:
+    return [item for item in work.items.values() if item.is_open]
+
+
+def _is_forced(job: Job) -> bool:
+    return job.args.get("force") is True
+
+
+def _name(job: Job) -> tuple[Any, ...]:
+    # A number alone may be given out again, after a crash that lost commits.
+    return (job.job_id, job.enqueued_at)
+
+
+def _id(entry: Any) -> Any:
+    return entry.id if isinstance(entry, Document | Gone) else entry
+
+
+def _version(entry: Document | Gone | None) -> tuple[str, int | None]:
+    assert entry is not None
+    return type(entry).__name__, entry.version
+
+
+def _unproved(item: Item) -> str:
+    if isinstance(item.entry, Document):
+        return f"the target accepted version {item.entry.version}, and does not show it"
+    return "the target accepted the deletion, and still has the item"
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,368 @@
+"""``Sync``: what an application declares, and what it calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.kinds import BATCH_SIZE_MAX
+from forebay.model import Job, checks
+from forebay.policy.retry import RetryPolicy
+from forebay.sync._background import Background, Calls
+from forebay.sync._breaker import Breaker
+from forebay.sync._model import (
+    Document,
+    checked_entries,
+    checked_errors,
+    checked_id,
+    rule_of,
+    with_digest,
+)
+from forebay.sync._reconcile import UNAVAILABLE, Counts, Ending, Reconciler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+    from uuid import UUID
+
+    from forebay.app import App, Handler
+    from forebay.db.callers import AsyncConnection, SyncConnection
+    from forebay.model import JobId
+    from forebay.sync._model import Compare, Gone, Id, Source, Target
+
+log = logging.getLogger("forebay.sync")
+
+QUEUE_DEFAULT: Final = "sync"
+BATCH_SIZE_DEFAULT: Final = 2500
+GRACE_SECONDS_DEFAULT: Final = 60.0
+EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
+
+#: Direct writes at a time in one process; when a target does not answer, more would only wait as well.
+DIRECT_MAX: Final = 16
+
+#: No item is looked at less often than this while its job lives.
+BACKOFF_SECONDS_MAX: Final = 3600.0
+
+
+class Sync:
+    """Keeps a second store, the target, in step with a first one, the source.
+
+    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, the copy in the target is compared
+    with the item in the source, and written or deleted where it is not right. The job ends only when a later read of the
+    target shows it right. ``write_now`` may be called after the commit, so that the target has it at once when all is well.
+
+    Args:
+        app: whose workers run its jobs.
+        name: of the synchronisation; its jobs are of the kind ``sync.<name>``.
+        source: the first store; see ``forebay.sync.Source``.
+        target: the second store; see ``forebay.sync.Target``. It belongs to this synchronisation alone.
+        queue: where its jobs wait.
+        priority: of its jobs, lower first.
+        batch_size: most jobs of one pass: one read of each store, one write, one delete.
+        grace: jobs are due so long after the change, so that a direct write is through before.
+        interval: the wait after a write that did not hold, or was refused; longer each time, up to an hour.
+        expires_in: a job that is not proved so long after it was due is a dead letter.
+        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and what was ``Seen``.
+        lag: after so long what the target accepted can be read; None asks its ``lag_seconds``, 0 when it has none.
+        timeout: how long one call of the source or the target may take.
+        direct_timeout: how long ``write_now`` may take in all.
+
+    Durations are seconds or timedeltas.
+
+    Raises:
+        ConfigError: a value is refused, or the app has a synchronisation of the name already.
+
+    Attributes:
+        name: of the synchronisation.
+        handler: the handler of its jobs; ``handler.kind`` has what was declared.
+        source: the first store.
+        target: the second store.
+    """
+
+    name: str
+    handler: Handler[..., ..., Any]
+    source: Source
+    target: Target
+
+    def __init__(
+        self,
+        app: App,
+        name: str,
+        *,
+        source: Source,
+        target: Target,
+        queue: str = QUEUE_DEFAULT,
+        priority: int = checks.PRIORITY_DEFAULT,
+        batch_size: int = BATCH_SIZE_DEFAULT,
+        grace: float | timedelta = GRACE_SECONDS_DEFAULT,
+        interval: float | timedelta = 5.0,
+        expires_in: float | timedelta = EXPIRES_SECONDS_DEFAULT,
+        compare: Compare = "version",
+        lag: float | timedelta | None = None,
+        timeout: float | timedelta = 30.0,
+        direct_timeout: float | timedelta = 0.5,
+    ) -> None:
+        where = f"sync {name}"
+        for thing, methods in (
+            (source, ("read", "scan")),
+            (target, ("read", "write", "delete", "scan")),
+        ):
+            missing = [each for each in methods if not callable(getattr(thing, each, None))]
+            if missing:
+                raise ConfigError(where, f"{shown(thing)} has no {missing[0]}()")
+        if not 1 <= batch_size <= BATCH_SIZE_MAX:
+            raise ConfigError(
+                where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
+            )
+        self.name = name
+        self.source = source
+        self.target = target
+        self._grace = _seconds(where, "grace", grace, least=0.0)
+        self._direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
+        if lag is None:
+            lag = getattr(target, "lag_seconds", 0.0)
+        call_seconds = _seconds(where, "timeout", timeout)
+        self._hashes = compare == "hash"
+        self._calls = Calls()
+        self._counts = Counts()
+        self._background = Background(f"forebay sync {name}")
+        self._reconciler = Reconciler(
+            source,
+            target,
+            calls=self._calls,
+            counts=self._counts,
+            is_right=rule_of(compare),
+            hashes=self._hashes,
+            lag_seconds=_seconds(where, "lag", lag, least=0.0),
+            call_seconds=call_seconds,
+        )
+        self._direct_breaker = Breaker(failures=5, seconds_max=10.0)
+        self._direct_places = threading.Semaphore(DIRECT_MAX)
+        app.add_sync(self)
+        base = _seconds(where, "interval", interval)
+        self.handler = app.batch_job(
+            name=f"sync.{name}",
+            queue=queue,
+            priority=priority,
+            size=batch_size,
+            # A pass makes a handful of calls, and as many again in the same time when it looks for items to blame.
+            timeout=10 * call_seconds + 60,
+            expires_in=expires_in,
+            retry=RetryPolicy(
+                base_seconds=base,
+                cap_seconds=max(base, BACKOFF_SECONDS_MAX),
+                max_attempts=checks.MAX_ATTEMPTS_MAX,
+            ),
+        )(self._on_jobs())
+
+    def __repr__(self) -> str:
+        return f"<sync {self.name!r}>"
+
+    # --- saying what changed ---
+
+    def changed(
+        self,
+        conn: SyncConnection,
+        item: Id | UUID,
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> JobId:
+        """Enqueue a job for an item, in the connection's transaction; return its id.
+
+        Deletions are changes too.
+
+        Args:
+            conn: the connection whose transaction changes the item.
+            item: its id.
+            tag: which part of the application changed it.
+            force: write the copy even if it looks right, as after a change that leaves the version as it was.
+            delay: due so long from now; None for the grace.
+            priority: lower first; None for the synchronisation's own.
+
+        Raises:
+            InvalidJob: an argument is refused.
+            WrongConnection: the first argument is not a synchronous connection.
+            SchemaError: the database has no schema.
+        """
+        handler = self._using(tag, delay, priority)
+        return handler.enqueue(conn, **_args(item, force=force))
+
+    async def achanged(
+        self,
+        conn: AsyncConnection,
+        item: Id | UUID,
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> JobId:
+        """Do as ``changed``, on an asynchronous connection."""
+        handler = self._using(tag, delay, priority)
+        return await handler.aenqueue(conn, **_args(item, force=force))
+
+    def changed_many(
+        self,
+        conn: SyncConnection,
+        items: Iterable[Id | UUID],
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> int:
+        """Enqueue a job for each of many items, as ``changed`` does; return how many."""
+        handler = self._using(tag, delay, priority)
+        return handler.enqueue_many(conn, (_args(item, force=force) for item in items))
+
+    async def achanged_many(
+        self,
+        conn: AsyncConnection,
+        items: Iterable[Id | UUID],
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> int:
+        """Do as ``changed_many``, on an asynchronous connection."""
+        handler = self._using(tag, delay, priority)
+        return await handler.aenqueue_many(conn, (_args(item, force=force) for item in items))
+
+    # --- writing at once ---
+
+    def write_now(self, item: Id | UUID) -> bool:
+        """Bring the target up to date about an item, at once if that works; return whether the target accepted it.
+
+        For after the commit. It never raises and takes no longer than ``direct_timeout``; after several failures in a row
+        it does not try for some seconds. The item's job makes good whatever goes wrong here.
+
+        Args:
+            item: its id; one that is gone from the source is deleted from the target.
+        """
+        future = None
+        try:
+            future = self._begin_direct(item)
+            return future is not None and future.result(self._direct_seconds)
+        except Exception as error:
+            if future is not None:
+                future.cancel()
+            return self._direct_failed(error)
+
+    async def awrite_now(self, item: Id | UUID) -> bool:
+        """Do as ``write_now``, without holding up the event loop."""
+        try:
+            future = self._begin_direct(item)
+            if future is None:
+                return False
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._direct_seconds)
+        except Exception as error:  # a cancellation of the caller passes
+            return self._direct_failed(error)
+
+    # --- the rest ---
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What this process did so far, by name; docs/reference/python.md has the names."""
+        return self._counts.all()
+
+    def close(self) -> None:
+        """Close source and target, where they have a ``close``, and end the thread that calls them.
+
+        It can be used again after that.
+        """
+        for store in (self.source, self.target):
+            close = getattr(store, "close", None)
+            if close is not None:
+                self._background.submit(self._calls.call(close, seconds=10.0)).result()
+        self._background.close()
+
+    def _on_jobs(self) -> Any:
+        async def reconcile(jobs: list[Job]) -> list[Ending]:
+            return await asyncio.wrap_future(self._background.submit(self._reconciler.run(jobs)))
+
+        return reconcile
+
+    def _using(
+        self, tag: str | None, delay: float | timedelta | None, priority: int | None
+    ) -> Handler[..., ..., Any]:
+        options: dict[str, Any] = {"delay": self._grace if delay is None else delay}
+        if tag is not None:
+            options["tag"] = tag
+        if priority is not None:
+            options["priority"] = priority
+        return self.handler.using(**options)
+
+    def _begin_direct(self, item: Id | UUID) -> Future[bool] | None:
+        """Begin a direct write; None when it is not the time for one."""
+        if not self._direct_places.acquire(blocking=False):
+            self._counts.add("direct.skipped")
+            return None
+        future = None
+        try:
+            if self._direct_breaker.allows():
+                until = time.monotonic() + self._direct_seconds
+                future = self._background.submit(self._direct(item, until))
+                future.add_done_callback(lambda _: self._direct_places.release())
+            else:
+                self._counts.add("direct.skipped")
+        finally:
+            if future is None:
+                self._direct_places.release()
+        return future
+
+    async def _direct(self, item: Id | UUID, until: float) -> bool:
+        name = checked_id(item)
+        answer = await self._calls.call(self.source.read, [name], seconds=_left(until))
+        entry: Document | Gone = checked_entries([name], answer)[name]
+        errors: object
+        # A process that was stopped in between must not send what has become old: no time is left then.
+        if isinstance(entry, Document):
+            document = with_digest(entry) if self._hashes else entry
+            errors = await self._calls.call(self.target.write, [document], seconds=_left(until))
+        else:
+            errors = await self._calls.call(self.target.delete, [entry], seconds=_left(until))
+        self._direct_breaker.succeeded()
+        for error in checked_errors(errors).values():
+            raise error
+        self._counts.add("direct.accepted")
+        return True
+
+    def _direct_failed(self, error: Exception) -> bool:
+        self._counts.add("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
+        if isinstance(error, UNAVAILABLE):
+            self._direct_breaker.failed()
+        log.info("sync %s: a direct write failed: %s", self.name, error or type(error).__name__)
+        return False
+
+
+def _args(item: Id | UUID, *, force: bool) -> dict[str, Any]:
+    args: dict[str, Any] = {"id": checked_id(item)}
+    if force:
+        args["force"] = True
+    return args
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no time left")
+    return left
+
+
+def _seconds(where: str, name: str, value: object, *, least: float = 0.001) -> float:
+    try:
+        seconds = checks.checked_seconds(value, name)
+    except InvalidJob as error:
+        raise ConfigError(where, error.message) from None
+    if seconds < least:
+        raise ConfigError(where, f"{name} is {seconds:g} s, below {least:g} s")
+    return seconds
