@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import forebay
+import forebay.sync
 import forebay.testing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
@@ -52,9 +53,10 @@ def described_attributes(cls: type) -> set[str]:
 
 def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
-    The reference has a section for each name of the package, and no other but those on testing and Django.
+    The reference has a section for each name of the package, and no other but those of its other modules.
     """
-    assert set(SECTIONS) == {*forebay.__all__, "forebay.testing", "forebay.django"}
+    modules = {"forebay.sync", "forebay.testing", "forebay.django"}
+    assert set(SECTIONS) == {*forebay.__all__, *modules}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -79,6 +81,13 @@ def test_every_function_for_tests_has_its_row_and_every_row_its_function():
     The names of forebay.testing, both ways.
     """
     assert documented("forebay.testing") == set(forebay.testing.__all__)
+
+
+def test_every_name_for_synchronisations_has_its_row_and_every_row_its_name():
+    """
+    The names of forebay.sync, both ways.
+    """
+    assert documented("forebay.sync") == set(forebay.sync.__all__)
 
 
 def test_every_name_for_django_has_its_row():

@@ -6,7 +6,7 @@ import pytest
 
 import forebay
 
-PARTS = ("errors", "model", "config", "policy", "ops", "kinds")
+PARTS = ("errors", "model", "config", "policy", "ops", "kinds", "sync")
 
 
 def modules():

@@ -340,7 +340,8 @@ class Sync:
         self._counts.add("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
         if isinstance(error, UNAVAILABLE):
             self._direct_breaker.failed()
-        log.info("sync %s: a direct write failed: %s", self.name, error or type(error).__name__)
+        problem = str(error) or type(error).__name__
+        log.info("sync %s: a direct write failed: %s", self.name, problem)
         return False
 
 

@@ -286,7 +286,7 @@ class LyingTarget:
                 (name, seen)
                 for name in sorted(self._kept)  # type: ignore[type-var]  # ids of one sort
                 if (after is None or name > after)  # type: ignore[operator]
-                and (until is None or name <= until)  # type: ignore[operator]
+                and (until is None or name <= until)
                 and (seen := self._seen(name)) is not None
             ]
         return found[:limit]
