@@ -107,6 +107,9 @@ class App:
         dsn: the database; None means FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         settings: None means forebay.toml or pyproject.toml, and FOREBAY_* variables.
 
+    Attributes:
+        syncs: the synchronisations declared with it, by name.
+
     >>> app = App()
     >>> @app.job(queue="mail", timeout=30)
     ... def send_welcome(user_id: int, locale: str = "en") -> None: ...
@@ -124,7 +127,6 @@ class App:
         self._retries_known = False
         self._encoders: dict[str, Callable[..., str]] = {}
         self._resources = Resources()
-        #: The synchronisations declared with this app, by name.
         self.syncs: dict[str, Sync] = {}
         self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
 
