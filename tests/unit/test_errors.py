@@ -186,6 +186,7 @@ def test_only_what_may_help_to_repeat_is_retryable():
         UnknownKind,
         SoftTimeout,
         HardTimeout,
+        TargetUnavailable,
         WorkerLost,
     }
 
