@@ -7,6 +7,7 @@ often keep a pool of theirs and pass its connections.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,10 +18,12 @@ from psycopg.rows import tuple_row
 from forebay.db.errors import translate
 from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
+from forebay.ops.enqueue import Chunks, database_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from forebay.ops.enqueue import Call
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -46,6 +49,41 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
             raise
         raise ours from error
     return operation.decode(rows)
+
+
+def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
+    """Connect, enqueue jobs in chunks, each in a transaction of its own, and return how many.
+
+    Raises:
+        DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
+        ForebayError: what our SQL function said.
+    """
+    chunks = Chunks()
+    count = 0
+    with _translated(), psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
+
+        def run(operation: Operation[T]) -> T:
+            return operation.decode(conn.execute(operation.sql, operation.params).fetchall())
+
+        for call in calls:
+            if chunks.needs_clock(call):
+                chunks.now = run(database_clock())
+            operation = chunks.add(call)
+            if operation is not None:
+                count += run(operation)
+        rest = chunks.rest()
+        return count if rest is None else count + run(rest)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
 
 
 async def run_own_async(dsn: str, operation: Operation[T]) -> T:

@@ -5,6 +5,7 @@ A transaction that changes an item enqueues a job. The job compares the copy in 
 target has shown it right. What must hold, and what a crash leaves: docs/design/reconcile.md.
 """
 
+from forebay.sync._audit import Drift
 from forebay.sync._model import (
     Compare,
     Document,
@@ -23,6 +24,7 @@ from forebay.sync._sync import Sync
 __all__ = [
     "Compare",
     "Document",
+    "Drift",
     "Gone",
     "Id",
     "PostgresTarget",

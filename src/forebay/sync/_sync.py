@@ -9,10 +9,12 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.db.own import enqueue_own
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.kinds import BATCH_SIZE_MAX
 from forebay.model import Job, checks
 from forebay.policy.retry import RetryPolicy
+from forebay.sync._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift
 from forebay.sync._background import Background, Calls
 from forebay.sync._breaker import Breaker
 from forebay.sync._model import (
@@ -44,6 +46,9 @@ EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
 
 #: Direct writes at a time in one process; when a target does not answer, more would only wait as well.
 DIRECT_MAX: Final = 16
+
+#: Of jobs that an audit asks for: behind all others.
+REPAIR_PRIORITY: Final = 1000
 
 #: No item is looked at less often than this while its job lives.
 BACKOFF_SECONDS_MAX: Final = 3600.0
@@ -119,6 +124,7 @@ class Sync:
             raise ConfigError(
                 where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
             )
+        self._app = app
         self.name = name
         self.source = source
         self.target = target
@@ -127,6 +133,8 @@ class Sync:
         if lag is None:
             lag = getattr(target, "lag_seconds", 0.0)
         call_seconds = _seconds(where, "timeout", timeout)
+        self._call_seconds = call_seconds
+        self._lag = _seconds(where, "lag", lag, least=0.0)
         self._hashes = compare == "hash"
         self._calls = Calls()
         self._counts = Counts()
@@ -138,7 +146,7 @@ class Sync:
             counts=self._counts,
             is_right=rule_of(compare),
             hashes=self._hashes,
-            lag_seconds=_seconds(where, "lag", lag, least=0.0),
+            lag_seconds=self._lag,
             call_seconds=call_seconds,
         )
         self._direct_breaker = Breaker(failures=5, seconds_max=10.0)
@@ -266,6 +274,63 @@ class Sync:
             return await asyncio.wait_for(asyncio.wrap_future(future), self._direct_seconds)
         except Exception as error:  # a cancellation of the caller passes
             return self._direct_failed(error)
+
+    # --- comparing all of it ---
+
+    def audit(
+        self,
+        *,
+        page: int = PAGE_DEFAULT,
+        rows_per_second: float = 10_000.0,
+        settle: float | timedelta | None = None,
+    ) -> Drift:
+        """Compare both stores from end to end, by versions, and return what is wrong.
+
+        It may run beside live writes: what looks wrong is looked at again after some time. Items whose jobs wait longer than that
+        are wrong too, for the time being.
+
+        Args:
+            page: rows of one read, 1 to 10,000.
+            rows_per_second: most rows read of both stores together.
+            settle: how long after it was scanned something is looked at again; None for the grace, the lag and five seconds.
+
+        Raises:
+            ConfigError: a value is refused, or a scan is not in the order of the ids.
+            DatabaseUnavailable: the source cannot be read.
+            TargetUnavailable: the target cannot.
+        """
+        where = f"sync {self.name}"
+        if not 1 <= page <= PAGE_MAX:
+            raise ConfigError(where, f"page is {page}, not within 1 to {PAGE_MAX}")
+        if not rows_per_second > 0:
+            raise ConfigError(where, f"rows_per_second is {rows_per_second}, not above 0")
+        wait = self._grace + self._lag + 5.0
+        auditor = Auditor(
+            self.source,
+            self.target,
+            calls=self._calls,
+            call_seconds=self._call_seconds,
+            settle_seconds=wait if settle is None else _seconds(where, "settle", settle, least=0.0),
+            page=page,
+            rows_per_second=rows_per_second,
+        )
+        return self._background.submit(auditor.run()).result()
+
+    def repair(self, drift: Drift, *, tag: str = "audit", priority: int = REPAIR_PRIORITY) -> int:
+        """Enqueue a job for each item that an audit found wrong, due at once, on a connection of its own; return how many.
+
+        Args:
+            drift: what ``audit`` returned.
+            tag: of the jobs.
+            priority: of the jobs, lower first; by default behind all others.
+
+        Raises:
+            DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
+        """
+        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        return enqueue_own(
+            self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
+        )
 
     # --- the rest ---
 
