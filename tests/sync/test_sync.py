@@ -1,6 +1,8 @@
 """A job of a synchronisation ends when its item was read in the target and is right, whatever the target does."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -443,6 +445,58 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
         assert sync.write_now(1) is False
         assert sync.write_now(None) is False
         assert sync.counts == {"direct.failed": 2}
+
+
+FORKED = """
+import os, sys
+import forebay
+from forebay.sync import Document
+from forebay.testing import LyingTarget
+
+class Items:
+    def read(self, ids): return [Document(each, 1, {}) for each in ids]
+    def scan(self, after, limit): return []
+
+target = LyingTarget()
+sync = forebay.Sync(forebay.App(), "pages", source=Items(), target=target, direct_timeout=10)
+assert sync.write_now(1)
+child = os.fork()
+if child == 0:
+    sync.write_now(2)
+    os._exit(0 if target.versions() == {1: 1, 2: 1} else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert sync.write_now(3)
+sync.close()
+assert sync.write_now(4)
+sync.close()
+"""
+
+
+def test_a_forked_process_writes_for_itself_and_a_closed_one_begins_anew():
+    """
+    As web servers do that load the application before they fork.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_what_hangs_is_left_behind_when_it_ends(app):
+    """
+    Closing does not wait for a call that never comes back.
+    """
+    target = LyingTarget(hanging=True)
+    sync = forebay.Sync(
+        app, "pages", source=Items({1: 1}), target=target, direct_timeout=0.05, timeout=60
+    )
+    assert not sync.write_now(1)
+    sync.close()
+    target.let_go()
 
 
 async def test_every_kind_of_id_and_connection(app, conn, database):

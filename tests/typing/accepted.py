@@ -12,6 +12,15 @@ from sqlalchemy.ext import asyncio as sa_async
 
 import forebay
 from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze, TransactionContext
+from forebay.sync import (
+    Document,
+    Gone,
+    Id,
+    PostgresTarget,
+    QuerySource,
+    SQLiteTarget,
+)
+from forebay.testing import LyingTarget
 
 app = forebay.App()
 
@@ -157,3 +166,46 @@ def managing(conn: psycopg.Connection[Any]) -> None:
     client.cancel(1, conn=conn)
     client.jobs(state="ready", limit=10)
     assert_type([letter.errors[0].message for letter in client.dead_letters()], list[str | None])
+
+
+class PlainSource:
+    def read(self, ids: Sequence[Id]) -> list[Document | Gone]:
+        return [Document(name, 1, {}) for name in ids]
+
+    def scan(self, after: Id | None, limit: int) -> list[tuple[Id, int]]:
+        return []
+
+
+class AsyncTarget:
+    async def read(self, ids: Sequence[Id]) -> dict[Id, int]:
+        return {}
+
+    async def write(self, documents: Sequence[Document]) -> dict[Id, str] | None:
+        return None
+
+    async def delete(self, gone: Sequence[Gone]) -> None: ...
+
+    async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, int]]:
+        return []
+
+
+pages = forebay.Sync(app, "pages", source=PlainSource(), target=AsyncTarget(), compare="hash")
+forebay.Sync(
+    app,
+    "files",
+    source=QuerySource("", read="", scan=""),
+    target=SQLiteTarget("index.db"),
+    grace=timedelta(seconds=5),
+    compare=lambda document, seen: document.version == seen.version,
+)
+forebay.Sync(app, "more", source=PlainSource(), target=PostgresTarget(""))
+forebay.Sync(app, "lies", source=PlainSource(), target=LyingTarget())
+
+
+async def synchronise(conn: psycopg.Connection, other: psycopg.AsyncConnection) -> None:
+    assert_type(pages.changed(conn, 1, tag="api"), forebay.JobId)
+    assert_type(await pages.achanged(other, "x", force=True), forebay.JobId)
+    assert_type(pages.changed_many(conn, [1, "x"]), int)
+    assert_type(pages.write_now(1), bool)
+    assert_type(await pages.awrite_now(1), bool)
+    assert_type(pages.repair(pages.audit(settle=1)), int)

@@ -55,7 +55,9 @@ class WorkerSettings:
     starving_share: float = setting(
         0.1, "part of a queue's slots for its lower priorities while higher ones have work"
     )
-    claim_rows_max: int = setting(1000, "most jobs of one claim")
+    claim_rows_max: int = setting(
+        1000, "most jobs of one claim; as many as the largest batch handler takes, if that is more"
+    )
     ahead_seconds: float = setting(0.1, "how much work may be claimed ahead of free slots")
     soft_timeout_seconds: float | None = setting(
         None, "a handler is asked to stop after so long, unless its kind says otherwise"

@@ -7,9 +7,11 @@ loop; and a source or target that blocks or hangs holds up neither a worker's he
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import TargetUnavailable
@@ -23,6 +25,9 @@ T = TypeVar("T")
 #: Threads whose call never came back, before no more are started.
 HANGING_MAX: Final = 32
 
+#: How long the end of the loop is waited for, each step.
+_END_SECONDS: Final = 5.0
+
 
 class Background:
     """A loop in a daemon thread, started when first needed, and anew in a forked process."""
@@ -32,27 +37,32 @@ class Background:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._pid = 0
+        forked = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (forget := forked()) and forget())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine there."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def close(self) -> None:
-        """End the loop and its thread; a later call starts them again."""
+        """End the loop and its thread, and what runs there; a later call starts them again."""
         with self._lock:
-            loop, thread, pid = self._loop, self._thread, self._pid
+            loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-        if loop is not None and thread is not None and pid == os.getpid():
+        if loop is not None and thread is not None:
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_END_SECONDS)
             loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+            thread.join(_END_SECONDS)
+            if not thread.is_alive():
+                loop.close()
+
+    def _forget(self) -> None:
+        # In a forked process the thread is not there, and the lock may be held by one that is not.
+        self._lock = threading.Lock()
+        self._loop = self._thread = None
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            # In a forked process the thread is not there, and the lock may have been held by one that is not.
-            self._lock = threading.Lock()
-            self._loop, self._pid = None, os.getpid()
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -61,6 +71,13 @@ class Background:
                 )
                 self._thread.start()
             return self._loop
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Calls:
@@ -113,4 +130,4 @@ class Calls:
         try:
             future.get_loop().call_soon_threadsafe(deliver)
         except RuntimeError:
-            pass  # The loop is closed: nobody waits any more.
+            self._hanging -= 1  # The loop is closed: nobody waits any more.
