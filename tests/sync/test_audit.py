@@ -17,7 +17,7 @@ from forebay.testing import LyingTarget
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for_async
 
-COUNT = 2000
+COUNT = 1000
 
 
 class Items:
@@ -205,11 +205,11 @@ async def test_drift_planted_under_live_writes_is_found_exactly_and_repaired(
                         "update page set version = version + 1 where id = %s", [name]
                     )
                     await sync.achanged(mine, name)
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.005)
 
     async with running(app):
         writing = asyncio.create_task(write())
-        drift = await asyncio.to_thread(sync.audit, page=100, settle=4)
+        drift = await asyncio.to_thread(sync.audit, page=100, settle=6)
         assert drifted(drift) == wrong
         assert drift.suspects > 60
         assert await asyncio.to_thread(sync.repair, drift) == 60
