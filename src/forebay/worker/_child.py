@@ -2,9 +2,10 @@
 
 A suspect may be what killed its worker. It runs here, alone, so that if the process dies again nobody else is hurt
 and everybody knows why. The child speaks with its parent over a socket: jobs in, endings out. When the
-parent is gone, the child ends itself.
+parent is gone, the child ends itself. It is used again: what a call changed of the working folder, the file mode
+mask and the locale is put back before the next one.
 
-Run as ``python -m forebay.worker._child FD`` by ``Children``.
+Run as ``python -m forebay.worker._child FD PARENT`` by ``Children``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import locale
 import os
 import runpy
 import select
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,6 +35,32 @@ if TYPE_CHECKING:
 
     from forebay.app import App
     from forebay.ops.protocol import Ended
+
+
+#: How often a child looks whether its parent lives, in case somebody else holds the parent's end of the socket open.
+_LOOK_MILLIS: Final = 1000
+
+
+class _Surroundings:
+    """What all calls of a process share, as it was before the first of them."""
+
+    def __init__(self) -> None:
+        self._folder = os.open(".", os.O_RDONLY)
+        self._mask = _mask()
+        self._locale = locale.setlocale(locale.LC_ALL)
+
+    def restore(self) -> None:
+        """Undo what a call has changed."""
+        os.fchdir(self._folder)
+        os.umask(self._mask)
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
+
+
+def _mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 class _Pipe:
@@ -104,6 +132,7 @@ async def _main(descriptor: int) -> None:
             on_progress=pipe.progress,
         )
         executor.is_pooled = start.is_pooled
+        surroundings = _Surroundings()
         pipe.say(Answer(ready=True))
         while True:
             message = await receive(reader)
@@ -118,6 +147,7 @@ async def _main(descriptor: int) -> None:
                 for row, offset in zip(work.rows, work.offsets, strict=True):
                     row.offset = offset
                     helds.append(HeldJob(row, batch, work.lane))
+                surroundings.restore()
                 limit(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.
@@ -127,8 +157,10 @@ async def _main(descriptor: int) -> None:
             executor.take(helds)
 
 
-def _watch_and_run(descriptor: int) -> None:
-    threading.Thread(target=_end_with_parent, args=(os.dup(descriptor),), daemon=True).start()
+def _watch_and_run(descriptor: int, parent: int) -> None:
+    threading.Thread(
+        target=_end_with_parent, args=(os.dup(descriptor), parent), daemon=True
+    ).start()
     try:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -136,13 +168,15 @@ def _watch_and_run(descriptor: int) -> None:
         os._exit(0)
 
 
-def _end_with_parent(descriptor: int) -> None:
-    # In a thread: a handler that blocks the loop must not outlive the worker either.
+def _end_with_parent(descriptor: int, parent: int) -> None:
+    # In a thread: a handler that blocks the loop must not outlive the worker either. A handler of the worker's own
+    # process that forked has left a copy of the other end, so that its closing alone would not do.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    poll.poll()
+    while os.getppid() == parent and not poll.poll(_LOOK_MILLIS):
+        pass
     os._exit(0)
 
 
 if __name__ == "__main__":
-    _watch_and_run(int(sys.argv[1]))
+    _watch_and_run(int(sys.argv[1]), int(sys.argv[2]))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +54,9 @@ class _Child:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        connection: socket.socket,
     ) -> None:
+        self._connection = connection
         self.process = process
         self.reader = reader
         self.writer = writer
@@ -71,6 +75,15 @@ class _Child:
                 return f"killed by {signal.Signals(-code).name}"
         return f"exit code {code}"
 
+    async def hang_up(self) -> None:
+        """Once the process has ended, take what it had said to be all there is.
+
+        Processes that it forked hold its end of the socket open for as long as they live.
+        """
+        await self.process.wait()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -88,6 +101,7 @@ class Children:
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
         self._on_progress = on_progress
+        self._folder = _working_folder()
         self._start = start
         self._settings = settings
         self._idle: list[tuple[_Child, asyncio.TimerHandle]] = []
@@ -223,7 +237,9 @@ class Children:
 
     def _end_idle(self, child: _Child) -> None:
         self._idle = [item for item in self._idle if item[0] is not child]
-        task = asyncio.get_running_loop().create_task(child.kill())
+        self._note(asyncio.get_running_loop().create_task(child.kill()))
+
+    def _note(self, task: asyncio.Task[None]) -> None:
         self._enders.add(task)
         task.add_done_callback(self._enders.discard)
 
@@ -266,14 +282,18 @@ class Children:
                 "-m",
                 "forebay.worker._child",
                 str(theirs.fileno()),
+                str(os.getpid()),
                 pass_fds=[theirs.fileno()],
+                # A handler of this process may have gone elsewhere, and the search path may be relative.
+                cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        child = _Child(process, reader, writer)
+        child = _Child(process, reader, writer, ours)
+        self._note(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -287,6 +307,13 @@ class Children:
             await child.kill()
             raise
         return child
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # It was removed under us.
+        return None
 
 
 def _spoils(answer: Answer) -> bool:

@@ -35,7 +35,7 @@ from forebay.policy.claims import mean_duration
 from forebay.worker import _running
 from forebay.worker._held import Chain, key_of
 from forebay.worker._running import Call
-from forebay.worker._threads import Threads
+from forebay.worker._threads import NoThreadError, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -465,10 +465,11 @@ class Executor:
                 for held, ended in zip(helds, endeds, strict=True):
                     self._finish(held, ended)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
-            if kind.transaction and not call.started and call.why is None:
-                # A pooled connection that the server had ended, or none at all: not the handler's fault.
+            is_ours = kind.transaction or isinstance(error, NoThreadError)
+            if is_ours and not call.started and call.why is None:
+                # A pooled connection that the server had ended, none at all, or no thread: not the handler's fault.
                 self._finish_all(call, helds, [Ended(0, "handed_back", after=1.0) for _ in helds])
-                log.warning("no transaction for job %s: %s", helds[0].row.job_id, _short(error))
+                log.warning("job %s cannot begin: %s", helds[0].row.job_id, _short(error))
             else:
                 if call.connection is not None and spoils_connection(error):
                     cut(call.connection)
@@ -522,12 +523,13 @@ class Executor:
 
     async def _result_of(self, call: Call) -> Any:
         positional, named = call.arguments()
-        call.started = True
         if call.kind.is_async:
+            call.started = True
             result = call.kind.function(*positional, **named)
             return await result if inspect.isawaitable(result) else result
         function = call.kind.function
         call.thread_call = self._threads.submit(lambda: function(*positional, **named))
+        call.started = True
         return await call.thread_call.future
 
     async def _run_in_transaction(self, call: Call, helds: list[HeldJob]) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class NoThreadError(RuntimeError):
+    """There is no memory, or no right, for one thread more."""
+
+
 class _Call:
     __slots__ = ("abandoned", "function", "future", "interruption", "loop", "replaced", "thread_id")
 
@@ -51,12 +55,19 @@ class Threads:
         self.abandoned = 0
 
     def submit(self, function: Callable[[], Any]) -> _Call:
-        """Run a function in a thread; ``call.future`` has its result, in this loop."""
+        """Run a function in a thread; ``call.future`` has its result, in this loop.
+
+        Raises:
+            NoThreadError: the system gives no further thread; nothing was run.
+        """
         call = _Call(function, asyncio.get_running_loop())
         with self._lock:
             if self._idle <= 0 and self._count < self._most:
+                try:
+                    threading.Thread(target=self._work, name="forebay-handler", daemon=True).start()
+                except (RuntimeError, MemoryError) as error:
+                    raise NoThreadError(str(error)) from error
                 self._count += 1
-                threading.Thread(target=self._work, name="forebay-handler", daemon=True).start()
             else:
                 self._idle -= 1
         self._calls.put(call)
