@@ -50,7 +50,9 @@ def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
     """
     worker = workers.start(app=APP, concurrency=4)
     resource.prlimit(
-        worker.pid, resource.RLIMIT_AS, (memory_of(worker.pid) + 400_000_000, resource.RLIM_INFINITY)
+        worker.pid,
+        resource.RLIMIT_AS,
+        (memory_of(worker.pid) + 400_000_000, resource.RLIM_INFINITY),
     )
     bomb = enqueue(conn, kind="take_all_memory", args={"entry": 0})
     others = enqueue_many(conn, [{"kind": "work", "args": {"entry": n}} for n in range(1, 200)])

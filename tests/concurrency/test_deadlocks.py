@@ -1,0 +1,291 @@
+"""Calls that take the same things in opposite orders: who waits for whom, and what a deadlock costs."""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+
+import psycopg
+import pytest
+
+import forebay
+from tests.sql.test_unique import ask
+from tests.support.broken_twin import break_function
+from tests.support.engine import Reader, connect, depth, enqueue_many, one, state
+from tests.support.fix_worker import run_until_idle
+from tests.support.waiting import wait_for
+
+SECONDS = 1.5
+KEYS = 12
+
+
+def together(duties, seed, seconds: float = SECONDS) -> None:
+    """Run functions in threads, each with a random source of its own and a function that says how long; fail as they do."""
+    errors: list[BaseException] = []
+    until = time.monotonic() + seconds
+
+    def goes_on() -> bool:
+        return time.monotonic() < until and not errors
+
+    def guarded(duty, rng: random.Random) -> None:
+        try:
+            duty(rng, goes_on)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=(duty, random.Random(f"{seed}/{n}")), daemon=True)
+        for n, duty in enumerate(duties)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int:
+    """Let eight producers enqueue most of a dozen keys at once, in random order; return how many calls there were."""
+    calls = Counter()
+
+    def produce(rng: random.Random, goes_on) -> None:
+        with psycopg.connect(dsn) as conn:
+            while goes_on():
+                keys = rng.sample(range(KEYS), 9)
+                intent = rng.choice(["once", "coalesce", "replace"])
+                enqueue_many(
+                    conn, [{"kind": "work", "unique_as": {intent: f"k{key}"}} for key in keys]
+                )
+                time.sleep(0.002 * rng.random())
+                if rng.random() < 0.3:
+                    conn.rollback()
+                else:
+                    conn.commit()
+                    calls["committed"] += 1
+
+    def work(rng: random.Random, goes_on) -> None:
+        with Reader(dsn) as reader:
+            while goes_on():
+                batch = reader.claim_ready(20)
+                if batch.jobs:
+                    reader.finish(batch)
+                time.sleep(0.002)
+
+    together([*[produce] * 8, work], seed, seconds)
+    return calls["committed"]
+
+
+def test_bulk_calls_of_the_same_keys_in_any_order_never_deadlock(database, seed, is_long):
+    """
+    A bulk call takes its keys in an order of theirs, not the caller's: none of many is ended as a deadlock's victim.
+    """
+    committed = bulk_calls_of_the_same_keys(database, seed, 60 if is_long else SECONDS)
+    print(f"{committed} calls")
+    assert committed > 20
+
+
+def test_bulk_calls_deadlock_when_they_take_keys_as_they_come(database, seed):
+    """
+    Taken in the caller's order, they do.
+    """
+    break_function(
+        database,
+        "_enqueue_mixed",
+        (
+            """order by (p_jobs[u.nr]).queue collate "C", forebay._intent(u.unique_as) collate "C",
+                 (u.unique_as ->> forebay._intent(u.unique_as)) collate "C", u.nr""",
+            "order by u.nr",
+        ),
+    )
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        bulk_calls_of_the_same_keys(database, seed, 20)
+
+
+def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(database, conn):
+    """
+    Each waits for the key that the other one has just taken. PostgreSQL ends one, which gets the driver's own error; the
+    other goes on. Repeated, the one finds what the other made: one live job for each key.
+    """
+    made: list[dict[str, int]] = []
+    raised: list[psycopg.Error] = []
+    has_one = threading.Barrier(2)
+
+    def produce(keys: str) -> None:
+        with psycopg.connect(database) as producer:
+            for attempt in range(2):
+                try:
+                    first = ask(producer, {"once": keys[0]}).job_id
+                    if attempt == 0:
+                        has_one.wait(10)
+                    second = ask(producer, {"once": keys[1]}).job_id
+                    producer.commit()
+                except psycopg.errors.DeadlockDetected as error:
+                    raised.append(error)
+                    producer.rollback()
+                else:
+                    made.append(dict(zip(keys, (first, second), strict=True)))
+                    return
+
+    threads = [threading.Thread(target=produce, args=(keys,)) for keys in ("ab", "ba")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(raised) == 1
+    assert made[0] == made[1]
+    assert one(conn, "select count(*) from forebay.log") == 2
+
+
+ENDS = ("done", "dead", "cancelled")
+
+
+def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, conn, seed, is_long):
+    """
+    Settlements in parts and in random order, cancellations of many jobs in one transaction, leases taken away, expiry,
+    redrive and upkeep, all at the same few jobs: no deadlock, and each job ends once.
+    """
+    jobs: list[int] = []
+    lock = threading.Lock()
+
+    def produce(rng: random.Random, goes_on) -> None:
+        with connect(database) as producer:
+            while goes_on():
+                made = enqueue_many(
+                    producer,
+                    [{"kind": "work"} | ({"delay": 0.02} if n % 5 == 0 else {}) for n in range(10)],
+                )
+                with lock:
+                    jobs.extend(made)
+                time.sleep(0.02)
+
+    def work(rng: random.Random, goes_on) -> None:
+        with Reader(database) as reader:
+            while goes_on():
+                try:
+                    work_once(rng, reader)
+                except psycopg.Error as error:
+                    if error.sqlstate != "JQ010":
+                        raise
+                    reader.open_lease()  # It was taken away.
+
+    def work_once(rng: random.Random, reader: Reader) -> None:
+        batch = reader.claim_ready(10)
+        offsets = list(range(1, len(batch.jobs) + 1))
+        rng.shuffle(offsets)
+        half = len(offsets) // 2
+        for flush_no, part in enumerate((offsets[:half], offsets[half:]), 1):
+            outcomes = rng.choices(("done", "dead", "retried"), (7, 2, 1), k=len(part))
+            ended = [
+                {"offset": offset, "outcome": outcome, "after": 0.01}
+                for offset, outcome in zip(part, outcomes, strict=True)
+            ]
+            if ended:
+                assert reader.settle(batch.claim_no, flush_no=flush_no, ended=ended) == "settled"
+        reader.open_claims.discard(batch.claim_no)
+
+    def cancel(rng: random.Random, goes_on) -> None:
+        with psycopg.connect(database) as canceller:
+            while goes_on():
+                with lock:
+                    chosen = rng.sample(jobs[-60:], min(8, len(jobs[-60:])))
+                for job in chosen:
+                    one(canceller, "select forebay.cancel(%s)", job)
+                if rng.random() < 0.8:
+                    canceller.commit()
+                else:
+                    canceller.rollback()
+                time.sleep(0.01)
+
+    def revoke(rng: random.Random, goes_on) -> None:
+        with connect(database) as taker:
+            while goes_on():
+                row = taker.execute(
+                    "select lease_id from forebay.lease where closed_at is null"
+                    " order by random() limit 1"
+                ).fetchone()
+                if row:
+                    taker.execute("select forebay._revoke(%s, 'revoked', false)", row)
+                time.sleep(0.05)
+
+    def keep_up(rng: random.Random, goes_on) -> None:
+        with connect(database) as keeper:
+            while goes_on():
+                for call in rng.sample(("promote", "sweep", "seal", "trim", "summarize"), 5):
+                    keeper.execute(f"select forebay.{call}_v1()")
+                keeper.execute("select forebay.redrive_matching(most => 5)")
+
+    together(
+        [produce, produce, *[work] * 3, cancel, cancel, revoke, keep_up],
+        seed,
+        60 if is_long else SECONDS,
+    )
+    with Reader(database) as reader:
+        for row in conn.execute(
+            "select lease_id from forebay.lease where closed_at is null"
+        ).fetchall():
+            if row[0] != reader.lease_id:
+                conn.execute("select forebay._revoke(%s, 'revoked', false)", row)
+
+        def come_to_rest() -> bool:
+            one(conn, "select forebay.promote_v1()")
+            while (batch := reader.claim_ready(1000)).jobs:
+                reader.finish(batch)
+            return all(numbers == (0, 0, 0) for numbers in depth(conn).values())
+
+        wait_for(come_to_rest, 20)
+    ends = Counter(state(conn, job) for job in jobs)
+    print(f"{len(jobs)} jobs: {dict(ends)}")
+    assert set(ends) <= set(ENDS)
+    assert len(ends) == len(ENDS)
+    _each_ended_once(conn)
+
+
+def _each_ended_once(conn: psycopg.Connection) -> None:
+    """No row of the log was settled for good twice."""
+    twice = conn.execute(
+        """
+        select u.seq from forebay.batch b
+        cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+        join forebay.settlement s on s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                                 and (s.offsets is null or u.nr = any (s.offsets))
+        group by u.seq having count(*) > 1
+        """
+    ).fetchall()
+    assert twice == []
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_is_a_deadlocks_victim_runs_again(app, conn):
+    """
+    Two transactions of handlers update the same two rows crosswise: one is rolled back and tried again, and what both
+    wrote is there once.
+    """
+    conn.execute("create table account (name text primary key, total int not null)")
+    conn.execute("insert into account values ('a', 0), ('b', 0)")
+    has_one = asyncio.Barrier(2)
+    attempts = []
+
+    @app.job(transaction=True, retry=forebay.RetryPolicy(strategy="fixed", base_seconds=0.01))
+    async def move(ctx: forebay.Context, names: str) -> None:
+        attempts.append(ctx.attempt)
+        add = "update account set total = total + 1 where name = %s"
+        await ctx.conn.execute(add, [names[0]])
+        if ctx.attempt == 1:
+            await asyncio.wait_for(has_one.wait(), 10)
+        await ctx.conn.execute(add, [names[1]])
+
+    jobs = [move.enqueue(conn, names) for names in ("ab", "ba")]
+    await run_until_idle(app, concurrency=2)
+    if any(state(conn, job) != "done" for job in jobs):  # The retry was not due yet.
+        async with asyncio.timeout(10):
+            while any(state(conn, job) != "done" for job in jobs):
+                await run_until_idle(app, concurrency=2)
+    assert sorted(attempts) == [1, 1, 2]
+    assert conn.execute("select name, total from account order by 1").fetchall() == [
+        ("a", 2),
+        ("b", 2),
+    ]
+    codes = conn.execute("select error_type from forebay.failure").fetchall()
+    assert codes == [("psycopg.errors.DeadlockDetected",)]
