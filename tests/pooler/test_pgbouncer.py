@@ -320,6 +320,42 @@ def test_many_clients_share_a_few_server_sessions(server, conn, database, worker
     assert "LeaseLost" not in workers.logs
 
 
+async def test_two_hundred_clients_share_five_server_sessions(server, conn, database):
+    """
+    Each connected all the time, in transactions that commit or roll back, while the pooler resets and replaces its
+    server sessions: what was committed runs once, through the same pooler, and nothing else does.
+    """
+    reset = {"server_reset_query": "discard all", "server_reset_query_always": 1}
+    with pgbouncer(server, default_pool_size=5, **reset) as narrow:
+        dsn = narrow.dsn(conn.info.dbname)
+        app = forebay.App(dsn, settings=Settings(worker=WorkerSettings(**FAST)))
+        ran: list[int] = []
+
+        @app.job
+        async def work(n: int) -> None:
+            ran.append(n)
+
+        async def produce(n: int) -> None:
+            async with await psycopg.AsyncConnection.connect(dsn, prepare_threshold=None) as client:
+                together.discard(n)
+                await wait_for_async(lambda: not together, 30)
+                for turn in range(4):
+                    await work.aenqueue(client, 10 * n + turn)
+                    await (client.rollback() if turn == 1 else client.commit())
+
+        together = set(range(200))
+        async with running(app, concurrency=4) as worker:
+            async with asyncio.TaskGroup() as tasks:
+                for n in range(200):
+                    tasks.create_task(produce(n))
+                await wait_for_async(lambda: len(ran) > 50, 30)
+                await asyncio.to_thread(narrow.command, f"reconnect {conn.info.dbname}")
+            await wait_for_async(lambda: len(ran) >= 600, 30)
+            assert worker.stats.leases_lost == 0
+        assert len(narrow.command("show servers")) <= 5 + 1
+    assert sorted(ran) == [10 * n + turn for n in range(200) for turn in (0, 2, 3)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("default", [False, True])
 def test_jobs_of_a_killed_worker_start_again_in_time(conn, pooled, workers, effects, default):
