@@ -24,6 +24,8 @@ LEFT_BEHIND = {
     "a cursor": "declare leak cursor with hold for select 1",
     "listening": "listen leak",
     "no durability": "set synchronous_commit = off",
+    "nothing prepared": "deallocate all",
+    "nothing prepared, behind the driver's back": "do $$ begin execute 'deallocate all'; end $$",
 }
 
 SEEN = """

@@ -1,0 +1,89 @@
+"""Transactions with very many savepoints, by others and by nobody here."""
+
+import psycopg
+import pytest
+
+import forebay
+from tests.sql.test_flat_cost import pages
+from tests.support.engine import Reader, enqueue, lane_of
+from tests.support.fix_worker import make_effect_table, running
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_for_async
+
+
+def claim_pages(conn, reader: Reader, lane: int) -> int:
+    """Return how many pages a claim of one new job touches, the median of seven."""
+    seen = []
+    for _ in range(7):
+        enqueue(conn)
+        reader.claim_no += 1
+        seen.append(
+            pages(
+                reader.conn,
+                "select forebay.claim_v1(%s, %s, %s, %s, %s, 10)",
+                *[reader.lease_id, reader.claim_no, reader.claim_no, reader.group_id, lane],
+            )
+        )
+        assert reader.settle(reader.claim_no) == "settled"
+    return sorted(seen)[3]
+
+
+def test_a_producer_with_hundreds_of_savepoints_slows_no_claim(database, conn):
+    """
+    More than a session keeps in shared memory (64), so that others have to look them up: open claims cost what they
+    did, and of its jobs those exist whose savepoints were kept.
+    """
+    lane = lane_of("default", conn)
+    with Reader(database) as reader, psycopg.connect(database) as producer:
+        claim_pages(conn, reader, lane)
+        before = claim_pages(conn, reader, lane)
+        kept = []
+        for n in range(300):
+            producer.execute(f"savepoint s{n}")
+            job = enqueue(producer)
+            if n % 3 == 0:
+                producer.execute(f"rollback to savepoint s{n}")
+            else:
+                kept.append(job)
+        during = claim_pages(conn, reader, lane)
+        producer.commit()
+        print(f"{before} pages before, {during} while they are open")
+        assert during < 1.5 * before + 10
+        handed = [job for batch in reader.claim_all() for job in batch.job_ids]
+        assert sorted(handed) == kept
+
+
+@pytest.mark.anyio
+async def test_no_job_costs_a_savepoint(app, conn, database):
+    """
+    Neither a plain handler nor one in a transaction, done, failed or snoozed: the worker's statements have none.
+    """
+    make_effect_table(conn)
+
+    def end(n: int) -> object:
+        if n % 3 == 1:
+            raise ValueError(n)
+        return forebay.Snooze(3600) if n % 3 == 2 else None
+
+    @app.job(max_attempts=1)
+    async def work(n: int) -> object:
+        return end(n)
+
+    @app.job(transaction=True, max_attempts=1)
+    async def write(ctx: forebay.Context, n: int) -> object:
+        await ctx.conn.execute("insert into effect values (%s, %s)", [n, ctx.job.job_id])
+        return end(n)
+
+    @app.job(transaction=True, max_attempts=1)
+    def write_in_thread(ctx: forebay.Context, n: int) -> object:
+        ctx.conn.execute("insert into effect values (%s, %s)", [n, ctx.job.job_id])
+        return end(n)
+
+    with Proxy(database) as proxy:
+        async with running(app, dsn=proxy.dsn) as worker:
+            for kind in (work, write, write_in_thread):
+                kind.enqueue_many(conn, [(n,) for n in range(9)])
+            await wait_for_async(lambda: worker.stats.claimed == 27 and worker._executor.is_idle)
+        statements = [statement.lower() for statement in proxy.statements]
+    assert any("settle_v1" in statement for statement in statements)
+    assert [statement for statement in statements if "savepoint" in statement] == []
