@@ -10,16 +10,23 @@ from psycopg import sql
 from forebay.embedded import EmbeddedServer
 
 
-def run(server: EmbeddedServer, program: str, *arguments: str, user: int | None = None) -> None:
-    """Run one of the server's programs to its end; fail with what it said."""
+def run(
+    server: EmbeddedServer,
+    program: str,
+    *arguments: str,
+    user: int | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Run one of the server's programs to its end, in a folder; fail with what it said."""
     done = subprocess.run(
         [server.binaries.program(program), *arguments],
         capture_output=True,
         text=True,
         check=False,
         user=user,
+        cwd=folder,
     )
-    assert done.returncode == 0, f"{program}: {done.stderr}"
+    assert done.returncode == 0, f"{program}: {done.stdout[-3000:]} {done.stderr}"
 
 
 def dump(server: EmbeddedServer, dsn: str, file: Path) -> None:
