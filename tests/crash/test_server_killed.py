@@ -267,3 +267,39 @@ def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
         assert revoked == (dead.lease_id,)
         assert upkeep.execute("select lease_id from forebay.revoke_lost_v1()").fetchone() is None
         assert [state(upkeep, i) for i in ids] in (["leased", "ready"], ["ready", "ready"])
+
+
+@pytest.mark.slow
+def test_without_synchronous_commit_rows_and_their_jobs_vanish_together(own_server, own_database):
+    """
+    A producer whose role does not wait for the disk loses its newest commits in a crash: each with its row and its job, or
+    neither. What was committed in the usual way is there, and numbers that are given out again confuse nobody.
+    """
+    own_server.stop()
+    own_server.extra_settings |= {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+    own_server.start()
+
+    def order(conn, n: int) -> None:
+        with conn.transaction():
+            conn.execute("insert into shop_order values (%s)", [n])
+            enqueue(conn, args={"entry": n})
+
+    with connect(own_database) as conn, Reader(own_database) as reader:
+        conn.execute("create table shop_order (n int primary key)")
+        order(conn, 0)
+        assert len(reader.claim(1).jobs) == 1
+        order(conn, 1)
+        conn.execute("set synchronous_commit = off")
+        for n in range(2, 30):
+            order(conn, n)
+        own_server.kill()
+    own_server.start()
+    with connect(own_database) as conn, Reader(own_database) as again:
+        kept = [n for (n,) in conn.execute("select n from shop_order order by 1")]
+        print(f"{30 - len(kept)} of 28 commits lost")
+        assert kept[:2] == [0, 1]
+        assert len(kept) < 30
+        order(conn, 100)
+        one(conn, "select forebay._revoke(%s, 'revoked', false)", reader.lease_id)
+        handed = [job["args"]["entry"] for batch in again.claim_all() for job in batch.jobs]
+        assert sorted(handed) == [*kept, 100]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,8 +71,6 @@ async def test_a_thread_that_cannot_be_had_is_asked_for_again(app, conn, monkeyp
     """
     With no memory for one more thread a job is handed back, at no attempt, and runs when there is one. No slot is lost.
     """
-    import threading
-
     missing = [True] * 5
     begin = threading.Thread.start
 
@@ -99,8 +98,6 @@ async def test_a_thread_that_never_started_does_not_count(monkeypatch):
     """
     However often none could be had: the next call gets one.
     """
-    import threading
-
     threads = Threads(2)
     with monkeypatch.context() as patch:
 
@@ -133,6 +130,7 @@ def test_what_a_call_changes_of_its_process_is_put_back_for_the_next(conn, worke
     assert result_of(conn, jobs[0]) == result_of(conn, jobs[2])
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_taken_elsewhere_starts_processes_where_it_began(
     conn, workers, effects, tmp_path
 ):
@@ -163,6 +161,7 @@ def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, eff
     assert effects.all("copy")
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_worker_though_its_copy_lives(conn, workers, effects):
     """
     A plain function forked within the worker, which is then killed: its processes end too, and do not run on beside
@@ -178,6 +177,7 @@ def test_processes_end_with_their_worker_though_its_copy_lives(conn, workers, ef
     wait_for(lambda: not Path(f"/proc/{start.pid}").exists(), 10)
 
 
+@pytest.mark.slow
 def test_a_handler_that_closes_every_descriptor_costs_one_worker(conn, workers, effects):
     """
     Without its descriptors a worker cannot go on: it ends by itself, for its supervisor to start it again. The job then

@@ -97,7 +97,30 @@ def _judge_server(rows: Rows) -> list[Finding]:
 
 def durability() -> Operation[list[Finding]]:
     """What a commit is worth."""
-    return _settings(_judge_durability)
+    settings = _settings(_judge_durability)
+    return Operation(
+        settings.sql,
+        lambda rows: [
+            *_judge_persistence([name for part, name, _ in rows if part == _UNLOGGED]),
+            *settings.decode(rows),
+        ],
+        settings.params,
+    )
+
+
+def _judge_persistence(unlogged: list[str]) -> list[Finding]:
+    if not unlogged:
+        return []
+    shown = ", ".join(unlogged[:3]) + (f" and {len(unlogged) - 3} more" if unlogged[3:] else "")
+    return [
+        Finding(
+            "durability",
+            Level.ERROR,
+            f"unlogged tables: {shown}; a crash of the server empties them",
+            f"alter table forebay.{unlogged[0]} set logged, and so on.",
+            {"unlogged": unlogged},
+        )
+    ]
 
 
 def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
@@ -258,6 +281,9 @@ _LIMITS: Final = {
     ),
 }
 
+#: The part of the answer that names tables.
+_UNLOGGED: Final = 2
+
 _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
 
 
@@ -274,6 +300,10 @@ def _settings(judge: Any) -> Operation[list[Finding]]:
         " cross join unnest(s.setconfig) c (item)"
         " where split_part(c.item, '=', 1) = any (%(names)s)"
         "   and (d.datname is null or d.datname = current_database())"
+        " union all"
+        f" select {_UNLOGGED}, c.relname::text, ''"
+        " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p')"
         " order by 1, 2, 3",
         lambda rows: judge(
             {name: value for part, name, value in rows if part == 0},
