@@ -124,6 +124,7 @@ def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(da
                 except psycopg.errors.DeadlockDetected as error:
                     raised.append(error)
                     producer.rollback()
+                    wait_for(lambda: made)  # At once they might only do it again.
                 else:
                     made.append(dict(zip(keys, (first, second), strict=True)))
                     return
