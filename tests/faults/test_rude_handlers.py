@@ -57,8 +57,8 @@ def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
     )
     bomb = enqueue(conn, kind="take_all_memory", args={"entry": 0})
     others = enqueue_many(conn, [{"kind": "work", "args": {"entry": n}} for n in range(1, 200)])
-    wait_for(lambda: state(conn, bomb) == "dead", 30, lambda: workers.logs)
-    wait_for(lambda: is_done(conn, *others), 30, lambda: workers.logs)
+    wait_for(lambda: state(conn, bomb) == "dead", 60, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, *others), 60, lambda: workers.logs)
     assert worker.is_running
     errors = conn.execute("select distinct error_type from forebay.failure").fetchall()
     assert errors == [("MemoryError",)]
@@ -89,7 +89,7 @@ async def test_a_thread_that_cannot_be_had_is_asked_for_again(app, conn, monkeyp
 
     async with running(app, concurrency=2):
         work.enqueue_many(conn, [(n,) for n in range(8)])
-        await wait_for_async(lambda: len(attempts) == 8, 20)
+        await wait_for_async(lambda: len(attempts) == 8, 30)
     assert sorted(attempts) == [(n, 1) for n in range(8)]
 
 
@@ -126,7 +126,7 @@ def test_what_a_call_changes_of_its_process_is_put_back_for_the_next(conn, worke
         enqueue(conn, kind="rearrange", args={"folder": str(tmp_path)}),
         enqueue(conn, kind="surroundings"),
     ]
-    wait_for(lambda: is_done(conn, *jobs), 30, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, *jobs), 60, lambda: workers.logs)
     assert result_of(conn, jobs[0]) == result_of(conn, jobs[2])
 
 
@@ -142,9 +142,9 @@ def test_a_worker_that_was_taken_elsewhere_starts_processes_where_it_began(
     gone.mkdir()
     workers.start(app=APP, concurrency=1)
     left = enqueue(conn, kind="go_elsewhere", args={"folder": str(gone)})
-    wait_for(lambda: is_done(conn, left), 20, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, left), 60, lambda: workers.logs)
     job = enqueue(conn, kind="work_in_process", args={"entry": 1})
-    wait_for(lambda: is_done(conn, job), 30, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, job), 60, lambda: workers.logs)
 
 
 def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, effects):
@@ -155,9 +155,9 @@ def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, eff
     workers.start(app=APP, concurrency=1)
     job = enqueue(conn, kind="fork_and_die", args={"entry": 1})
     other = enqueue(conn, kind="work_in_process", args={"entry": 2})
-    wait_for(lambda: state(conn, job) == "dead", 20, lambda: workers.logs)
+    wait_for(lambda: state(conn, job) == "dead", 60, lambda: workers.logs)
     assert one(conn, "select reason from forebay.dead_letter") == "worker lost"
-    wait_for(lambda: is_done(conn, other), 20, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, other), 60, lambda: workers.logs)
     assert effects.all("copy")
 
 
@@ -169,12 +169,12 @@ def test_processes_end_with_their_worker_though_its_copy_lives(conn, workers, ef
     """
     worker = workers.start(app=APP, concurrency=2)
     enqueue(conn, kind="sleep_in_process", args={"entry": 1})
-    wait_for(lambda: effects.all("start"), 30, lambda: workers.logs)
+    wait_for(lambda: effects.all("start"), 60, lambda: workers.logs)
     enqueue(conn, kind="fork", args={"entry": 2})
-    wait_for(lambda: effects.all("end") and effects.all("copy"), 20, lambda: workers.logs)
+    wait_for(lambda: effects.all("end") and effects.all("copy"), 60, lambda: workers.logs)
     worker.kill()
     (start,) = effects.all("start")
-    wait_for(lambda: not Path(f"/proc/{start.pid}").exists(), 10)
+    wait_for(lambda: not Path(f"/proc/{start.pid}").exists(), 30)
 
 
 @pytest.mark.slow
@@ -185,12 +185,12 @@ def test_a_handler_that_closes_every_descriptor_costs_one_worker(conn, workers, 
     """
     workers.start(app=APP, concurrency=2)
     poison = enqueue(conn, kind="close_everything", args={"entry": 0})
-    wait_for(lambda: effects.all("start"), 20, lambda: workers.logs)
-    wait_for(lambda: not workers.members[0].is_running, 20, lambda: workers.logs)
+    wait_for(lambda: effects.all("start"), 60, lambda: workers.logs)
+    wait_for(lambda: not workers.members[0].is_running, 60, lambda: workers.logs)
     workers.start(app=APP, concurrency=2)
     others = enqueue_many(conn, [{"kind": "work", "args": {"entry": n}} for n in range(1, 20)])
-    wait_for(lambda: state(conn, poison) == "dead", 40, lambda: workers.logs)
-    wait_for(lambda: is_done(conn, *others), 20, lambda: workers.logs)
+    wait_for(lambda: state(conn, poison) == "dead", 60, lambda: workers.logs)
+    wait_for(lambda: is_done(conn, *others), 60, lambda: workers.logs)
     assert workers.members[1].is_running
     assert {effect.attempt for effect in effects.all("end")} == {1}
 
@@ -220,7 +220,7 @@ async def test_handlers_that_hold_all_connections_and_wait_for_another_job(app, 
         wait_for_the_last.enqueue_many(conn, [()] * 7)
         await wait_for_async(lambda: worker._executor.busy == 7)
         be_the_last.enqueue(conn)
-        await wait_for_async(lambda: worker.stats.claimed == 8 and worker._executor.is_idle, 10)
+        await wait_for_async(lambda: worker.stats.claimed == 8 and worker._executor.is_idle, 30)
     assert worker.stats.leases_lost == 0
     assert one(conn, "select count(*) from forebay.settlement") == 8
 
@@ -243,4 +243,4 @@ async def test_handlers_that_wait_for_a_job_without_a_slot_end_at_their_timeout(
     async with running(app, concurrency=2):
         jobs = [wait_for_it.enqueue(conn) for _ in range(2)]
         jobs.append(run.enqueue(conn))
-        await wait_for_async(lambda: [state(conn, j) for j in jobs] == ["dead", "dead", "done"], 10)
+        await wait_for_async(lambda: [state(conn, j) for j in jobs] == ["dead", "dead", "done"], 30)

@@ -338,7 +338,7 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
         async def produce(n: int) -> None:
             async with await psycopg.AsyncConnection.connect(dsn, prepare_threshold=None) as client:
                 together.discard(n)
-                await wait_for_async(lambda: not together, 30)
+                await wait_for_async(lambda: not together, 60)
                 for turn in range(4):
                     await work.aenqueue(client, 10 * n + turn)
                     await (client.rollback() if turn == 1 else client.commit())
@@ -348,9 +348,9 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
             async with asyncio.TaskGroup() as tasks:
                 for n in range(200):
                     tasks.create_task(produce(n))
-                await wait_for_async(lambda: len(ran) > 50, 30)
+                await wait_for_async(lambda: len(ran) > 50, 60)
                 await asyncio.to_thread(narrow.command, f"reconnect {conn.info.dbname}")
-            await wait_for_async(lambda: len(ran) >= 600, 30)
+            await wait_for_async(lambda: len(ran) >= 600, 60)
             assert worker.stats.leases_lost == 0
         assert len(narrow.command("show servers")) <= 5 + 1
     assert sorted(ran) == [10 * n + turn for n in range(200) for turn in (0, 2, 3)]
