@@ -134,6 +134,27 @@ def test_jobs_kept_back_twice_stay_in_order(database, conn):
         assert drained(reader, 3) == jobs[1:]
 
 
+def test_a_failed_attempt_counts_though_the_job_before_it_is_settled_in_the_same_call(
+    database, conn
+):
+    """What a holder tells of several batches is heard in that order: the failed job is the first that has not ended."""
+    jobs = put(conn, 3)
+    with Reader(database, "q") as reader:
+        batches = [reader.claim_ready(1) for _ in jobs]
+        flushes = [
+            {"claim_no": batches[0].claim_no, "flush_no": 1},
+            {"claim_no": batches[1].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "retried")]},
+            {"claim_no": batches[2].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "handed_back")]},
+        ]  # fmt: skip
+        query = "select status from forebay.settle_v1(%s, %s::jsonb)"
+        told = reader.conn.execute(query, [reader.lease_id, json.dumps(flushes)]).fetchall()
+        assert told == [("settled",)] * 3
+        reader.open_claims.clear()
+        again = reader.claim_ready(3)
+        assert again.job_ids == jobs[1:]
+        assert [job["attempt"] for job in again.jobs] == [1, 0]
+
+
 def test_after_a_lost_lease_the_first_of_each_key_comes_back_alone(database, conn):
     """It may have killed its worker: it is a suspect. Those behind it wait for it, and are none."""
     jobs = put(conn, 4, "a")

@@ -145,7 +145,7 @@ class Settler:
     def _collect(self) -> list[tuple[Batch, Flush]]:
         dirty, self._dirty = self._dirty, {}
         solo, self._solo = self._solo, []
-        flushes = solo
+        flushes = []
         if self._set_aside and time.monotonic() >= self._set_aside_until:
             aside, self._set_aside = self._set_aside, []
             flushes += aside
@@ -153,7 +153,9 @@ class Settler:
             flush = batch.take_flush()
             if flush is not None:
                 flushes.append((batch, flush))
-        return flushes
+        # As they were worked: of an ordering key the database must hear of the end of a job before it hears that the
+        # next one goes on, which it would else keep back, at no attempt.
+        return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 
     async def _write(self) -> None:
         while self._under_way:
