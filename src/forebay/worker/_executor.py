@@ -230,7 +230,7 @@ class Executor:
             return False
         if key in self._went_on:
             # The claim was made before the database knew that an earlier one goes on.
-            self._end(held, Ended(0, "handed_back"))
+            self._hand_back_early(held)
             return False
         held.chain = self._chains[key] = Chain(key, held)
         return True
@@ -255,8 +255,17 @@ class Executor:
         self.buffered -= count
         self.chained -= count
         while chain.behind:
-            self._end(chain.behind.popleft(), Ended(0, "handed_back"))
+            self._hand_back_early(chain.behind.popleft())
         return count
+
+    def _hand_back_early(self, held: HeldJob) -> None:
+        """Give back a job of an ordering key that did not start.
+
+        Until that is settled the database takes it for one that is worked here, and hands out those behind it.
+        """
+        self._end(held, Ended(0, "handed_back"))
+        held.batch.goes_on(held.row.offset)
+        self._went_on[key_of(held)] = held
 
     def _go_on_with_key(self, held: HeldJob, ended: Ended | None) -> None:
         """After a job of an ordering key: its next one may start, or all that follow go back to wait behind it."""
