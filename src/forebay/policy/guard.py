@@ -106,6 +106,8 @@ def judge(rule: Rule, holder: Holder, place: Place = Place()) -> Verdict:
     limit = human_duration(rule.older_than)
     if holder.seconds is None and holder.is_session:
         return Verdict("refused", "this role may not see how old it is: grant pg_monitor to it")
+    if holder.seconds is None and holder.sort == "prepared transaction":
+        return Verdict("refused", "since when it is prepared is not known")
     if not _is_old(rule, holder):
         return Verdict("young", f"not older than {limit}")
     if place.standby and not place.feedback:
