@@ -23,6 +23,15 @@ def pages(conn: psycopg.Connection, call: str, *params: object) -> int:
     return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
 
 
+def medians(once) -> dict[str, int]:
+    """Return the median of nine counts of each name that a function yields."""
+    seen: dict[str, list[int]] = {}
+    for _ in range(9):
+        for name, count in once():
+            seen.setdefault(name, []).append(count)
+    return {name: sorted(counts)[len(counts) // 2] for name, counts in seen.items()}
+
+
 class Meter:
     """Measures each hot call in sessions that have made it before."""
 
@@ -38,11 +47,7 @@ class Meter:
 
     def measure(self) -> dict[str, int]:
         """Return the pages of each call, the median of nine."""
-        seen: dict[str, list[int]] = {}
-        for _ in range(9):
-            for name, count in self._once():
-                seen.setdefault(name, []).append(count)
-        return {name: sorted(counts)[len(counts) // 2] for name, counts in seen.items()}
+        return medians(self._once)
 
     def _once(self):
         reader, conn = self.reader, self.conn
@@ -232,11 +237,7 @@ class KeyedMeter:
 
     def measure(self) -> dict[str, int]:
         """Return the pages of each call, the median of nine."""
-        seen: dict[str, list[int]] = {}
-        for _ in range(9):
-            for name, count in self._once():
-                seen.setdefault(name, []).append(count)
-        return {name: sorted(counts)[len(counts) // 2] for name, counts in seen.items()}
+        return medians(self._once)
 
     def _once(self):
         first, second = self.readers

@@ -22,6 +22,10 @@ from forebay.ops.overview import adopt as adopt_operation
 from forebay.ops.overview import database_settings
 from forebay.sql import Migration, latest_version
 
+OnlyPre = Annotated[
+    bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
+]
+
 
 @with_settings("retention", "limits", "segments")
 def migrate(
@@ -36,9 +40,7 @@ def migrate(
             help="Do it with all locks, roll it back, and print what was locked for how long.",
         ),
     ] = False,
-    pre: Annotated[
-        bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
-    ] = False,
+    pre: OnlyPre = False,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -272,9 +274,7 @@ def sql(
             help="With begin and commit, or for a tool that opens the transaction itself.",
         ),
     ] = True,
-    pre: Annotated[
-        bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
-    ] = False,
+    pre: OnlyPre = False,
 ) -> None:
     """Print the migrations as one SQL script, for a DBA or Alembic."""
     print(migration_sql(from_version, transaction=transaction, only_pre=pre), end="")

@@ -49,11 +49,6 @@ class Breaker:
         self._open_until: float | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether calls are held back."""
-        return self._open_until is not None
-
-    @property
     def wait_seconds(self) -> float:
         """How long until the next call may try, at least."""
         until = self._open_until

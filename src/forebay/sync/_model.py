@@ -18,6 +18,9 @@ Id: TypeAlias = int | str
 ID_CHARACTERS_MAX: Final = 500
 VERSION_MAX: Final = 2**63 - 1
 
+#: For so long a target remembers a deletion.
+TOMBSTONE_SECONDS_DEFAULT: Final = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Document:

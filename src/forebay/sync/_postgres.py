@@ -15,7 +15,7 @@ import msgspec
 from forebay.db.elsewhere import Elsewhere
 from forebay.errors import ConfigError, shown
 from forebay.ops.operation import Operation, Rows, nothing
-from forebay.sync._model import VERSION_MAX, Document, Gone, Seen
+from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, VERSION_MAX, Document, Gone, Seen
 from forebay.sync._text import texts_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from forebay.sync._model import Id
 
-TOMBSTONE_SECONDS_DEFAULT: Final = 86_400.0
 _PURGE_SECONDS: Final = 60.0
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)?")
 _ID_TYPES: Final = {"bigint": "bigint", "text": 'text collate "C"'}

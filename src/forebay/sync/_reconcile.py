@@ -207,7 +207,7 @@ class Reconciler:
                 self._counts.add("timeout" if late else "unavailable")
                 self.breaker.failed()
         # What was sent without an answer was perhaps taken over: another look will tell.
-        why = _said(work.trouble) if work.trouble else "the target or the source cannot be reached"
+        why = said(work.trouble) if work.trouble else "the target or the source cannot be reached"
         wait = max(self.breaker.wait_seconds, 1.0)
         for item in _open(work):
             self._put_off(item, wait, why)
@@ -432,5 +432,6 @@ def _unproved(item: Item) -> str:
     return "the target accepted the deletion, and still has the item"
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return what an error says; its type where it says nothing."""
     return str(error) or type(error).__name__

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable, shown
-from forebay.sync._model import VERSION_MAX, Document, Gone, Seen
+from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, VERSION_MAX, Document, Gone, Seen
 from forebay.sync._text import texts_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from forebay.sync._model import Id
 
-TOMBSTONE_SECONDS_DEFAULT: Final = 86_400.0
 
 _TABLES: Final = """
 create table if not exists document (

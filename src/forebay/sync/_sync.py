@@ -25,7 +25,7 @@ from forebay.sync._model import (
     rule_of,
     with_digest,
 )
-from forebay.sync._reconcile import UNAVAILABLE, Counts, Ending, Reconciler
+from forebay.sync._reconcile import UNAVAILABLE, Counts, Ending, Reconciler, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -405,8 +405,7 @@ class Sync:
         self._counts.add("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
         if isinstance(error, UNAVAILABLE):
             self._direct_breaker.failed()
-        problem = str(error) or type(error).__name__
-        log.info("sync %s: a direct write failed: %s", self.name, problem)
+        log.info("sync %s: a direct write failed: %s", self.name, said(error))
         return False
 
 

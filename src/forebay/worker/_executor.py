@@ -264,6 +264,9 @@ class Executor:
         Until that is settled the database takes it for one that is worked here, and hands out those behind it.
         """
         self._end(held, Ended(0, "handed_back"))
+        self._note_that_it_goes_on(held)
+
+    def _note_that_it_goes_on(self, held: HeldJob) -> None:
         held.batch.goes_on(held.row.offset)
         self._went_on[key_of(held)] = held
 
@@ -273,8 +276,7 @@ class Executor:
         while True:
             held.follows = None
             if ended is not None and ended.outcome in _GOES_ON:
-                held.batch.goes_on(held.row.offset)
-                self._went_on[key_of(held)] = held
+                self._note_that_it_goes_on(held)
                 break
             if chain is None or chain.first is not held or not chain.behind:
                 break
