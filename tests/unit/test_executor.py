@@ -1,0 +1,101 @@
+"""What a worker runs of what it claimed, without a database."""
+
+import asyncio
+
+import forebay
+from forebay.config import WorkerSettings
+from forebay.ops.protocol import ClaimedJob, ReadyLane
+from forebay.worker._executor import Executor
+from forebay.worker._held import Batch, HeldJob, Lease
+
+LANE = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
+
+
+class Sink:
+    """Keeps what is told, and does not settle it."""
+
+    def __init__(self):
+        self.ended = []
+
+    def done(self, job):
+        self.ended.append((job.row.args["no"], "done"))
+
+    def end(self, job, ended, *, solo=False):
+        self.ended.append((job.row.args["no"], ended.outcome))
+
+    def settled_elsewhere(self, job):
+        raise AssertionError(job)
+
+
+def claimed(lease, *numbers):
+    """Jobs of one ordering key, as one claim brings them."""
+    batch = Batch(lease, lease.next_claim_no(), len(numbers), set(range(1, len(numbers) + 1)))
+    lease.batches[batch.claim_no] = batch
+    return [
+        HeldJob(
+            ClaimedJob(no, "work", 0, {"no": no}, job_id=no, offset=offset, ordering_key="k"),
+            batch,
+            LANE,
+        )
+        for offset, no in enumerate(numbers, 1)
+    ]
+
+
+def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
+    """
+    The first job of a key fails. A claim made before that was known brings the second, which goes back; until *that*
+    is known, the database takes it for one that is worked here, and hands out the third. It must not run first.
+    """
+    app = forebay.App()
+    ran = []
+
+    @app.job(name="work")
+    async def work(no: int) -> None:
+        ran.append(no)
+        if no == 1:
+            raise ValueError(no)
+
+    async def story():
+        sink = Sink()
+        executor = Executor(
+            app.kinds,
+            WorkerSettings(concurrency=2),
+            sink,
+            dsn="",
+            name="unit",
+            group="default",
+            resources={},
+            on_free=lambda: None,
+            on_lease_lost=lambda _: None,
+            on_progress=lambda *_: None,
+        )
+        lease = Lease(1, float("inf"))
+        [first] = claimed(lease, 1)
+        executor.take([first])
+        await until(lambda: sink.ended)
+        [second] = claimed(lease, 2)
+        first.batch.close(None)
+        [third] = claimed(lease, 3)
+        executor.take([second])
+        executor.take([third])
+        second.batch.close(None)
+        third.batch.close(None)
+        executor.take(claimed(lease, 2, 3))
+        await until(lambda: len(sink.ended) == 5)
+        await executor.close()
+        return sink.ended
+
+    assert asyncio.run(story()) == [
+        (1, "retried"),
+        (2, "handed_back"),
+        (3, "handed_back"),
+        (2, "done"),
+        (3, "done"),
+    ]
+    assert ran == [1, 2, 3]
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0)
