@@ -7,6 +7,7 @@ from forebay.config import WorkerSettings
 from forebay.ops.protocol import ClaimedJob, ReadyLane
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from tests.support.waiting import wait_for_async
 
 LANE = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
 
@@ -72,7 +73,7 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
         lease = Lease(1, float("inf"))
         [first] = claimed(lease, 1)
         executor.take([first])
-        await until(lambda: sink.ended)
+        await wait_for_async(lambda: sink.ended)
         [second] = claimed(lease, 2)
         first.batch.close(None)
         [third] = claimed(lease, 3)
@@ -81,7 +82,7 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
         second.batch.close(None)
         third.batch.close(None)
         executor.take(claimed(lease, 2, 3))
-        await until(lambda: len(sink.ended) == 5)
+        await wait_for_async(lambda: len(sink.ended) == 5)
         await executor.close()
         return sink.ended
 
@@ -93,9 +94,3 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
         (3, "done"),
     ]
     assert ran == [1, 2, 3]
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0)
