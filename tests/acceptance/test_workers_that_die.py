@@ -134,6 +134,7 @@ def test_a_worker_that_was_frozen_too_long_changes_nothing(conn, workers, effect
     wait_for(lambda: 100 in effects.entries("end"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fate", ["cancelled", "dead"])
 def test_a_frozen_worker_cannot_change_what_was_decided_meanwhile(conn, workers, effects, fate):
     """

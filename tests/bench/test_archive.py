@@ -1,5 +1,7 @@
 """The scenario of old segments: its figures, and that segments are as many and as large as it says."""
 
+import pytest
+
 from forebay.bench import Options, Place
 from forebay.bench.engines.forebay_log import Log, cut
 from forebay.bench.scenarios import archive
@@ -8,6 +10,7 @@ from tests.support.engine import depth, one
 NAMES = {"size", "rows_per_segment", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms"}
 
 
+@pytest.mark.slow
 def test_each_number_of_segments_is_measured(server):
     """
     The promised names for each number, with equally large segments.

@@ -1,5 +1,7 @@
 """The scenario of waiting jobs: its figures, and that as many wait after a step as before."""
 
+import pytest
+
 from forebay.bench import Options, Place
 from forebay.bench.engines.forebay_log import Log
 from forebay.bench.scenarios import backlog
@@ -8,6 +10,7 @@ from tests.support.engine import depth
 NAMES = {"size", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms"}
 
 
+@pytest.mark.slow
 def test_each_size_is_measured(server):
     """
     The promised names for each size, and no enqueue failed.

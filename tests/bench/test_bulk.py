@@ -16,6 +16,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.slow
 def test_each_contestant_is_measured(place):
     """
     The promised names, each above zero.
@@ -27,6 +28,7 @@ def test_each_contestant_is_measured(place):
     assert [bar.value is None for bar in report.bars] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_both_ways_enqueue_every_job(place):
     """
     As many jobs wait as were to be enqueued, from the iterator and by SQL.

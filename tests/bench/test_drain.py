@@ -25,6 +25,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False, postmaster_pid=server.pid)
 
 
+@pytest.mark.slow
 def test_each_kind_of_handler_is_measured(place):
     """
     The promised names, with what a job costs in log and time.

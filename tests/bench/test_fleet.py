@@ -19,6 +19,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.slow
 def test_each_number_of_processes_is_measured(place):
     """
     The promised names for each number of processes.
@@ -32,6 +33,7 @@ def test_each_number_of_processes_is_measured(place):
     assert [bar.holds for bar in report.bars] == [None] * 5  # none is about so few processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "queue",
     [partial(fleet._ours, name="ours"), partial(fleet._ours, name="unordered"), fleet._classic],

@@ -85,6 +85,7 @@ def test_each_engine_is_measured(place, tmp_path):
     assert all(word in text for word in ("jobs waiting", "Forebay", "usual jobs table"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", ["delayed", "failing", "original"])
 def test_every_mix_ends_what_it_began(place, mix):
     """
@@ -149,6 +150,7 @@ def test_a_sample_tells_how_many_wait():
     assert contestant.samples[-1]["waiting"] == 500
 
 
+@pytest.mark.slow
 def test_the_mix_with_keys_has_unique_and_ordering_keys(place):
     """
     Ours alone takes part; jobs that a unique key keeps from being made are not waited for.

@@ -1,5 +1,7 @@
 """The scenario of idle lanes: its figures, and that idle lanes are idle."""
 
+import pytest
+
 from forebay.bench import Options, Place
 from forebay.bench.engines.forebay_log import Log
 from forebay.bench.scenarios import lanes
@@ -7,6 +9,7 @@ from forebay.bench.scenarios import lanes
 NAMES = {"lanes", "claim_p50_ms", "idle_poll_ms"}
 
 
+@pytest.mark.slow
 def test_each_number_of_lanes_is_measured(server):
     """
     The promised names for each number.

@@ -15,6 +15,7 @@ def report(server):
     return latency.run(place, Options(scale=0.01), lambda _: None)
 
 
+@pytest.mark.slow
 def test_each_way_and_rate_is_measured(report):
     """
     The promised names, ordered percentiles, and a wait for each job that was committed.

@@ -18,6 +18,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.slow
 def test_both_sides_are_measured(place):
     """
     The promised names; all jobs were handled, or the run would have failed.
@@ -29,6 +30,7 @@ def test_both_sides_are_measured(place):
     assert [bar.what for bar in report.bars] == ["against pgqueuer", "memory of our worker, in MB"]
 
 
+@pytest.mark.slow
 def test_a_producer_stops_at_the_backlog_and_at_its_rate(place):
     """
     Nobody works here, so what waits is what it may enqueue: the backlog, or less when its pace says so.

@@ -3,6 +3,7 @@
 import time
 
 import psycopg
+import pytest
 
 from forebay.bench import Options, Place
 from forebay.bench._processes import scripts
@@ -14,6 +15,7 @@ from tests.support.engine import one as value
 NAMES = ["ours_per_s", "python_per_s", "plain_per_s", "ours8_per_s", "plain8_per_s", "peers"]
 
 
+@pytest.mark.slow
 def test_each_contestant_is_measured(server):
     """
     The promised names, each above zero; what was not compared is not measured and no failure.

@@ -120,6 +120,7 @@ async def test_jobs_run_on_the_tests_own_loop(database):
     assert seen == [(1, "en")]
 
 
+@pytest.mark.slow
 def test_the_plugin_lends_databases(pytester, server):
     """
     With ``pytest_plugins = ["forebay.testing.plugin"]`` each test has a database of its own and a

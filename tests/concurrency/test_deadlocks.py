@@ -86,6 +86,7 @@ def test_bulk_calls_of_the_same_keys_in_any_order_never_deadlock(database, seed,
     assert committed > 20
 
 
+@pytest.mark.slow
 def test_bulk_calls_deadlock_when_they_take_keys_as_they_come(database, seed):
     """
     Taken in the caller's order, they do.
@@ -142,6 +143,7 @@ def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(da
 ENDS = ("done", "dead", "cancelled")
 
 
+@pytest.mark.slow
 def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, conn, seed, is_long):
     """
     Settlements in parts and in random order, cancellations of many jobs in one transaction, leases taken away, expiry,

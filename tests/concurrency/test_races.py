@@ -605,6 +605,7 @@ def seal_and_slow_writer(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_seal_and_slow_writer(stage):
     """Whether a writer commits before or after its segment is sealed, its job is handed out."""
     seal_and_slow_writer(stage)

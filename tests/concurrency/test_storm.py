@@ -1,5 +1,7 @@
 """Storms over the whole engine, with an account kept outside it."""
 
+import pytest
+
 from tests.support.engine import connect, one, small_segments
 from tests.support.storm import Storm, as_json, handed_in_order
 
@@ -36,6 +38,7 @@ def test_nothing_is_lost_or_doubled_in_a_storm(database, seed, storm_seconds):
         assert one(conn, removed) > 3
 
 
+@pytest.mark.slow
 def test_transactions_that_did_not_overlap_are_handed_out_in_commit_order(database, seed):
     """
     Over a storm of writers and competing claimers, no job is handed out after one whose transaction

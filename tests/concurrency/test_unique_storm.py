@@ -204,6 +204,7 @@ class UniqueStorm:
                 time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("intent", list(INTENTS))
 def test_the_truth_table_holds_at_every_sampled_instant(
     database, intent, seed, storm_seconds, is_long

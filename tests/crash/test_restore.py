@@ -178,7 +178,7 @@ def adopted_once(dsn: str, *, resume: bool) -> None:
             one(conn, f"select forebay.{call}_v1()")
 
 
-@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("resume", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_restored_log_runs_nothing_until_it_is_adopted(
     server, database, own_server, tmp_path, resume
 ):
@@ -192,6 +192,7 @@ def test_a_restored_log_runs_nothing_until_it_is_adopted(
     adopted_once(restore(own_server, tmp_path / "dump", "restored"), resume=resume)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("direction", "resume"), [("ahead", True), ("behind", False)])
 def test_a_restored_log_in_a_cluster_of_quite_other_xids(
     server, database, own_server, tmp_path, place, direction, resume
@@ -210,6 +211,7 @@ def test_a_restored_log_in_a_cluster_of_quite_other_xids(
     adopted_once(dsn, resume=resume)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_database_is_foreign_too(own_server):
     """A database cloned within its cluster, as for a rehearsal, runs nothing until it is adopted."""
     source = own_server.dsn(make_migrated(own_server, "original"))
@@ -257,6 +259,7 @@ def test_adopting_at_home_is_refused(database):
         assert state(conn, job) == "ready"
 
 
+@pytest.mark.slow
 def test_a_dump_under_load_holds_each_job_in_one_state(
     server, database, own_server, tmp_path, seed
 ):

@@ -167,6 +167,7 @@ def lose_a_claim(own_server, dsn: str) -> tuple[Reader, int, list[int]]:
     pytest.fail("the claim always reached the disk")
 
 
+@pytest.mark.slow
 def test_an_asynchronous_claim_is_lost_in_a_crash(own_server, own_database):
     """
     A claim that was never flushed is gone after a crash, and another worker is handed a part of its
@@ -201,6 +202,7 @@ def test_an_asynchronous_claim_is_lost_in_a_crash(own_server, own_database):
         assert [states(conn, i) for i in ids] == [{"default": "done"}] * 10
 
 
+@pytest.mark.slow
 def test_a_settlement_by_the_lanes_number_would_end_jobs_that_nobody_ran(own_server, own_database):
     """
     The broken twin: a worker that goes on with its old lease and its old numbers after the crash
@@ -216,6 +218,7 @@ def test_a_settlement_by_the_lanes_number_would_end_jobs_that_nobody_ran(own_ser
         assert [state(conn, i) for i in ids[:4]] == ["done"] * 4
 
 
+@pytest.mark.slow
 def test_numbers_and_transactions_after_a_crash(own_server, own_database):
     """
     What an uncommitted transaction drew may be given out again after a crash; no committed row's
@@ -241,6 +244,7 @@ def test_numbers_and_transactions_after_a_crash(own_server, own_database):
         assert one(conn, "select pg_current_xact_id()::text::numeric") >= top
 
 
+@pytest.mark.slow
 def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
     """
     After an outage longer than the lease every worker looks dead. Nobody is revoked until the

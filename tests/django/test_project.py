@@ -123,6 +123,7 @@ def test_the_command_runs_forebay_on_the_project(project, capsys):
     assert "FOREBAY_DATABASE_URL" not in os.environ
 
 
+@pytest.mark.slow
 def test_manage_py_runs_a_worker_and_its_children(project, tmp_path):
     """
     The worker finds handlers, tasks and database by itself; so does the child that runs a suspect.

@@ -13,7 +13,21 @@ from tests.docs.code_blocks import BlockError, Session, read_blocks
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+#: Pages that start many workers, or wait as their reader would.
+LONG = {
+    "docs/howto/dead-letters.md",
+    "docs/howto/django.md",
+    "docs/howto/run-workers.md",
+    "docs/howto/several-groups.md",
+    "docs/howto/testing.md",
+    "docs/tutorial/first-job.md",
+}
 NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.directive == "not run"]
+
+
+def a_page(file: Path):
+    name = str(file.relative_to(ROOT))
+    return pytest.param(file, id=name, marks=[pytest.mark.slow] if name in LONG else [])
 
 
 @pytest.fixture
@@ -36,10 +50,7 @@ def environment(database, tmp_path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    "file",
-    [pytest.param(file, id=str(file.relative_to(ROOT))) for file in FILES if read_blocks(file)],
-)
+@pytest.mark.parametrize("file", [a_page(file) for file in FILES if read_blocks(file)])
 def test_the_blocks_of_a_page_run_in_order(file, database, environment, tmp_path, monkeypatch):
     """
     A reader who types what the page says, from its top, gets what the page says.

@@ -27,6 +27,7 @@ def is_drained(conn) -> bool:
     return depth(conn).get("default") == (0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_heartbeat_connection_that_went_silent_is_replaced_in_time(app, conn, database):
     """
     Half open: the server hears the beat, its answers do not come. The next beat goes over a new connection, and
@@ -107,6 +108,7 @@ def claimer_pid(conn: psycopg.Connection) -> int | None:
     return row[0] if row else None
 
 
+@pytest.mark.slow
 async def test_while_no_connection_is_to_be_had_nothing_is_spent(app, conn, database):
     """
     Every connection is cut and new ones are refused, for longer than the lease: afterwards every job runs, and those
@@ -213,14 +215,9 @@ async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, con
     assert sorted(attempts) == [(n, 1) for n in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "tables",
-    [
-        "batch",
-        pytest.param("settlement", marks=pytest.mark.slow),
-        pytest.param("log, deferred, promotion", marks=pytest.mark.slow),
-        pytest.param("lane, queue_group", marks=pytest.mark.slow),
-    ],
+    "tables", ["batch", "settlement", "log, deferred, promotion", "lane, queue_group"]
 )
 async def test_a_table_locked_by_a_stranger_delays_and_loses_nothing(app, conn, database, tables):
     """
@@ -329,6 +326,7 @@ async def test_an_enqueue_whose_commit_is_in_doubt_is_never_called_a_failure(
     wait_for(lambda: one(conn, "select count(*) from forebay.log") == (fate == "committed"))
 
 
+@pytest.mark.slow
 async def test_one_claim_of_ten_thousand_jobs_is_settled_in_full(app, conn):
     """
     The largest claim there is, ended in every way at once: each job is settled as it ended.

@@ -101,6 +101,7 @@ def test_the_fence_is_in_the_database(conn, workers, effects):
     assert "LeaseLost" in workers.members[0].log
 
 
+@pytest.mark.slow
 def test_the_fence_breaks_without_its_two_guards(conn, database, workers, effects):
     """
     The same with a settlement that asks neither for the lease nor for what is settled: both count.

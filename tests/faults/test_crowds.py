@@ -115,6 +115,7 @@ def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, data
     assert depth(conn)["default"] == (0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.direct
 async def test_ten_idle_workers_ask_little_more_than_one_and_start_a_job_once(app, conn):

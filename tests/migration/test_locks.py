@@ -93,6 +93,7 @@ def test_nobody_waits_behind_a_migration_that_waits_for_a_stranger(database, rel
     assert stranger_and_producer(database, release) < 0.2
 
 
+@pytest.mark.slow
 def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monkeypatch):
     """
     The twin that asks for its locks at once and waits for them makes every enqueue wait as long.
@@ -157,6 +158,7 @@ def test_in_a_deadlock_the_migration_gives_way(database, release):
     lock_crosswise(database, release)
 
 
+@pytest.mark.slow
 def test_with_longer_attempts_the_other_one_would_fail(database, release, monkeypatch):
     """
     The twin that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.

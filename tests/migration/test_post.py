@@ -237,6 +237,7 @@ def test_a_post_migration_waits_for_statements_that_began_before_it(database, re
     drop_what_a_statement_uses(database, release)
 
 
+@pytest.mark.slow
 def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch):
     """
     The twin that does not wait takes away a function before a statement that is under way comes to call it.

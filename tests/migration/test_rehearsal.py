@@ -85,6 +85,7 @@ def test_migrations_of_the_next_release_say_what_they_lock(database, release):
     ]
 
 
+@pytest.mark.slow
 def test_the_command_prints_it_for_people_and_for_programs(database, release, capsys, monkeypatch):
     """
     ``--rehearse`` changes nothing, names the workers a post migration waits for, and ends with the longest lock.

@@ -148,6 +148,7 @@ def test_the_count_is_that_of_a_full_recount_over_many_segments(database, conn):
     late.close()
 
 
+@pytest.mark.slow
 def test_with_many_producers_it_is_exceeded_by_no_more_than_their_open_transactions_hold(
     database, conn
 ):
@@ -206,6 +207,7 @@ def test_workers_hear_of_queues_with_very_many_jobs(database, conn):
     assert one(conn, "select count(*) from forebay.queue_count") <= 2
 
 
+@pytest.mark.slow
 def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database, conn):
     """
     The cursor has passed them and nobody has them: they wait, whichever claim of which lane takes them. A count that is

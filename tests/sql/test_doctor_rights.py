@@ -13,6 +13,7 @@ def timeless(text: str) -> str:
     return re.sub(r"[\d.]+ (ms|s)\b", "moments", text)
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 @pytest.mark.parametrize("role", ["forebay_operator", "forebay_reader"])
 def test_a_reading_role_sees_every_check(database, role):

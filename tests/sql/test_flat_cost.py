@@ -268,6 +268,7 @@ class KeyedMeter:
                 reader.finish(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [1, 20])
 def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
     """
@@ -317,6 +318,7 @@ def test_flat_cost_of_a_backlog_with_ordering_keys(database):
         meter.close()
 
 
+@pytest.mark.slow
 def test_flat_cost_of_jobs_with_unique_keys(database):
     """After thousands of jobs of the same twenty keys, while a report holds its snapshot, enqueue, claim and settlement stay as they were."""
 
@@ -413,6 +415,7 @@ def test_trimming_does_not_read_the_history_that_stays(database):
         assert min(pages(conn, trim) for _ in range(3)) <= few * 1.5 + 12
 
 
+@pytest.mark.slow
 def test_flat_cost_over_many_segments_with_an_idle_writer(database):
     """
     Two hundred segments and a writer idle since the first change little; a report of what each call

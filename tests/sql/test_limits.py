@@ -359,6 +359,7 @@ def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
         assert lanes == [("a",)]
 
 
+@pytest.mark.slow
 def test_jobs_are_found_whatever_transaction_brings_them(database, conn):
     """Late committers, many transactions between two looks, several segments: all are handed out."""
     small_segments(conn)
@@ -485,6 +486,7 @@ def test_a_job_cannot_have_a_limit_key_and_an_ordering_key(conn):
 # --- all together ---
 
 
+@pytest.mark.slow
 def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, seed):
     """Three readers that claim, settle, fail, hand back and lose their leases at random, while jobs of all sorts come."""
     rng = random.Random(seed)
@@ -560,6 +562,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         reader.conn.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("promise", "function", "guards"),
     [

@@ -455,6 +455,7 @@ GUARDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", GUARDS)
 def test_each_guard_is_needed(database, guard):
     """Without it a job is lost, comes before its time, or is with two at once."""

@@ -239,6 +239,7 @@ def test_the_shortcut_leaves_what_is_not_plain(database, promise):
     promise(database)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("promise", "guard"), PROMISES, ids=lambda p: getattr(p, "__name__", ""))
 def test_the_shortcut_needs_each_of_its_conditions(database, promise, guard):
     """Without the condition the promise is seen broken."""

@@ -123,6 +123,7 @@ class Watch:
             ).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strangers",
     [*([s] for s in STRANGERS), STRANGERS],
@@ -253,6 +254,7 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
         wait_for(lambda: one(conn, "select forebay.retain_v1()") is not None)
 
 
+@pytest.mark.slow
 def test_a_full_notification_queue_does_not_fail_an_enqueue(own_server, tmp_path):
     """
     Somebody listens in an idle transaction until the queue of notifications is full; workers sleep,

@@ -161,6 +161,7 @@ def test_an_audit_that_cannot_be_made_says_why(app):
     sync.close()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_drift_planted_under_live_writes_is_found_exactly_and_repaired(
     app, conn, empty_database

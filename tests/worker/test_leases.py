@@ -184,6 +184,7 @@ async def test_a_handlers_transaction_whose_commit_is_in_doubt_counts_once(
     assert attempts == ([1] if fate == "committed" else [1, 2])
 
 
+@pytest.mark.slow
 async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_effect(
     app, conn, database
 ):
@@ -213,6 +214,7 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
     assert rows == [(n, 1) for n in range(1, number + 1)]
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_blocked_too_long_gives_the_lease_up(app, conn, workers, effects):
     """
     A coroutine that blocks its worker for longer than the lease loses it, another worker runs the job, and the late
@@ -299,6 +301,7 @@ async def test_a_settlement_that_the_database_does_not_take_holds_nobody_up(app,
         await wait_for_async(lambda: state(conn, first) == "done")
 
 
+@pytest.mark.slow
 async def test_handlers_stop_when_no_heartbeat_was_answered_in_time(app, conn, database):
     """
     A worker cut off from its database stops its handlers before its lease ends, by its own clock; while it is cut

@@ -205,6 +205,7 @@ async def test_one_worker_alone_holds_every_post_and_gets_it_back(app, conn):
     assert vacant(conn, 0, group) == [0, group]
 
 
+@pytest.mark.slow
 def test_a_killed_holder_is_replaced_and_its_jobs_run_again(conn, workers, effects):
     """
     A process that holds the posts is killed in the middle of a job: the other process does the upkeep from then on, and

@@ -83,7 +83,8 @@ def test_a_second_signal_ends_it_at_once(conn, workers, effects, number):
     print(f"ended after {took:.2f} s")
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
 def test_it_ends_in_time_though_the_database_does_not_answer(
     conn, database, workers, effects, times
 ):
@@ -110,6 +111,7 @@ def test_it_ends_in_time_though_the_database_does_not_answer(
     assert all(state(conn, job) == "leased" for job in jobs)
 
 
+@pytest.mark.slow
 def test_it_ends_in_time_though_handlers_ignore_everything(conn, workers, effects):
     """
     A coroutine that swallows its cancellation and a thread that sleeps for ever do not keep the process.
