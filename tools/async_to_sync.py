@@ -31,6 +31,7 @@ NAMES = {
     "await_own_async": "await_own",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
+    "abackfill": "backfill",
 }
 
 #: Words of docstrings.

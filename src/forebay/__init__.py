@@ -11,7 +11,7 @@ Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
 """
 
 from forebay.app import App, Handler, JobHandle
-from forebay.client import AsyncClient, Client
+from forebay.client import AsyncClient, Client, abackfill, backfill
 from forebay.db.migrate import migrate, migration_sql
 from forebay.errors import ForebayError
 from forebay.model import (
@@ -32,6 +32,7 @@ from forebay.model import (
     Throttle,
     Unique,
 )
+from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
@@ -40,6 +41,8 @@ from forebay.sync import Sync
 __all__ = [
     "App",
     "AsyncClient",
+    "BackfillPlan",
+    "BackfillProgress",
     "Call",
     "Cancel",
     "Client",
@@ -60,11 +63,14 @@ __all__ = [
     "Replace",
     "Retry",
     "RetryPolicy",
+    "Rows",
     "Snooze",
     "Sync",
     "Throttle",
     "TransactionContext",
     "Unique",
+    "abackfill",
+    "backfill",
     "migrate",
     "migration_sql",
 ]

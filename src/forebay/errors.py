@@ -17,6 +17,9 @@ ForebayError
 │   ├── KeyBusy               another open transaction is taking the unique key
 │   ├── PayloadDiffers        an idempotency key belongs to another request: gives its job
 │   └── QueueFull             as many jobs wait as the queue's limit allows
+├── BackfillError
+│   ├── BackfillChanged       the jobs are not those that were counted
+│   └── BackfillNotFound      no such backfill in chunks, or another's
 ├── GroupNotFound             no such queue or group
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
@@ -57,6 +60,9 @@ __all__ = [
     "AdoptRefused",
     "AlreadyRedriven",
     "AttemptError",
+    "BackfillChanged",
+    "BackfillError",
+    "BackfillNotFound",
     "ConfigError",
     "DatabaseUnavailable",
     "DeadLetterError",
@@ -524,6 +530,46 @@ class QueueFull(EnqueueError):
 _FULL: Final = re.compile(r"queue (\S+) is full: (\d+) jobs wait, .* the limit of (\d+)$")
 
 
+class BackfillError(ForebayError):
+    """A backfill cannot be done as it was asked for."""
+
+
+class BackfillChanged(BackfillError):
+    """The rows would give other jobs than those that were counted; none of them was enqueued.
+
+    Attributes:
+        token: what was to be enqueued; None for a chunk.
+    """
+
+    sqlstate = "JQ040"
+    fields = ("token",)
+    default_hint = "Look at a new dry run; kind and options belong to the token, too."
+
+    token: str | None
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        super().__init__(f"the jobs are not those of token {shown(token)} any more")
+
+
+class BackfillNotFound(BackfillError):
+    """There is no backfill in chunks with this number, or somebody else began it.
+
+    Attributes:
+        backfill_id: the number.
+    """
+
+    sqlstate = "JQ041"
+    fields = ("backfill_id",)
+    default_hint = "Those in chunks are in the table forebay.backfill, for 30 days."
+
+    backfill_id: int | None
+
+    def __init__(self, backfill_id: int) -> None:
+        self.backfill_id = backfill_id
+        super().__init__(f"there is no backfill {backfill_id}")
+
+
 class GroupNotFound(ForebayError):
     """No queue or group of that name is known."""
 
@@ -800,6 +846,8 @@ SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     "JQ020": SchemaError,
     "JQ030": ForeignCluster,
     "JQ031": AdoptRefused,
+    "JQ040": BackfillChanged,
+    "JQ041": BackfillNotFound,
 }
 
 

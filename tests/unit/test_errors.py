@@ -53,6 +53,8 @@ EXAMPLES = [
     errors.KeyBusy("order:17"),
     errors.PayloadDiffers(7),
     errors.QueueFull("mail", waiting=10, limit=10),
+    errors.BackfillChanged("7-ab"),
+    errors.BackfillNotFound(7),
     GroupNotFound(queue="mail", group="audit"),
     DeadLetterNotFound(7, group="default"),
     AlreadyRedriven(7, new_job_id=9),

@@ -13,6 +13,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from forebay.cli import (
+    _backfill,
     _bench,
     _config,
     _dead,
@@ -63,6 +64,7 @@ program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
+program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)
 program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
 program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 
 from forebay.client._address import address_of
 from forebay.db.callers import SyncConnection, run
 from forebay.db.own import await_own, run_own
-from forebay.errors import ResultTimeout
+from forebay.errors import ForebayError, InvalidJob, ResultTimeout
 from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
+from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus, Limits, Pace
+from forebay.ops import backfill as backfills
 from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.arguments import encode_args
 from forebay.ops.operation import Operation
@@ -102,6 +106,96 @@ class Client:
             GroupNotFound: the queue has no such group.
         """
         return self._run(conn, jobs.cancel(job_id, group))
+
+    # --- backfilling ---
+
+    def backfill(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        expires_in: float | timedelta | None = None,
+        token: str | None = None,
+        chunk: int | None = None,
+        key: str | None = None,
+        progress: Callable[[BackfillProgress], object] | None = None,
+        conn: SyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> int:
+        """Enqueue a job for each of many rows, without their passing through this process; return how many.
+
+        Their priority is 1000, behind all others, and their tag ``backfill``, unless the options say otherwise.
+
+        Args:
+            kind: which handler.
+            rows: which rows; a text is a query, whose columns are the handler's arguments.
+            args: arguments that all jobs have; those of a row go before them.
+            expires_in: jobs expire so long after they were due, by the database's clock.
+            token: of ``plan_backfill``: enqueue the jobs that it counted, or nothing.
+            chunk: so many jobs in a transaction, each committed at once; None for all in one.
+            key: the column of the rows that chunks are made by; None for the one that ``Rows`` calls ``id_column``.
+            progress: called after each chunk.
+            conn: the connection whose transaction it belongs to; not with ``chunk``.
+            options: of all jobs; see ``JobOptions``.
+
+        Raises:
+            InvalidJob: an argument or option is refused.
+            BackfillChanged: the jobs are not those of the token.
+            QueueFull: as many jobs wait as the queue's limit allows.
+        """
+        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        if chunk is None:
+            return self._run(conn, backfills.backfill(what, token))
+        if conn is not None:
+            raise InvalidJob("chunk", "contradicts conn: each chunk is a transaction of its own")
+        backfill_id = self._run(None, backfills.begin(what, key, chunk, token))
+        return self.resume_backfill(backfill_id, progress=progress)
+
+    def plan_backfill(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        expires_in: float | timedelta | None = None,
+        conn: SyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> BackfillPlan:
+        """Return what ``backfill`` with the same arguments would enqueue, and enqueue nothing.
+
+        It reads all the rows, and visits what waits in the queue.
+        """
+        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        return self._run(conn, backfills.plan(what))
+
+    def resume_backfill(
+        self, backfill_id: int, *, progress: Callable[[BackfillProgress], object] | None = None
+    ) -> int:
+        """Go on with a backfill in chunks where it stopped; return how many jobs this call enqueued.
+
+        Nothing is enqueued twice, and nothing left out: a chunk's jobs and the mark behind them are one transaction. One that is
+        done already enqueues nothing.
+
+        Args:
+            backfill_id: its number, of ``progress``, and in the hint of the error it stopped with.
+            progress: called after each chunk.
+
+        Raises:
+            BackfillNotFound: there is none of this number, or another role began it.
+            BackfillChanged: it was begun with a token, and its next chunk has other jobs now.
+        """
+        begun = time.monotonic()
+        count = 0
+        try:
+            while step := self._run(None, backfills.next_chunk(backfill_id)):
+                count += step.enqueued
+                if progress is not None:
+                    progress(replace(step, seconds=time.monotonic() - begun))
+        except ForebayError as error:
+            error.hint = f"{error.hint or ''} Backfill {backfill_id} can be resumed.".strip()
+            raise
+        return count
 
     # --- looking ---
 
@@ -442,4 +536,33 @@ def _call(kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) 
         kind=checks.checked_name(kind, "kind"),
         args=encode_args({} if args is None else args),
         options=JobOptions().merged(**options),
+    )
+
+
+def backfill(
+    kind: str,
+    rows: Rows | str,
+    *,
+    dsn: str | Callable[[], str] | None = None,
+    args: Mapping[str, Any] | None = None,
+    expires_in: float | timedelta | None = None,
+    token: str | None = None,
+    chunk: int | None = None,
+    key: str | None = None,
+    progress: Callable[[BackfillProgress], object] | None = None,
+    conn: SyncConnection | None = None,
+    **options: Unpack[JobOptionChanges],
+) -> int:
+    """Enqueue a job for each of many rows; return how many. As ``Client(dsn).backfill``, which says more."""
+    return Client(dsn).backfill(
+        kind,
+        rows,
+        args=args,
+        expires_in=expires_in,
+        token=token,
+        chunk=chunk,
+        key=key,
+        progress=progress,
+        conn=conn,
+        **options,
     )

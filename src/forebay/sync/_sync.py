@@ -28,13 +28,14 @@ from forebay.sync._model import (
 from forebay.sync._reconcile import UNAVAILABLE, Counts, Ending, Reconciler, said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
     from uuid import UUID
 
     from forebay.app import App, Handler
     from forebay.db.callers import AsyncConnection, SyncConnection
     from forebay.model import JobId
+    from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
     from forebay.sync._model import Compare, Gone, Id, Source, Target
 
 log = logging.getLogger("forebay.sync")
@@ -332,6 +333,66 @@ class Sync:
             self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
         )
 
+    # --- doing many again ---
+
+    def backfill(
+        self,
+        rows: Rows | str,
+        *,
+        tag: str = "backfill",
+        priority: int = REPAIR_PRIORITY,
+        force: bool = False,
+        token: str | None = None,
+        chunk: int | None = None,
+        key: str | None = None,
+        progress: Callable[[BackfillProgress], object] | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Enqueue a job for each of many items, due at once, by one statement in the database; return how many.
+
+        Args:
+            rows: which, of tables in the app's database; their only column is ``id``. A text is a query.
+            tag: of the jobs.
+            priority: of the jobs, lower first; by default behind all others.
+            force: write the copies even if they look right.
+            token: of ``plan_backfill``: enqueue the jobs that it counted, or nothing.
+            chunk: so many jobs in a transaction; see ``Client.backfill``. One that stopped is resumed by ``Client.resume_backfill``.
+            key: what chunks are made by; None for the id.
+            progress: called after each chunk.
+            conn: the connection whose transaction it belongs to; not with ``chunk``.
+
+        Raises:
+            InvalidJob: an argument is refused.
+            BackfillChanged: the jobs are not those of the token.
+        """
+        return self._app.client().backfill(
+            self.handler.kind.name,
+            rows,
+            token=token,
+            chunk=chunk,
+            key=key or "id",
+            progress=progress,
+            conn=conn,
+            **self._backfill_options(tag, priority, force=force),
+        )
+
+    def plan_backfill(
+        self,
+        rows: Rows | str,
+        *,
+        tag: str = "backfill",
+        priority: int = REPAIR_PRIORITY,
+        force: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> BackfillPlan:
+        """Return what ``backfill`` with the same arguments would enqueue, and enqueue nothing."""
+        return self._app.client().plan_backfill(
+            self.handler.kind.name,
+            rows,
+            conn=conn,
+            **self._backfill_options(tag, priority, force=force),
+        )
+
     # --- the rest ---
 
     @property
@@ -365,6 +426,14 @@ class Sync:
         if priority is not None:
             options["priority"] = priority
         return self.handler.using(**options)
+
+    def _backfill_options(self, tag: str, priority: int, *, force: bool) -> dict[str, Any]:
+        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        return {
+            "args": {"force": True} if force else None,
+            "expires_in": handler.expires_in_seconds,
+            **handler.options.given(),
+        }
 
     def _begin_direct(self, item: Id | UUID) -> Future[bool] | None:
         """Begin a direct write; None when it is not the time for one."""

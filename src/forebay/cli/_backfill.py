@@ -1,0 +1,269 @@
+"""forebay backfill: a job for each row of a table or a query."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli._options import Dsn, Json, duration, json_object
+from forebay.cli._output import console, facts_table, print_json
+from forebay.client import Client
+from forebay.errors import ConfigError, shown
+from forebay.model import JobOptionChanges
+from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.policy.retry import human_duration
+
+_WHICH = "Which rows"
+_JOBS = "Their jobs"
+_HOW = "How"
+
+
+def _option(*flags: str, panel: str, metavar: str, text: str) -> Any:
+    return typer.Option(
+        *flags, metavar=metavar, help=text, show_default=False, rich_help_panel=panel
+    )
+
+
+def backfill(
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND]", help="Which handler.", show_default=False),
+    ] = None,
+    *,
+    query: Annotated[
+        str | None,
+        _option("--query", panel=_WHICH, metavar="SQL", text="A SELECT; its columns are the arguments."),
+    ] = None,
+    table: Annotated[
+        str | None,
+        _option("--table", panel=_WHICH, metavar="NAME", text="The rows of a table, instead."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        _option(
+            "--column", panel=_WHICH, metavar="[ARGUMENT=]COLUMN",
+            text="An argument of the jobs; several times for more. Without it: id.",
+        ),
+    ] = None,
+    ids: Annotated[
+        str | None,
+        _option("--ids", panel=_WHICH, metavar="ID,...", text="Only these; @FILE has one in a line, - is stdin."),
+    ] = None,
+    id_column: Annotated[
+        str, typer.Option("--id-column", metavar="COLUMN", help="What --ids is about.", rich_help_panel=_WHICH)
+    ] = "id",
+    equal: Annotated[
+        list[str] | None,
+        _option(
+            "--equal", panel=_WHICH, metavar="COLUMN=VALUE",
+            text="Only with this value: a user, a group, a document; several times for more conditions.",
+        ),
+    ] = None,
+    between: Annotated[
+        list[str] | None,
+        _option(
+            "--between", panel=_WHICH, metavar="COLUMN=FROM,TO",
+            text="Only within these bounds, both included; one may be left out.",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None, _option("--where", panel=_WHICH, metavar="SQL", text="Any further condition.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        _option(
+            "--param", panel=_WHICH, metavar="NAME=VALUE",
+            text="A value for %(NAME)s in --query or --where.",
+        ),
+    ] = None,
+    args: Annotated[
+        str | None,
+        _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs have."),
+    ] = None,
+    queue: Annotated[
+        str, typer.Option("--queue", metavar="QUEUE", help="Where they wait.", rich_help_panel=_JOBS)
+    ] = "default",
+    priority: Annotated[
+        int,
+        typer.Option("--priority", metavar="N", help="Lower numbers go first.", rich_help_panel=_JOBS),
+    ] = 1000,
+    tag: Annotated[
+        str, typer.Option("--tag", metavar="TEXT", help="Where they came from.", rich_help_panel=_JOBS)
+    ] = "backfill",
+    delay: Annotated[
+        str | None, _option("--delay", panel=_JOBS, metavar="TIME", text="Start so long from now: 90s, 15m.")
+    ] = None,
+    expires_in: Annotated[
+        str | None,
+        _option("--expires-in", panel=_JOBS, metavar="TIME", text="Not started so long after that: 30d."),
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        _option("--max-attempts", panel=_JOBS, metavar="N", text="Instead of what the handler says."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Enqueue nothing: say what would be, and give a token.", rich_help_panel=_HOW
+        ),
+    ] = False,
+    token: Annotated[
+        str | None,
+        _option("--token", panel=_HOW, metavar="TOKEN", text="Exactly the jobs of this dry run, or none."),
+    ] = None,
+    chunk: Annotated[
+        int | None,
+        _option("--chunk", panel=_HOW, metavar="N", text="So many jobs in a transaction, instead of all."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        _option(
+            "--key", panel=_HOW, metavar="COLUMN",
+            text="What chunks are made by, a column of the rows; without it: what --id-column says.",
+        ),
+    ] = None,
+    resume: Annotated[
+        int | None,
+        _option("--resume", panel=_HOW, metavar="ID", text="Go on with a backfill in chunks."),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue a job for each row of a table or a query, in the database.
+
+    All in one statement; or in chunks, each committed, which can be resumed. --query and --where are your SQL, and run with
+    your rights. The queue is not looked up: name the one that the kind's workers serve.
+    """
+    client = Client(dsn)
+    watch = _Progress(as_json=as_json)
+    if resume is not None:
+        if kind is not None or query is not None or table is not None:
+            raise ConfigError("--resume", "goes on with what was begun: name no kind and no rows")
+        _enqueued(client.resume_backfill(resume, progress=watch), as_json)
+        return
+    if kind is None:
+        raise ConfigError("KIND", "is missing", hint="Name the handler: forebay backfill reindex.")
+    rows = _rows(
+        query=query, table=table, columns=column, ids=ids, id_column=id_column, equal=equal,
+        between=between, where=where, params=param,
+    )  # fmt: skip
+    options: JobOptionChanges = {"queue": queue, "priority": priority, "tag": tag}
+    if delay is not None:
+        options["delay"] = duration(delay, "--delay")
+    if max_attempts is not None:
+        options["max_attempts"] = max_attempts
+    common = json_object(args, "--args")
+    ends = duration(expires_in, "--expires-in")
+    if dry_run:
+        _print_plan(
+            client.plan_backfill(kind, rows, args=common, expires_in=ends, **options), as_json
+        )
+        return
+    count = client.backfill(
+        kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
+        progress=watch, **options,
+    )  # fmt: skip
+    _enqueued(count, as_json)
+
+
+def _rows(
+    *,
+    query: str | None,
+    table: str | None,
+    columns: list[str] | None,
+    ids: str | None,
+    id_column: str,
+    equal: list[str] | None,
+    between: list[str] | None,
+    where: str | None,
+    params: list[str] | None,
+) -> Rows:
+    values = dict(_pair(text, "--param") for text in params) if params else None
+    if (query is None) == (table is None):
+        raise ConfigError("--query", "or --table says which rows: give one of the two")
+    if query is not None:
+        if columns or ids or equal or between or where:
+            raise ConfigError("--query", "has its own conditions: the others are for --table")
+        return Rows.query(query, values)
+    bounds: dict[str, tuple[str | None, str | None]] = {}
+    for text in between or ():
+        name, value = _pair(text, "--between")
+        low, comma, high = value.partition(",")
+        if not comma:
+            raise ConfigError("--between", f"is {shown(text)}, not COLUMN=FROM,TO", value=text)
+        bounds[name] = (low.strip() or None, high.strip() or None)
+    named = dict(
+        _pair(text, "--column") if "=" in text else (text, text) for text in columns or [id_column]
+    )
+    return Rows(
+        str(table),
+        named,
+        ids=None if ids is None else _ids(ids),
+        id_column=id_column,
+        equal=dict(_pair(text, "--equal") for text in equal or ()),
+        between=bounds,
+        where=where,
+        params=values,
+    )
+
+
+def _ids(text: str) -> list[str]:
+    if text == "-":
+        text = sys.stdin.read()
+    elif text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("--ids", f"cannot be read: {error}", value=text) from None
+    return [each.strip() for line in text.splitlines() for each in line.split(",") if each.strip()]
+
+
+def _pair(text: str, flag: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ConfigError(flag, f"is {shown(text)}, not NAME=VALUE", value=text)
+    return name, value
+
+
+class _Progress:
+    """Tells on stderr how far it is."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._out = None if as_json else console(stderr=True)
+
+    def __call__(self, step: BackfillProgress) -> None:
+        if self._out is None:
+            return
+        share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
+        self._out.print(
+            f"backfill {step.backfill_id}: {step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %),"
+            f" {step.seconds:.1f} s; --resume {step.backfill_id} goes on with it",
+            style="dim",
+        )
+
+
+def _enqueued(count: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"enqueued": count})
+    else:
+        console().print(f"{count:,} jobs enqueued")
+
+
+def _print_plan(plan: BackfillPlan, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    facts = facts_table()
+    facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
+    facts.add_row("arguments", f"{plan.bytes:,} bytes")
+    took = "not known: nothing could be written" if plan.seconds is None else human_duration(plan.seconds)
+    facts.add_row("enqueuing takes", took)
+    facts.add_row("waiting already", f"{plan.waiting:,}, of the same priority {plan.waiting_alike:,}")
+    facts.add_row("token", plan.token)
+    out = console()
+    out.print(facts)
+    out.print("→ the same with --token instead of --dry-run enqueues exactly these, or nothing")

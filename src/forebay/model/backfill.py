@@ -1,0 +1,265 @@
+"""Which rows of an application's tables become jobs, and what is told about it.
+
+A condition is SQL, written by whoever runs the backfill. Values never are: each is quoted by the server itself, with
+``format('%L')``, so that none can end the literal it stands in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from forebay.errors import InvalidJob, shown
+
+#: What may stand for a value in a condition or a query, and what must be doubled.
+_PLACE: Final = re.compile(r"%(?:%|\((?P<name>\w+)\)s|(?P<bad>.?))", re.DOTALL)
+
+_AS_WRITTEN: Final = (int, float, Decimal, UUID)
+_ISO: Final = (datetime, date, time)
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A query with places for values.
+
+    Attributes:
+        template: for PostgreSQL's ``format``; value N stands as ``%N$L``.
+        values: their texts; None for NULL.
+        key: the column to make chunks by; None when it has to be said.
+    """
+
+    template: str
+    values: list[str | None]
+    key: str | None = None
+
+
+class Rows:
+    """Rows that become jobs, a job each: of a table, or of any query.
+
+    Of a table, by its name (``page``, ``shop.page``; names are quoted, so their case matters), with conditions that all have to hold. The
+    columns are the arguments of the handler.
+
+    Args:
+        table: its name.
+        columns: the arguments: a column, several, or the columns by the names of the arguments.
+        ids: only these rows.
+        id_column: the column that ``ids`` is about.
+        equal: only rows with these values by column: a user, a group, a document. None is NULL; a list is any of its values.
+        between: only rows within these bounds by column, both included; None leaves a side open.
+        where: any further condition, in SQL, with ``%(name)s`` for values; a ``%`` itself is then written twice.
+        params: the values of ``where``, by name.
+
+    Raises:
+        InvalidJob: a name is none, or a value has no form in SQL.
+
+    >>> Rows("page", equal={"group_id": 7}, where="words > %(least)s", params={"least": 100})
+    <rows of page>
+    """
+
+    __slots__ = ("_name", "_select")
+
+    def __init__(
+        self,
+        table: str,
+        columns: str | Iterable[str] | Mapping[str, str] = "id",
+        *,
+        ids: Iterable[Any] | None = None,
+        id_column: str = "id",
+        equal: Mapping[str, Any] | None = None,
+        between: Mapping[str, tuple[Any, Any]] | None = None,
+        where: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(columns, str):
+            columns = (columns,)
+        if not isinstance(columns, Mapping):
+            columns = {column: column for column in columns}
+        if not columns:
+            raise InvalidJob("columns", "are none: which arguments have the jobs?")
+        writer = _Writer()
+        conditions = []
+        if ids is not None:
+            conditions.append(f"{_quoted(id_column)} = any({writer.add(list(ids), 'ids')})")
+        for column, value in (equal or {}).items():
+            name = _quoted(column)
+            if value is None:
+                conditions.append(f"{name} is null")
+            elif isinstance(value, list | tuple | set | frozenset):
+                conditions.append(f"{name} = any({writer.add(list(value), column)})")
+            else:
+                conditions.append(f"{name} = {writer.add(value, column)}")
+        for column, bounds in (between or {}).items():
+            if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+                raise InvalidJob("between", f"of {column} must be two bounds, not {shown(bounds)}")
+            for value, sign in zip(bounds, (">=", "<="), strict=True):
+                if value is not None:
+                    conditions.append(f"{_quoted(column)} {sign} {writer.add(value, column)}")
+        if where is not None:
+            conditions.append(f"({writer.rendered(where, params)}\n)")
+        elif params:
+            raise InvalidJob("params", "are given without where")
+        named = ", ".join(f"{_quoted(c)} as {_quoted(name)}" for name, c in columns.items())
+        text = f"select {named} from {'.'.join(_quoted(part) for part in table.split('.'))}"
+        if conditions:
+            text += " where " + " and ".join(conditions)
+        keys = [name for name, column in columns.items() if column == id_column]
+        self._name = table
+        self._select = Select(text, writer.values, keys[0] if keys else None)
+
+    @classmethod
+    def query(cls, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
+        """Return the rows of any SELECT.
+
+        Its columns are the arguments of the handler; with a column ``args``, a JSON object, that is, and the other columns are options
+        of each job, such as ``ordering_key`` and ``unique_as``.
+
+        Args:
+            sql: the query, with ``%(name)s`` for values if there are ``params``.
+            params: the values, by name.
+        """
+        writer = _Writer()
+        found = cls.__new__(cls)
+        found._name = "a query"  # noqa: SLF001 - of this class
+        found._select = Select(writer.rendered(sql, params), writer.values)  # noqa: SLF001
+        return found
+
+    @property
+    def select(self) -> Select:
+        """The query."""
+        return self._select
+
+    def __repr__(self) -> str:
+        return f"<rows of {self._name}>"
+
+
+class _Writer:
+    """Gives values their places."""
+
+    def __init__(self) -> None:
+        self.values: list[str | None] = []
+
+    def add(self, value: Any, name: str) -> str:
+        self.values.append(_text(value, name))
+        return f"%{len(self.values)}$L"
+
+    def rendered(self, sql: str, params: Mapping[str, Any] | None) -> str:
+        """Return SQL as a template."""
+        if not isinstance(sql, str) or not sql.strip() or "\0" in sql:
+            raise InvalidJob("query", f"must be SQL, not {shown(sql)}")
+        if params is None:
+            return sql.replace("%", "%%")
+        places: dict[str, str] = {}
+
+        def place(found: re.Match[str]) -> str:
+            name = found["name"]
+            if name is None:
+                if found["bad"] is not None:
+                    raise InvalidJob(
+                        "query",
+                        f"has {found[0]!r}, which is no place for a value",
+                        hint="Values are %(name)s; a % itself is written %%.",
+                    )
+                return "%%"
+            if name not in params:
+                raise InvalidJob("params", f"have no {shown(name)}")
+            if name not in places:
+                places[name] = self.add(params[name], name)
+            return places[name]
+
+        text = _PLACE.sub(place, sql)
+        unused = sorted(set(params) - set(places))
+        if unused:
+            raise InvalidJob("params", f"have {shown(unused[0])}, which the query does not")
+        return text
+
+
+def _quoted(name: object) -> str:
+    """Return an identifier for a template."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidJob("name", f"of a table or column must be text, not {shown(name)}")
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+
+def _text(value: Any, name: str) -> str | None:
+    """Return the text of a value, as PostgreSQL reads it for a column of the value's type."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, _AS_WRITTEN):
+        return str(value)
+    if isinstance(value, _ISO):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return f"{value // timedelta(microseconds=1)} microseconds"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "\\x" + bytes(value).hex()
+    if isinstance(value, Mapping):
+        value = msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidJob(name, f"has a NUL character: {shown(value)}")
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        return "{" + ",".join(_element(item, name) for item in value) + "}"
+    raise InvalidJob(name, f"has no form in SQL: {shown(value)}")
+
+
+def _element(value: Any, name: str) -> str:
+    text = _text(value, name)
+    if text is None:
+        return "NULL"
+    if isinstance(value, list | tuple | set | frozenset):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPlan:
+    """What a backfill would enqueue.
+
+    Attributes:
+        token: of exactly these jobs; a backfill with it enqueues them, or nothing.
+        jobs: how many.
+        bytes: of their arguments, as JSON.
+        seconds: what enqueuing them would take at the rate measured now; None on a connection that must not write, and for a full
+            queue.
+        waiting: jobs that wait in the queue already, now or for a time, for its slowest group.
+        waiting_alike: those of them with the same priority.
+    """
+
+    token: str
+    jobs: int
+    bytes: int
+    seconds: float | None
+    waiting: int
+    waiting_alike: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillProgress:
+    """How far a backfill in chunks is.
+
+    Attributes:
+        backfill_id: its number, to go on with it.
+        enqueued: jobs of the chunk just committed.
+        jobs_done: of the jobs counted at the beginning, how many have been done.
+        jobs_all: how many were counted.
+        seconds: since this call began.
+    """
+
+    backfill_id: int
+    enqueued: int
+    jobs_done: int
+    jobs_all: int
+    seconds: float = field(default=0.0)
