@@ -36,7 +36,9 @@ def backfill(
     *,
     query: Annotated[
         str | None,
-        _option("--query", panel=_WHICH, metavar="SQL", text="A SELECT; its columns are the arguments."),
+        _option(
+            "--query", panel=_WHICH, metavar="SQL", text="A SELECT; its columns are the arguments."
+        ),
     ] = None,
     table: Annotated[
         str | None,
@@ -45,28 +47,42 @@ def backfill(
     column: Annotated[
         list[str] | None,
         _option(
-            "--column", panel=_WHICH, metavar="[ARGUMENT=]COLUMN",
+            "--column",
+            panel=_WHICH,
+            metavar="[ARGUMENT=]COLUMN",
             text="An argument of the jobs; several times for more. Without it: id.",
         ),
     ] = None,
     ids: Annotated[
         str | None,
-        _option("--ids", panel=_WHICH, metavar="ID,...", text="Only these; @FILE has one in a line, - is stdin."),
+        _option(
+            "--ids",
+            panel=_WHICH,
+            metavar="ID,...",
+            text="Only these; @FILE has one in a line, - is stdin.",
+        ),
     ] = None,
     id_column: Annotated[
-        str, typer.Option("--id-column", metavar="COLUMN", help="What --ids is about.", rich_help_panel=_WHICH)
+        str,
+        typer.Option(
+            "--id-column", metavar="COLUMN", help="What --ids is about.", rich_help_panel=_WHICH
+        ),
     ] = "id",
     equal: Annotated[
         list[str] | None,
         _option(
-            "--equal", panel=_WHICH, metavar="COLUMN=VALUE",
+            "--equal",
+            panel=_WHICH,
+            metavar="COLUMN=VALUE",
             text="Only with this value: a user, a group, a document; several times for more conditions.",
         ),
     ] = None,
     between: Annotated[
         list[str] | None,
         _option(
-            "--between", panel=_WHICH, metavar="COLUMN=FROM,TO",
+            "--between",
+            panel=_WHICH,
+            metavar="COLUMN=FROM,TO",
             text="Only within these bounds, both included; one may be left out.",
         ),
     ] = None,
@@ -76,7 +92,9 @@ def backfill(
     param: Annotated[
         list[str] | None,
         _option(
-            "--param", panel=_WHICH, metavar="NAME=VALUE",
+            "--param",
+            panel=_WHICH,
+            metavar="NAME=VALUE",
             text="A value for %(NAME)s in --query or --where.",
         ),
     ] = None,
@@ -85,44 +103,67 @@ def backfill(
         _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs have."),
     ] = None,
     queue: Annotated[
-        str, typer.Option("--queue", metavar="QUEUE", help="Where they wait.", rich_help_panel=_JOBS)
+        str,
+        typer.Option("--queue", metavar="QUEUE", help="Where they wait.", rich_help_panel=_JOBS),
     ] = "default",
     priority: Annotated[
         int,
-        typer.Option("--priority", metavar="N", help="Lower numbers go first.", rich_help_panel=_JOBS),
+        typer.Option(
+            "--priority", metavar="N", help="Lower numbers go first.", rich_help_panel=_JOBS
+        ),
     ] = 1000,
     tag: Annotated[
-        str, typer.Option("--tag", metavar="TEXT", help="Where they came from.", rich_help_panel=_JOBS)
+        str,
+        typer.Option("--tag", metavar="TEXT", help="Where they came from.", rich_help_panel=_JOBS),
     ] = "backfill",
     delay: Annotated[
-        str | None, _option("--delay", panel=_JOBS, metavar="TIME", text="Start so long from now: 90s, 15m.")
+        str | None,
+        _option("--delay", panel=_JOBS, metavar="TIME", text="Start so long from now: 90s, 15m."),
     ] = None,
     expires_in: Annotated[
         str | None,
-        _option("--expires-in", panel=_JOBS, metavar="TIME", text="Not started so long after that: 30d."),
+        _option(
+            "--expires-in", panel=_JOBS, metavar="TIME", text="Not started so long after that: 30d."
+        ),
     ] = None,
     max_attempts: Annotated[
         int | None,
-        _option("--max-attempts", panel=_JOBS, metavar="N", text="Instead of what the handler says."),
+        _option(
+            "--max-attempts", panel=_JOBS, metavar="N", text="Instead of what the handler says."
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Enqueue nothing: say what would be, and give a token.", rich_help_panel=_HOW
+            "--dry-run",
+            help="Enqueue nothing: say what would be, and give a token.",
+            rich_help_panel=_HOW,
         ),
     ] = False,
     token: Annotated[
         str | None,
-        _option("--token", panel=_HOW, metavar="TOKEN", text="Exactly the jobs of this dry run, or none."),
+        _option(
+            "--token",
+            panel=_HOW,
+            metavar="TOKEN",
+            text="Exactly the jobs of this dry run, or none.",
+        ),
     ] = None,
     chunk: Annotated[
         int | None,
-        _option("--chunk", panel=_HOW, metavar="N", text="So many jobs in a transaction, instead of all."),
+        _option(
+            "--chunk",
+            panel=_HOW,
+            metavar="N",
+            text="So many jobs in a transaction, instead of all.",
+        ),
     ] = None,
     key: Annotated[
         str | None,
         _option(
-            "--key", panel=_HOW, metavar="COLUMN",
+            "--key",
+            panel=_HOW,
+            metavar="COLUMN",
             text="What chunks are made by, a column of the rows; without it: what --id-column says.",
         ),
     ] = None,
@@ -260,9 +301,15 @@ def _print_plan(plan: BackfillPlan, as_json: bool) -> None:
     facts = facts_table()
     facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
     facts.add_row("arguments", f"{plan.bytes:,} bytes")
-    took = "not known: nothing could be written" if plan.seconds is None else human_duration(plan.seconds)
+    took = (
+        "not known: nothing could be written"
+        if plan.seconds is None
+        else human_duration(plan.seconds)
+    )
     facts.add_row("enqueuing takes", took)
-    facts.add_row("waiting already", f"{plan.waiting:,}, of the same priority {plan.waiting_alike:,}")
+    facts.add_row(
+        "waiting already", f"{plan.waiting:,}, of the same priority {plan.waiting_alike:,}"
+    )
     facts.add_row("token", plan.token)
     out = console()
     out.print(facts)

@@ -36,13 +36,8 @@ begin
         continue when not exists (select from pg_roles where rolname = v_role);
         execute format('grant usage on schema forebay to %I', v_role);
         v_calls := case v_role
-            when 'forebay_producer' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel', 'backfill', 'backfill_plan', 'backfill_begin', 'backfill_next', '_backfill_options',
-                '_backfill_token', '_backfill_require', '_backfill_write', '_backfill_waiting', '_backfill_note', '_backfill_take', '_backfill_done',
-                '_backfill_run', '_backfill_digest', '_backfill_count', '_backfill_same']
-            when 'forebay_worker' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel', 'backfill', 'backfill_plan', 'backfill_begin', 'backfill_next', '_backfill_options',
-                '_backfill_token', '_backfill_require', '_backfill_write', '_backfill_waiting', '_backfill_note', '_backfill_take', '_backfill_done',
-                '_backfill_run', '_backfill_digest', '_backfill_count', '_backfill_same',
-                'job', 'open_group', 'ready_v1', 'claim_v1',
+            when 'forebay_producer' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel']
+            when 'forebay_worker' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel', 'job', 'open_group', 'ready_v1', 'claim_v1',
                 'settle_v1', 'start_suspect_v1', 'missing_batches_v1', 'open_lease_v1', 'close_lease_v1', 'beat_v1', 'hold_posts_v1', 'leave_posts_v1', 'note_progress_v1', 'result', 'revoke_lost_v1', 'promote_v1',
                 'extend_v1', 'seal_v1', 'sweep_v1', 'retain_v1', 'trim_v1', 'summarize_v1', 'count_v1', 'schema_version']
             when 'forebay_operator' then array['job', 'jobs', 'job_history', 'result', 'cancel', 'depth', 'open_group', 'pause_queue', 'resume_queue', 'spread_queue', 'limit_queue', 'pace_queue', 'pace', 'redrive',
@@ -50,7 +45,8 @@ begin
             else array['job', 'jobs', 'job_history', 'result', 'depth', 'pace', 'schema_version', 'segment_held_by'] end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
-            where p.pronamespace = 'forebay'::regnamespace and p.proname = any (v_calls)
+            where p.pronamespace = 'forebay'::regnamespace
+              and (p.proname = any (v_calls) or v_role in ('forebay_producer', 'forebay_worker') and p.proname ~ '^backfill')
         loop
             execute format('grant execute on function %s to %I', v_call, v_role);
         end loop;

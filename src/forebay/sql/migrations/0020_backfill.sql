@@ -40,8 +40,7 @@ comment on table forebay.backfill is 'Backfills in chunks, and how far they are:
 --
 -- Errors: JQ001.
 create function forebay._backfill_options(p_options jsonb) returns jsonb
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
+language plpgsql stable
 as $$
 declare
     v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
@@ -67,116 +66,136 @@ end
 $$;
 
 
--- The token of a set of jobs: how many there are, and a digest of kind, options and rows.
-create function forebay._backfill_token(p_kind text, p_options jsonb, p_jobs bigint, p_digest numeric) returns text
-language sql immutable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select format('%s-%s', p_jobs, 
-                  left(encode(sha256(convert_to(jsonb_build_array(p_kind, p_options, p_digest)::text, 'UTF8')), 'hex'), 32))
-$$;
-
-
--- Refuse a set that is not the one of a token.
+-- The token of a set of jobs: how many there are, and a digest of kind, options and rows; with a token, refuse any other.
 --
--- Errors: JQ040.
-create function forebay._backfill_require(p_token text, p_found text) returns void
+-- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
+returns text
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_found constant text := format(
+        '%s-%s', backfill_token_v1.jobs,
+        left(encode(sha256(convert_to(jsonb_build_array(
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
 begin
-    if p_found is distinct from p_token then
+    if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
-            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(p_token, 60)), p_found),
+            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
             hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
     end if;
+    return v_found;
 end
 $$;
 
 
--- Enqueue a job for each of some rows; returns how many.
+-- Enqueue a job for each of some rows; returns how many, and what tells these rows from others, in any order.
 --
 -- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
-create function forebay._backfill_write(p_kind text, p_options jsonb, p_key text, p_rows jsonb[]) returns bigint
+--
+-- Parameters: key, a field that is neither; null: none.
+-- Errors: as forebay.enqueue_many.
+create function forebay.backfill_write_v1(
+    kind text, options jsonb, key text, rows jsonb[], out jobs bigint, out digest numeric)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_names  constant text[] := array['queue', 'priority', 'delay', 'run_at', 'expires_at', 'max_attempts', 'tag',
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
-    v_common constant jsonb := p_options -> 'args';
+    v_kind   constant text := backfill_write_v1.kind;
+    v_key    constant text := backfill_write_v1.key;
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_rows   jsonb[] := backfill_write_v1.rows;
+    v_common constant jsonb := v_options -> 'args';
     v_delay  double precision;
     v_run_at timestamptz;
     v_expires_at timestamptz;
 begin
+    jobs := cardinality(v_rows);
+    select coalesce(sum(jsonb_hash_extended(r, 0)), 0) into digest from unnest(v_rows) r;
+    if jobs = 0 then
+        return;
+    end if;
     begin
-        v_delay := (p_options ->> 'delay')::double precision;
-        v_run_at := (p_options ->> 'run_at')::timestamptz;
+        v_delay := (v_options ->> 'delay')::double precision;
+        v_run_at := (v_options ->> 'run_at')::timestamptz;
         v_expires_at := coalesce(
-            (p_options ->> 'expires_at')::timestamptz,
+            (v_options ->> 'expires_at')::timestamptz,
             coalesce(v_run_at, forebay._now() + make_interval(secs => coalesce(v_delay, 0)))
-            + make_interval(secs => (p_options ->> 'expires_in')::double precision));
-        if v_common is not null and not p_rows[1] ? 'args' then
-            p_rows := array(select v_common || r.row from unnest(p_rows) r (row));
+            + make_interval(secs => (v_options ->> 'expires_in')::double precision));
+        if v_common is not null and not v_rows[1] ? 'args' then
+            v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
         end if;
-        if not p_rows[1] ? 'args' then
-            return forebay.enqueue_many(
-                p_kind, p_rows, queue => p_options ->> 'queue', priority => (p_options ->> 'priority')::integer,
+        if not v_rows[1] ? 'args' then
+            perform forebay.enqueue_many(
+                v_kind, v_rows, queue => v_options ->> 'queue', priority => (v_options ->> 'priority')::integer,
                 delay => make_interval(secs => v_delay), run_at => v_run_at, expires_at => v_expires_at,
-                max_attempts => (p_options ->> 'max_attempts')::integer, tag => p_options ->> 'tag',
-                correlation_id => p_options ->> 'correlation_id', headers => p_options -> 'headers',
-                ordering_key => p_options ->> 'ordering_key', limit_key => p_options ->> 'limit_key');
+                max_attempts => (v_options ->> 'max_attempts')::integer, tag => v_options ->> 'tag',
+                correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
+                ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
+            return;
         end if;
     exception when data_exception then
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('an option has the wrong type: %s', sqlerrm), hint = 'Nothing was enqueued.';
     end;
-    return cardinality(forebay.enqueue_many((
+    perform forebay.enqueue_many((
         select jsonb_agg(
-            jsonb_strip_nulls(p_options - '{args,expires_in}'::text[] || jsonb_build_object('expires_at', v_expires_at))
+            jsonb_strip_nulls(v_options - '{args,expires_in}'::text[] || jsonb_build_object('expires_at', v_expires_at))
             || coalesce((select jsonb_object_agg(f.key, f.value) from jsonb_each(r.row - 'args') f
-                         where f.value <> 'null' and (f.key <> p_key or f.key = any (v_names)) is not false), '{}')
+                         where f.value <> 'null' and (f.key <> v_key or f.key = any (v_names)) is not false), '{}')
             || jsonb_build_object(
-                'kind', p_kind,
+                'kind', v_kind,
                 'args', case when jsonb_typeof(r.row -> 'args') = 'object' then coalesce(v_common, '{}') || (r.row -> 'args')
                              else r.row -> 'args' end)
             order by r.nr)
-        from unnest(p_rows) with ordinality r (row, nr))));
+        from unnest(v_rows) with ordinality r (row, nr)));
 end
 $$;
 
 
 -- How many jobs wait, now or for a time, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of them.
-create function forebay._backfill_waiting(p_queue text, p_priority integer, out waiting bigint, out waiting_alike bigint)
+-- It visits each of them. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(max(d.waiting), 0)::bigint, coalesce(max(d.alike), 0)::bigint
-    from (select sum(d.ready + d.deferred) as waiting, coalesce(sum(d.ready + d.deferred) filter (where d.priority = p_priority), 0) as alike
-          from forebay.depth(p_queue) d group by d.group_name) d
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
+    from (select sum(d.ready + d.deferred) as waiting,
+                 sum(d.ready + d.deferred) filter (where d.priority::text = o.options ->> 'priority') as alike
+          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
+          group by d.group_name) g
 $$;
 
 
 -- Note a backfill in chunks; returns its number.
-create function forebay._backfill_note(
-    p_kind text, p_query text, p_options jsonb, p_key text, p_is_fixed boolean,
-    p_upto text[], p_jobs bigint[], p_digests numeric[])
+--
+-- Parameters: upto, jobs and digests have an element for each chunk.
+-- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+create function forebay.backfill_note_v1(
+    kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_id bigint;
+    v_id   bigint;
+    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_note_v1.jobs) j), 0);
 begin
+    perform forebay.backfill_token_v1(
+        backfill_note_v1.kind, backfill_note_v1.options, v_jobs,
+        coalesce((select sum(d) from unnest(backfill_note_v1.digests) d), 0), backfill_note_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, p_kind, p_query, p_options, p_key, p_is_fixed,
-            coalesce((select sum(j) from unnest(p_jobs) j), 0))
+    values (forebay._now(), session_user, backfill_note_v1.kind, backfill_note_v1.query, backfill_note_v1.options,
+            backfill_note_v1.key, backfill_note_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
-    from rows from (unnest(p_upto), unnest(p_jobs), unnest(p_digests)) with ordinality u (upto, jobs, digest, nr);
+    from rows from (unnest(backfill_note_v1.upto), unnest(backfill_note_v1.jobs), unnest(backfill_note_v1.digests))
+         with ordinality u (upto, jobs, digest, nr);
     return v_id;
 end
 $$;
@@ -186,9 +205,8 @@ $$;
 --
 -- Errors: JQ041 no such backfill, or it is another's.
 -- Locks: the backfill, so that a chunk is done by one at a time.
-create function forebay._backfill_take(p_backfill_id bigint)
-returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text,
-               jobs bigint, digest numeric)
+create function forebay.backfill_take_v1(backfill_id bigint)
+returns table (kind text, query text, options jsonb, key text, no integer, behind text, upto text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -196,100 +214,106 @@ as $$
 declare
     v_run forebay.backfill;
 begin
-    select b.* into v_run from forebay.backfill b where b.backfill_id = p_backfill_id for update;
+    select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no backfill %s', coalesce(p_backfill_id::text, 'null')),
+            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
     elsif v_run.made_by <> session_user then
         -- Its query would run with the rights of whoever goes on with it.
         raise exception using errcode = 'JQ041',
-            message = format('backfill %s was begun by %s', p_backfill_id, v_run.made_by),
+            message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
             hint = 'Only who began a backfill goes on with it.';
     end if;
     return query
-    select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
+    select v_run.kind, v_run.query, v_run.options, v_run.key, c.no,
            (select p.upto from forebay.backfill_chunk p where p.backfill_id = c.backfill_id and p.no = c.no - 1),
-           c.upto, c.jobs, c.digest
+           c.upto
     from forebay.backfill_chunk c
-    where c.backfill_id = p_backfill_id and c.done_at is null
+    where c.backfill_id = backfill_take_v1.backfill_id and c.done_at is null
     order by c.no limit 1;
 end
 $$;
 
 
 -- Note that a chunk is done; returns how far the backfill is.
-create function forebay._backfill_done(
-    p_backfill_id bigint, p_no integer, p_enqueued bigint, out enqueued bigint, out jobs_done bigint, out jobs_all bigint)
+--
+-- Errors: JQ040 it was begun with a token, and the chunk has other jobs than were counted; JQ041 no such chunk to be done.
+create function forebay.backfill_done_v1(
+    backfill_id bigint, no integer, enqueued bigint, digest numeric, out jobs_done bigint, out jobs_all bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
+declare
+    v_chunk record;
 begin
-    update forebay.backfill_chunk c set enqueued = p_enqueued, done_at = forebay._now()
-    where c.backfill_id = p_backfill_id and c.no = p_no and c.done_at is null
-      and exists (select from forebay.backfill b where b.backfill_id = p_backfill_id and b.made_by = session_user);
-    if not found then
-        raise exception using errcode = 'JQ041', message = format('there is no chunk %s of backfill %s to be done', p_no, p_backfill_id);
+    update forebay.backfill_chunk c set enqueued = backfill_done_v1.enqueued, done_at = forebay._now()
+    from forebay.backfill b
+    where c.backfill_id = backfill_done_v1.backfill_id and c.no = backfill_done_v1.no and c.done_at is null
+      and b.backfill_id = c.backfill_id and b.made_by = session_user
+    returning b.is_fixed, c.jobs, c.digest into v_chunk;
+    if v_chunk.jobs is null then
+        raise exception using errcode = 'JQ041',
+            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id);
+    elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
+        raise exception using errcode = 'JQ040',
+            message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
+                             backfill_done_v1.backfill_id, backfill_done_v1.enqueued, v_chunk.jobs),
+            hint = 'The chunks before it are enqueued, and nothing of this one. Look at a new dry run of the rest.';
     end if;
-    enqueued := p_enqueued;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
-    from forebay.backfill_chunk c where c.backfill_id = p_backfill_id;
+    from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
 end
 $$;
 
 
--- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest if asked for.
+-- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest.
 --
--- Runs with the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
-create function forebay._backfill_run(
-    p_kind text, p_query text, p_options jsonb, p_key text, p_is_digested boolean, out jobs bigint, out digest numeric)
+-- With the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
+create function forebay.backfill_run_v1(
+    kind text, query text, options jsonb, key text, out jobs bigint, out digest numeric)
 language plpgsql volatile
 as $$
+#variable_conflict use_variable
 declare
     v_row   pg_catalog.jsonb;
     v_rows  pg_catalog.jsonb[] := '{}';
     v_bytes pg_catalog.int8 := 0;
+    v_part  pg_catalog.record;
 begin
     jobs := 0;
     digest := 0;
-    for v_row in execute pg_catalog.format(E'select pg_catalog.to_jsonb(q.*) from (%s\n) q', p_query) loop
+    for v_row in execute pg_catalog.format(E'select pg_catalog.to_jsonb(q.*) from (%s\n) q', query) loop
         v_rows := pg_catalog.array_append(v_rows, v_row);
         v_bytes := v_bytes operator(pg_catalog.+) pg_catalog.pg_column_size(v_row)::pg_catalog.int8;
         if pg_catalog.cardinality(v_rows) operator(pg_catalog.>=) 20000 or v_bytes operator(pg_catalog.>=) 8000000::pg_catalog.int8 then
-            if p_is_digested then
-                digest := digest operator(pg_catalog.+) forebay._backfill_digest(v_rows);
-            end if;
-            jobs := jobs operator(pg_catalog.+) forebay._backfill_write(p_kind, p_options, p_key, v_rows);
+            v_part := forebay.backfill_write_v1(kind, options, key, v_rows);
+            jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
+            digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
             v_rows := '{}';
             v_bytes := 0;
         end if;
     end loop;
-    if pg_catalog.cardinality(v_rows) operator(pg_catalog.>) 0 then
-        if p_is_digested then
-            digest := digest operator(pg_catalog.+) forebay._backfill_digest(v_rows);
-        end if;
-        jobs := jobs operator(pg_catalog.+) forebay._backfill_write(p_kind, p_options, p_key, v_rows);
-    end if;
+    v_part := forebay.backfill_write_v1(kind, options, key, v_rows);
+    jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
+    digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
 end
 $$;
 
 
--- What tells one set of rows from another, in any order.
-create function forebay._backfill_digest(p_rows jsonb[]) returns numeric
-language sql immutable security definer
-set search_path = pg_catalog, pg_temp
-as $$ select coalesce(sum(jsonb_hash_extended(r, 0)), 0) from unnest(p_rows) r $$;
-
-
--- Count the rows of a query. Runs with the rights and the search_path of the caller.
-create function forebay._backfill_count(p_query text, out jobs bigint, out bytes bigint, out digest numeric)
+-- Count the rows of a query, and the bytes of the arguments they give. With the rights and the search_path of the caller.
+create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
 as $$
+#variable_conflict use_variable
 begin
     execute pg_catalog.format(
-        E'select pg_catalog.count(*), coalesce(pg_catalog.sum(pg_catalog.octet_length(coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
+        E'select pg_catalog.count(*),
+                 coalesce(pg_catalog.sum(pg_catalog.octet_length(
+                     coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
                  coalesce(pg_catalog.sum(pg_catalog.jsonb_hash_extended(r.row, 0)), 0)
-          from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', p_query)
+          from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', query)
         into jobs, bytes, digest;
 end
 $$;
@@ -310,19 +334,16 @@ language plpgsql volatile
 as $$
 #variable_conflict use_variable
 declare
-    v_options constant pg_catalog.jsonb := forebay._backfill_options(options);
-    v_count   pg_catalog.record;
+    v_found pg_catalog.record;
 begin
     if token is not null then
-        -- First, since jobs that are rolled back leave dead rows in the log.
-        v_count := forebay._backfill_count(query);
-        perform forebay._backfill_require(token, forebay._backfill_token(kind, v_options, v_count.jobs, v_count.digest));
+        -- Before anything is written, since jobs that are rolled back leave dead rows in the log.
+        v_found := forebay.backfill_count_v1(query);
+        perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
-    v_count := forebay._backfill_run(kind, query, v_options, null, token is not null);
-    if token is not null then
-        perform forebay._backfill_require(token, forebay._backfill_token(kind, v_options, v_count.jobs, v_count.digest));
-    end if;
-    return v_count.jobs;
+    v_found := forebay.backfill_run_v1(kind, query, options, null);
+    perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+    return v_found.jobs;
 end
 $$;
 
@@ -340,20 +361,19 @@ language plpgsql volatile
 as $$
 #variable_conflict use_variable
 declare
-    v_options constant pg_catalog.jsonb := forebay._backfill_options(options);
     v_begun   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     v_count   pg_catalog.record;
     v_reading pg_catalog.float8;
     v_some    pg_catalog.int8;
 begin
-    v_count := forebay._backfill_count(query);
+    v_count := forebay.backfill_count_v1(query);
     v_reading := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
-    token := forebay._backfill_token(kind, v_options, v_count.jobs, v_count.digest);
+    token := forebay.backfill_token_v1(kind, options, v_count.jobs, v_count.digest);
     jobs := v_count.jobs;
     bytes := v_count.bytes;
     begin
         v_begun := pg_catalog.clock_timestamp();
-        v_some := (forebay._backfill_run(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), v_options, null, false)).jobs;
+        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null)).jobs;
         seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
         raise exception using errcode = 'ZF000';
     exception
@@ -365,9 +385,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike
-    from forebay._backfill_waiting(v_options operator(pg_catalog.->>) 'queue'::pg_catalog.text,
-                                   (v_options operator(pg_catalog.->>) 'priority'::pg_catalog.text)::pg_catalog.int4) w;
+    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
     return next;
 end
 $$;
@@ -391,13 +409,10 @@ language plpgsql volatile
 as $$
 #variable_conflict use_variable
 declare
-    v_options constant pg_catalog.jsonb := forebay._backfill_options(options);
     v_row     pg_catalog.record;
     v_last    pg_catalog.text;
     v_count   pg_catalog.int8 := 0;
     v_digest  pg_catalog.numeric := 0;
-    v_all     pg_catalog.int8 := 0;
-    v_sum     pg_catalog.numeric := 0;
     v_upto    pg_catalog.text[] := '{}';
     v_jobs    pg_catalog.int8[] := '{}';
     v_digests pg_catalog.numeric[] := '{}';
@@ -421,8 +436,6 @@ begin
             v_upto := pg_catalog.array_append(v_upto, v_last);
             v_jobs := pg_catalog.array_append(v_jobs, v_count);
             v_digests := pg_catalog.array_append(v_digests, v_digest);
-            v_all := v_all operator(pg_catalog.+) v_count;
-            v_sum := v_sum operator(pg_catalog.+) v_digest;
             v_count := 0;
             v_digest := 0;
         end if;
@@ -434,13 +447,8 @@ begin
         v_upto := pg_catalog.array_append(v_upto, v_last);
         v_jobs := pg_catalog.array_append(v_jobs, v_count);
         v_digests := pg_catalog.array_append(v_digests, v_digest);
-        v_all := v_all operator(pg_catalog.+) v_count;
-        v_sum := v_sum operator(pg_catalog.+) v_digest;
     end if;
-    if token is not null then
-        perform forebay._backfill_require(token, forebay._backfill_token(kind, v_options, v_all, v_sum));
-    end if;
-    return forebay._backfill_note(kind, query, v_options, key, token is not null, v_upto, v_jobs, v_digests);
+    return forebay.backfill_note_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
 end
 $$;
 
@@ -460,52 +468,24 @@ as $$
 #variable_conflict use_variable
 declare
     v_chunk pg_catalog.record;
-    v_query pg_catalog.text;
-    v_count pg_catalog.record;
+    v_found pg_catalog.record;
     v_done  pg_catalog.record;
 begin
-    select t.* into v_chunk from forebay._backfill_take(backfill_id) t;
+    select t.* into v_chunk from forebay.backfill_take_v1(backfill_id) t;
     if v_chunk.no is null then
         return;
     end if;
-    v_query := pg_catalog.format(
-        E'select * from (%1$s\n) chunk where chunk.%2$I <= %3$L%4$s order by chunk.%2$I',
-        v_chunk.query, v_chunk.key, v_chunk.upto,
-        case when v_chunk.behind is not null then pg_catalog.format(' and chunk.%I > %L', v_chunk.key, v_chunk.behind) end);
-    if v_chunk.is_fixed then
-        v_count := forebay._backfill_count(v_query);
-        perform forebay._backfill_same(backfill_id, v_chunk.no, v_count.jobs, v_count.digest);
-    end if;
-    v_count := forebay._backfill_run(v_chunk.kind, v_query, v_chunk.options, v_chunk.key, v_chunk.is_fixed);
-    if v_chunk.is_fixed then
-        perform forebay._backfill_same(backfill_id, v_chunk.no, v_count.jobs, v_count.digest);
-    end if;
-    v_done := forebay._backfill_done(backfill_id, v_chunk.no, v_count.jobs);
-    enqueued := v_done.enqueued;
+    v_found := forebay.backfill_run_v1(
+        v_chunk.kind,
+        pg_catalog.format(
+            E'select * from (%1$s\n) chunk where chunk.%2$I <= %3$L%4$s order by chunk.%2$I',
+            v_chunk.query, v_chunk.key, v_chunk.upto,
+            case when v_chunk.behind is not null then pg_catalog.format(' and chunk.%I > %L', v_chunk.key, v_chunk.behind) end),
+        v_chunk.options, v_chunk.key);
+    v_done := forebay.backfill_done_v1(backfill_id, v_chunk.no, v_found.jobs, v_found.digest);
+    enqueued := v_found.jobs;
     jobs_done := v_done.jobs_done;
     jobs_all := v_done.jobs_all;
     return next;
 end
 $$;
-
-
--- Refuse a chunk that is not as it was counted.
---
--- Errors: JQ040.
-create function forebay._backfill_same(p_backfill_id bigint, p_no integer, p_jobs bigint, p_digest numeric) returns void
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_jobs bigint;
-begin
-    select c.jobs into v_jobs from forebay.backfill_chunk c
-    where c.backfill_id = p_backfill_id and c.no = p_no and (c.jobs, c.digest) is distinct from (p_jobs, p_digest);
-    if found then
-        raise exception using errcode = 'JQ040',
-            message = format('chunk %s of backfill %s has other jobs than counted: %s were, %s are', p_no, p_backfill_id, v_jobs, p_jobs),
-            hint = 'The chunks before it are enqueued, nothing of this one is. Look at a new dry run of the rest.';
-    end if;
-end
-$$;
-
