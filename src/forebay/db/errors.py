@@ -12,13 +12,20 @@ exception in one of its own. What the server said is found in all of them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 import psycopg.errors
 
-from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError, error_from_sqlstate
+from forebay.errors import (
+    DatabaseUnavailable,
+    ForebayError,
+    InvalidJob,
+    SchemaError,
+    error_from_sqlstate,
+)
 from forebay.sql import required_version
 
 #: SQLSTATEs that mean: this connection, or this server, is of no use; another may be.
@@ -47,6 +54,11 @@ _UNDEFINED_SCHEMA: Final = "3F000"
 _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
 
+#: What a query is to blame for, by SQLSTATE class: its names and rights, its values, what it may not do; and the functions
+#: that run one of the caller's, as the server's context names them.
+_OF_A_QUERY: Final = ("0A", "22", "3F", "42")
+_RUNS_A_QUERY: Final = re.compile(r"function (?:forebay\.)?backfill(?:_run_v1|_count_v1|_begin)\(")
+
 
 def translate(error: BaseException) -> ForebayError | None:
     """Return our error for an exception on a connection of our own; None for any other trouble.
@@ -69,6 +81,13 @@ def translate_ours(error: BaseException) -> ForebayError | None:
     said = _said(error)
     if said is None:
         return None
+    if said.sqlstate.startswith(_OF_A_QUERY) and _RUNS_A_QUERY.search(said.context or ""):
+        return InvalidJob.from_sql(
+            f"the query cannot be run: {said.message}",
+            detail=said.detail,
+            hint=said.hint,
+            column="query",
+        )
     # Only statements of ours come here, and all of them name no other schema.
     if said.sqlstate == _UNDEFINED_SCHEMA:
         return SchemaError(found=None, needed=required_version())
@@ -92,6 +111,7 @@ class _Said:
     detail: str | None
     hint: str | None
     column: str | None
+    context: str | None
 
 
 def _below(error: BaseException) -> tuple[Any, ...]:
@@ -115,12 +135,15 @@ def _said(error: BaseException) -> _Said | None:
                 diag.message_detail,
                 diag.message_hint,
                 diag.column_name,
+                getattr(diag, "context", None),
             )
         if type(found).__module__.partition(".")[0] == "asyncpg":
             sqlstate = getattr(found, "sqlstate", None)
             if sqlstate is None:
                 return None
-            texts = (getattr(found, name, None) for name in ("detail", "hint", "column_name"))
+            texts = (
+                getattr(found, name, None) for name in ("detail", "hint", "column_name", "context")
+            )
             return _Said(sqlstate, str(getattr(found, "message", None) or found), *texts)
     return None
 

@@ -1,0 +1,133 @@
+"""forebay backfill: what a person at the terminal, or a script, gets."""
+
+import io
+
+import pytest
+
+from tests.support.engine import one
+
+PAGES = """
+    create table page (id bigint primary key, site int, owner text, at timestamptz);
+    insert into page select i, mod(i, 10), 'o''' || mod(i, 3), '2026-01-01 12:00+00'::timestamptz + i * interval '1 hour'
+    from generate_series(1, 100) i"""
+
+
+@pytest.fixture(autouse=True)
+def pages(conn):
+    conn.execute(PAGES)
+
+
+def ids(conn):
+    """Return the ids that were enqueued."""
+    return [
+        row[0] for row in conn.execute("select (args ->> 'id')::int from forebay.log order by 1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--table", "page", "--ids", "3,5, 7"], [3, 5, 7]),
+        (["--table", "page", "--ids", "@some.txt"], [8, 9]),
+        (["--table", "page", "--ids", "-"], [1, 2]),
+        (["--table", "page", "--equal", "owner=o'1", "--equal", "site=4"], [4, 34, 64, 94]),
+        (["--table", "page", "--between", "at=2026-01-01T15:00Z,2026-01-01T17:00Z"], [3, 4, 5]),
+        (["--table", "page", "--between", "id=99,"], [99, 100]),
+        (["--table", "page", "--where", "id % 50 = 0"], [50, 100]),
+        (["--table", "page", "--where", "owner = %(o)s and id < 9", "--param", "o=o'1"], [1, 4, 7]),
+        (["--query", "select id from page where id = %(id)s", "--param", "id=6"], [6]),
+        (["--query", "select id from page where id < 3", "--chunk", "1", "--key", "id"], [1, 2]),
+    ],
+)
+def test_the_rows_that_were_named_become_jobs(
+    forebay, conn, monkeypatch, tmp_path, arguments, expected
+):
+    """
+    By id, value, range or condition; one line of JSON says how many.
+    """
+    (tmp_path / "some.txt").write_text("8\n\n 9\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n2\n"))
+    answer = forebay("backfill", "index", *arguments, "--json")
+    assert answer.json == {"enqueued": len(expected)}
+    assert (answer.code, answer.err) == (0, "")
+    assert ids(conn) == expected
+
+
+def test_a_dry_run_gives_the_token_that_does_it(forebay, conn):
+    """
+    Count, bytes, time, what waits; then exactly that, or a refusal when the rows changed.
+    """
+    rows = ["index", "--table", "page", "--equal", "site=3", "--queue", "q"]
+    plan = forebay("backfill", *rows, "--dry-run", "--json").json
+    assert set(plan) == {"token", "jobs", "bytes", "seconds", "waiting", "waiting_alike"}
+    assert (plan["jobs"], plan["waiting"]) == (10, 0)
+    shown = forebay("backfill", *rows, "--dry-run").out
+    assert plan["token"] in shown
+    assert ids(conn) == []
+
+    conn.execute("delete from page where id = 13")
+    refused = forebay("backfill", *rows, "--token", plan["token"])
+    assert refused.code == 1
+    assert "not those of token" in refused.err
+    conn.execute("insert into page values (13, 3)")
+    assert forebay("backfill", *rows, "--token", plan["token"]).out == "10 jobs enqueued\n"
+    assert forebay("backfill", *rows, "--dry-run", "--json").json["waiting"] == 10
+
+
+def test_chunks_tell_how_far_they_are_and_how_to_go_on(forebay, conn):
+    """
+    On stderr, after each; what stopped goes on from there.
+    """
+    one(conn, "select forebay.limit_queue('default', 50)")
+    answer = forebay("backfill", "index", "--table", "page", "--chunk", "30")
+    assert answer.code == 2
+    assert "30 of 100 (30 %)" in answer.err
+    number = one(conn, "select backfill_id from forebay.backfill")
+    assert f"--resume {number} goes on with it" in answer.err
+    one(conn, "select forebay.limit_queue('default', null)")
+    assert forebay("backfill", "--resume", number, "--json").json == {"enqueued": 70}
+    assert ids(conn) == list(range(1, 101))
+    assert forebay("backfill", "--resume", number + 1).code == 1
+
+
+def test_all_options_of_the_jobs_can_be_given(forebay, conn):
+    """
+    The command line offers what belongs to many jobs.
+    """
+    forebay(
+        "backfill", "index", "--table", "page", "--column", "page=id", "--column", "site", "--ids", "7", "--args",
+        '{"force": true}', "--queue", "q", "--priority", "5", "--tag", "t", "--delay", "1h", "--expires-in", "1d",
+        "--max-attempts", "3",
+    )  # fmt: skip
+    row = conn.execute(
+        "select args, tag, max_attempts, expires_at - run_at > '23 hours' from forebay.deferred"
+    ).fetchone()
+    assert row == ({"page": 7, "site": 7, "force": True}, "t", 3, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["index"],
+        ["index", "--table", "page", "--query", "select 1"],
+        ["index", "--query", "select 1", "--ids", "3"],
+        ["index", "--table", "page", "--between", "at=5"],
+        ["index", "--table", "page", "--equal", "site"],
+        ["index", "--table", "page", "--ids", "@nothing.txt"],
+        ["index", "--table", "page", "--where", "id = %(x)s", "--param", "y=1"],
+        ["index", "--table", "nowhere"],
+        ["index", "--query", "delete from page"],
+        ["index", "--query", "select id from page", "--chunk", "5"],
+        ["index", "--resume", "1"],
+    ],
+)
+def test_wrong_usage_ends_with_2(forebay, conn, arguments):
+    """
+    With one line that says what is wrong, and nothing enqueued.
+    """
+    answer = forebay("backfill", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+    assert ids(conn) == []
+    assert one(conn, "select count(*) from page") == 100
