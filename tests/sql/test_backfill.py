@@ -249,6 +249,7 @@ CHANGES = {
     "a row less": "delete from page where id = 13",
     "a row more": "insert into page values (101, 3, 'new', now())",
     "another row": "update page set id = 203 where id = 13",
+    "another sign": "update page set id = -13 where id = 13",
     "another value": "update page set title = 'other' where id = 13",
     "two swapped": "update page set title = case id when 13 then 'Page 3' else 'Page 13' end where id in (3, 13)",
 }

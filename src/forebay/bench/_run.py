@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCENARIOS: Final = {
     "one": "single committed enqueues, beside the same row into a plain table",
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
+    "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "mixed": "producers and a worker at once",
     "latency": "from the commit to the handler's start",

@@ -114,7 +114,8 @@ declare
     v_expires_at timestamptz;
 begin
     jobs := cardinality(v_rows);
-    select coalesce(sum(jsonb_hash_extended(r, 0)), 0) into digest from unnest(v_rows) r;
+    -- Of the text: a hash of jsonb does not know the sign of a number.
+    select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
     if jobs = 0 then
         return;
     end if;
@@ -312,7 +313,7 @@ begin
         E'select pg_catalog.count(*),
                  coalesce(pg_catalog.sum(pg_catalog.octet_length(
                      coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
-                 coalesce(pg_catalog.sum(pg_catalog.jsonb_hash_extended(r.row, 0)), 0)
+                 coalesce(pg_catalog.sum(pg_catalog.hashtextextended(r.row::pg_catalog.text collate pg_catalog."C", 0)), 0)
           from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', query)
         into jobs, bytes, digest;
 end
@@ -424,7 +425,7 @@ begin
     end if;
     for v_row in execute pg_catalog.format(
         E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
-                 pg_catalog.jsonb_hash_extended(pg_catalog.to_jsonb(q.*), 0) as digest
+                 pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
           from (%s\n) q order by q.%I', key, query, key)
     loop
         if v_row.key is null then
