@@ -90,14 +90,14 @@ end
 $$;
 
 
--- Enqueue a job for each of some rows; returns how many, and what tells these rows from others, in any order.
+-- Enqueue a job for each of some rows; returns how many, and, if asked for it, what tells these rows from others, in any order.
 --
 -- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
 --
 -- Parameters: key, a field that is neither; null: none.
 -- Errors: as forebay.enqueue_many.
 create function forebay.backfill_write_v1(
-    kind text, options jsonb, key text, rows jsonb[], out jobs bigint, out digest numeric)
+    kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -114,8 +114,10 @@ declare
     v_expires_at timestamptz;
 begin
     jobs := cardinality(v_rows);
-    -- Of the text: a hash of jsonb does not know the sign of a number.
-    select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
+    if is_digested then
+        -- Of the text: a hash of jsonb does not know the sign of a number.
+        select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
+    end if;
     if jobs = 0 then
         return;
     end if;
@@ -207,7 +209,7 @@ $$;
 -- Errors: JQ041 no such backfill, or it is another's.
 -- Locks: the backfill, so that a chunk is done by one at a time.
 create function forebay.backfill_take_v1(backfill_id bigint)
-returns table (kind text, query text, options jsonb, key text, no integer, behind text, upto text)
+returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -227,7 +229,7 @@ begin
             hint = 'Only who began a backfill goes on with it.';
     end if;
     return query
-    select v_run.kind, v_run.query, v_run.options, v_run.key, c.no,
+    select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
            (select p.upto from forebay.backfill_chunk p where p.backfill_id = c.backfill_id and p.no = c.no - 1),
            c.upto
     from forebay.backfill_chunk c
@@ -269,11 +271,11 @@ end
 $$;
 
 
--- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest.
+-- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest if asked for it.
 --
 -- With the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
 create function forebay.backfill_run_v1(
-    kind text, query text, options jsonb, key text, out jobs bigint, out digest numeric)
+    kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -289,14 +291,14 @@ begin
         v_rows := pg_catalog.array_append(v_rows, v_row);
         v_bytes := v_bytes operator(pg_catalog.+) pg_catalog.pg_column_size(v_row)::pg_catalog.int8;
         if pg_catalog.cardinality(v_rows) operator(pg_catalog.>=) 20000 or v_bytes operator(pg_catalog.>=) 8000000::pg_catalog.int8 then
-            v_part := forebay.backfill_write_v1(kind, options, key, v_rows);
+            v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
             jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
             digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
             v_rows := '{}';
             v_bytes := 0;
         end if;
     end loop;
-    v_part := forebay.backfill_write_v1(kind, options, key, v_rows);
+    v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
     jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
     digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
 end
@@ -342,8 +344,10 @@ begin
         v_found := forebay.backfill_count_v1(query);
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
-    v_found := forebay.backfill_run_v1(kind, query, options, null);
-    perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+    v_found := forebay.backfill_run_v1(kind, query, options, null, token is not null);
+    if token is not null then
+        perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+    end if;
     return v_found.jobs;
 end
 $$;
@@ -374,7 +378,7 @@ begin
     bytes := v_count.bytes;
     begin
         v_begun := pg_catalog.clock_timestamp();
-        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null)).jobs;
+        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null, false)).jobs;
         seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
         raise exception using errcode = 'ZF000';
     exception
@@ -482,7 +486,7 @@ begin
             E'select * from (%1$s\n) chunk where chunk.%2$I <= %3$L%4$s order by chunk.%2$I',
             v_chunk.query, v_chunk.key, v_chunk.upto,
             case when v_chunk.behind is not null then pg_catalog.format(' and chunk.%I > %L', v_chunk.key, v_chunk.behind) end),
-        v_chunk.options, v_chunk.key);
+        v_chunk.options, v_chunk.key, v_chunk.is_fixed);
     v_done := forebay.backfill_done_v1(backfill_id, v_chunk.no, v_found.jobs, v_found.digest);
     enqueued := v_found.jobs;
     jobs_done := v_done.jobs_done;
