@@ -317,7 +317,10 @@ def test_with_the_first_look_alone_it_would_pass(database, conn):
     break_function(
         database,
         "backfill",
-        ("v_found.digest, token);\n    end if;\n    return", "v_found.digest, null);\n    end if;\n    return"),
+        (
+            "v_found.digest, token);\n    end if;\n    return",
+            "v_found.digest, null);\n    end if;\n    return",
+        ),
     )
     with violation():
         assert change_meanwhile(conn) == "JQ040"

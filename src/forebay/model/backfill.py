@@ -96,7 +96,8 @@ class Rows:
                 conditions.append(f"{name} = any({writer.add(list(value), column)})")
             else:
                 conditions.append(f"{name} = {writer.add(value, column)}")
-        for column, bounds in (between or {}).items():
+        ranges: Mapping[str, Any] = between or {}
+        for column, bounds in ranges.items():
             if not isinstance(bounds, list | tuple) or len(bounds) != 2:
                 raise InvalidJob("between", f"of {column} must be two bounds, not {shown(bounds)}")
             for value, sign in zip(bounds, (">=", "<="), strict=True):
@@ -150,12 +151,12 @@ class _Writer:
         self.values.append(_text(value, name))
         return f"%{len(self.values)}$L"
 
-    def rendered(self, sql: str, params: Mapping[str, Any] | None) -> str:
+    def rendered(self, sql: Any, params: Mapping[str, Any] | None) -> str:
         """Return SQL as a template."""
         if not isinstance(sql, str) or not sql.strip() or "\0" in sql:
             raise InvalidJob("query", f"must be SQL, not {shown(sql)}")
         if params is None:
-            return sql.replace("%", "%%")
+            return str(sql).replace("%", "%%")
         places: dict[str, str] = {}
 
         def place(found: re.Match[str]) -> str:

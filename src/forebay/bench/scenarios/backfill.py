@@ -86,7 +86,9 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         conn.execute(_ROWS.format(count=count))
         client = Client(dsn)
         rows = Rows("document")
-        found, loaded = _rounds(dsn, conn, client, rows, count=count, rounds=rounds, progress=progress)
+        found, loaded = _rounds(
+            dsn, conn, client, rows, count=count, rounds=rounds, progress=progress
+        )
         progress("a dry run, and a token that is refused")
         proof = _prove(conn, client, rows)
     return _report(found, loaded, proof, count, rounds)
