@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from forebay import App, Client
+from forebay import App, Client, Rows
 from forebay.errors import (
     AlreadyRedriven,
     DeadLetterNotFound,
@@ -149,6 +149,26 @@ def test_a_bulk_of_any_length_is_one_transaction(door):
         assert conn.execute(
             "select count(*), count(distinct args), count(distinct xid::text) from forebay.log"
         ).fetchone() == (2500, 2500, 1)
+
+
+def test_a_backfill_belongs_to_the_transaction(door):
+    """
+    Names and values of any kind arrive whatever carries them; what is wrong with the query is told as on a connection of ours.
+    """
+    door.execute("create table page (id int, title text)")
+    door.execute("insert into page values (1, 'quotes '' \" and : and $1'), (2, 'other')")
+    where = "title = any(%(titles)s) and 5 %% 2 = 1 and id::text <> ':x'"
+    rows = Rows("page", where=where, params={"titles": ["quotes ' \" and : and $1"]})
+    plan = door.client("plan_backfill", "index", rows, args={"why": "100 %"})
+    assert plan.jobs == 1
+    assert door.client("backfill", "index", rows, args={"why": "100 %"}, token=plan.token) == 1
+    assert committed(door) == []
+    door.commit()
+    (job,) = Client(door.dsn).jobs()
+    assert (job.args, job.tag) == ({"id": 1, "why": "100 %"}, "backfill")
+    with pytest.raises(InvalidJob, match="the query cannot be run"):
+        door.client("backfill", "index", Rows("nowhere"))
+    door.rollback()
 
 
 def test_looking_and_managing_work_there(door):

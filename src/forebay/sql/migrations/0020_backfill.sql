@@ -109,9 +109,11 @@ declare
     v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
-    v_delay  double precision;
+    v_priority integer;
+    v_delay  interval;
     v_run_at timestamptz;
     v_expires_at timestamptz;
+    v_max_attempts integer;
 begin
     jobs := cardinality(v_rows);
     if is_digested then
@@ -122,28 +124,30 @@ begin
         return;
     end if;
     begin
-        v_delay := (v_options ->> 'delay')::double precision;
+        -- Nothing is written in here: a subtransaction for each batch would soon be more than a snapshot can list.
+        v_priority := (v_options ->> 'priority')::integer;
+        v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
         v_run_at := (v_options ->> 'run_at')::timestamptz;
+        v_max_attempts := (v_options ->> 'max_attempts')::integer;
         v_expires_at := coalesce(
             (v_options ->> 'expires_at')::timestamptz,
-            coalesce(v_run_at, forebay._now() + make_interval(secs => coalesce(v_delay, 0)))
+            coalesce(v_run_at, forebay._now() + coalesce(v_delay, interval '0'))
             + make_interval(secs => (v_options ->> 'expires_in')::double precision));
-        if v_common is not null and not v_rows[1] ? 'args' then
-            v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
-        end if;
-        if not v_rows[1] ? 'args' then
-            perform forebay.enqueue_many(
-                v_kind, v_rows, queue => v_options ->> 'queue', priority => (v_options ->> 'priority')::integer,
-                delay => make_interval(secs => v_delay), run_at => v_run_at, expires_at => v_expires_at,
-                max_attempts => (v_options ->> 'max_attempts')::integer, tag => v_options ->> 'tag',
-                correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
-                ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
-            return;
-        end if;
     exception when data_exception then
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('an option has the wrong type: %s', sqlerrm), hint = 'Nothing was enqueued.';
     end;
+    if not v_rows[1] ? 'args' then
+        if v_common is not null then
+            v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
+        end if;
+        perform forebay.enqueue_many(
+            v_kind, v_rows, queue => v_options ->> 'queue', priority => v_priority, delay => v_delay, run_at => v_run_at,
+            expires_at => v_expires_at, max_attempts => v_max_attempts, tag => v_options ->> 'tag',
+            correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
+            ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
+        return;
+    end if;
     perform forebay.enqueue_many((
         select jsonb_agg(
             jsonb_strip_nulls(v_options - '{args,expires_in}'::text[] || jsonb_build_object('expires_at', v_expires_at))
