@@ -20,8 +20,8 @@ def test_rates_waits_and_the_dry_run_are_measured(place):
     assert figures.pop("refused_after_a_change") is True
     assert figures.pop("dry_run_jobs") == figures.pop("enqueued_jobs") == 5000
     assert set(figures) == {
-        "ours_per_s", "token_per_s", "chunks_per_s", "bare_per_s", "indexed_per_s",
-        "start_p99_ms_beside_ours", "start_p99_ms_beside_bare", "dry_run_seconds",
+        "ours_per_s", "token_per_s", "chunks_per_s", "plain_per_s", "no_index_per_s",
+        "start_p99_ms_beside_ours", "start_p99_ms_beside_plain", "dry_run_seconds",
     }  # fmt: skip
     assert min(value for name, value in figures.items() if "p99" not in name) > 0
     assert [bar.holds for bar in report.bars[2:]] == [True, True]
