@@ -278,6 +278,10 @@ class Sync:
         """
         return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
 
+    def heartbeat_now(self) -> JobId:
+        """Do as ``heartbeat``, on a connection of its own."""
+        return self._using("heartbeat", 0.0, None).enqueue_now(heartbeat=True)
+
     async def aheartbeat(self, conn: AsyncConnection) -> JobId:
         """Do as ``heartbeat``, on an asynchronous connection."""
         return await self._using("heartbeat", 0.0, None).aenqueue(conn, heartbeat=True)
