@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
 from forebay.cli._exit import ExitCode
@@ -15,6 +16,7 @@ from forebay.cli._options import Dsn, Json, duration
 from forebay.cli._output import ago, console, facts_table, one_line, print_json, table
 from forebay.cli._worker import AppPlace
 from forebay.errors import ConfigError
+from forebay.ops.doctor import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -184,9 +186,7 @@ def audit(
         )
         ranges = ""
         if drift.ranges:
-            ranges = (
-                f"; of {drift.ranges:,} ranges {drift.differed:,} differed and were looked into"
-            )
+            ranges = f"; {drift.differed:,} of {counted(drift.ranges, 'range')} differed, and their rows were read"
         out.print(
             f"{drift.rows:,} rows read, {drift.rows_per_second:,.0f} per second of at most {rate:,.0f}{ranges}",
             style="dim",
@@ -258,24 +258,25 @@ def _print_status(out: Console, found: SyncStatus, *, by_tag: bool) -> None:
 
 def _print_alert(out: Console, name: str, alert: Alert) -> None:
     line = Text.assemble(("✗ ", "bold red"), (f"{alert.code} ", "bold red"), (name, "bold"), ": ")
-    line.append(alert.problem)
-    line.append(f"\n     → {alert.hint}", "dim")
-    out.print(line)
+    out.print(line.append(alert.problem))
+    out.print(Padding(Text(f"→ {alert.hint}", "dim"), (0, 0, 0, 5)))
 
 
 def _waiting(found: SyncStatus) -> Text:
     facts = found.facts
     if not facts.waiting:
         return Text("no job", "green")
-    text = Text(f"{_jobs(facts.waiting)}: {facts.due_all:,} due", "blue" if facts.due_all else "")
+    text = Text.assemble(
+        f"{counted(facts.waiting, 'job')}: ",
+        (f"{facts.due_all:,} due", "blue" if facts.due_all else ""),
+    )
     parts = [
         (facts.due_all - facts.due, "of them left out of alerts"),
         (facts.waiting - facts.due_all, "later"),
         (facts.leased, "being worked on"),
         (facts.tried, "failed before"),
     ]
-    text.append("".join(f", {count:,} {what}" for count, what in parts if count), "not blue")
-    return text
+    return text.append("".join(f", {count:,} {what}" for count, what in parts if count))
 
 
 def _completed(found: SyncStatus) -> str:
@@ -283,7 +284,7 @@ def _completed(found: SyncStatus) -> str:
     rate = facts.completed / seconds * 60
     last = f"; last {ago(facts.completed_at)}" if facts.completed_at is not None else ""
     within = human_duration(seconds)
-    return f"{_jobs(facts.completed)} within {within}, {rate:,.3g} per minute{last}"
+    return f"{counted(facts.completed, 'job')} within {within}, {rate:,.3g} per minute{last}"
 
 
 def _last_audit(audits: list[AuditRecord]) -> Text:
@@ -293,7 +294,7 @@ def _last_audit(audits: list[AuditRecord]) -> Text:
     text = Text(f"{ago(last.ended_at)}: ")
     text.append(_found(last), "bold red" if last.total else "green")
     if last.repaired:
-        text.append(f", {_jobs(last.repaired)} enqueued to repair")
+        text.append(f", {counted(last.repaired, 'job')} enqueued to repair")
     if len(audits) > 1:
         before = ", ".join(f"{audit.total:,}" for audit in audits[1:])
         text.append(f"; before that {before} wrong", "dim")
@@ -365,10 +366,6 @@ def _curve(values: Iterable[int]) -> str:
 
 def _age(found: SyncStatus, since: Any) -> str:
     return f"{human_duration(max(0.0, (found.facts.at - since).total_seconds()))} ago"
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"
 
 
 def _number(value: int, style: str) -> Text:
