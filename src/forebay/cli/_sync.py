@@ -34,7 +34,7 @@ commands = typer.Typer(
 _SHOWN: int = 5
 
 #: Samples of a curve, and the heights that it can have.
-_CURVE: int = 60
+_CURVE: int = 48
 _HEIGHTS: str = "▁▂▃▄▅▆▇█"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Which synchronisation of it.")]
