@@ -509,8 +509,8 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert run([*command, "--history"]) == 0
     told = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert told[0][:4] == ["audit", "compared", "items", "missing"]
-    assert [line[4:9] for line in told[1:]] == [
+    assert told[0][:4] == ["audit", "items", "missing", "stale"]
+    assert [line[3:8] for line in told[1:]] == [
         ["0", "0", "0", "0", "0"], ["2", "0", "1", "0", "3"], ["2", "0", "1", "0", "0"],
     ]  # fmt: skip
     assert run([*command, "--history", "--json"]) == 0

@@ -383,20 +383,19 @@ def _print_history(audits: list[AuditRecord], *, as_json: bool) -> None:
     if not audits:
         out.print("no audit yet", style="dim")
         return
-    numbers = ("items", "missing", "stale", "orphaned", "ahead", "repaired", "took", "rows/s")
-    rows = table("audit", "compared", *numbers, right=numbers)
+    numbers = ("items", "missing", "stale", "orphaned", "ahead", "repaired", "took")
+    rows = table("audit", *numbers, "", right=numbers)
     for audit in audits:
         wrong = [
             _number(getattr(audit, kind), "bold red")
             for kind in ("missing", "stale", "orphaned", "ahead")
         ]
         rows.add_row(
-            f"{audit.ended_at.astimezone():%Y-%m-%d %H:%M:%S}",
-            audit.compared,
+            f"{audit.ended_at.astimezone():%Y-%m-%d %H:%M}",
             f"{audit.items:,}",
             *wrong,
             _number(audit.repaired, "green"),
             human_duration(audit.seconds),
-            f"{audit.rows / audit.seconds if audit.seconds else 0:,.0f}",
+            Text("by hash" if audit.compared == "hash" else "", "dim"),
         )
     out.print(rows)

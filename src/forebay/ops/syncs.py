@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -14,25 +14,54 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def sync_facts(
-    name: str, *, queue: str, group: str, expires_seconds: float, marks: Marks
-) -> Operation[SyncFacts]:
-    """Return the call that tells all that is known of a synchronisation; every waiting job is visited."""
-    return Operation(
-        "select forebay.sync_status(%(name)s, %(queue)s, %(group)s, %(expires)s, %(within)s, %(most)s,"
-        " %(tags)s::text[], %(priority)s)::text",
-        lambda rows: msgspec.convert(json.loads(scalar(rows)), SyncFacts),
-        {
-            "name": name,
-            "queue": queue,
-            "group": group,
-            "expires": float(expires_seconds),
-            "within": float(marks.completed_within),
-            "most": marks.waiting_most,
-            "tags": list(marks.bulk_tags),
-            "priority": marks.bulk_priority,
-        },
-    )
+class Question(NamedTuple):
+    """Which synchronisation is asked about.
+
+    Attributes:
+        name: of the synchronisation.
+        queue: of its jobs.
+        group: the reader of that queue.
+        expires_seconds: how long after it was due a job of it expires.
+        marks: what is left out, and what is too many.
+    """
+
+    name: str
+    queue: str
+    group: str
+    expires_seconds: float
+    marks: Marks
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "queue": self.queue,
+            "group": self.group,
+            "expires": self.expires_seconds,
+            "within": float(self.marks.completed_within),
+            "most": self.marks.waiting_most,
+            "tags": list(self.marks.bulk_tags),
+            "priority": self.marks.bulk_priority,
+        }
+
+    def facts(self) -> Operation[SyncFacts]:
+        """Return the call that tells all that is known; every waiting job is visited."""
+        return Operation(
+            "select forebay.sync_status(%(name)s, %(queue)s, %(group)s, %(expires)s, %(within)s, %(most)s,"
+            " %(tags)s::text[], %(priority)s)::text",
+            lambda rows: msgspec.convert(json.loads(scalar(rows)), SyncFacts),
+            self._params,
+        )
+
+    def sample(self) -> Operation[None]:
+        """Return the call that notes how many jobs are due, unless that was just done, or the role may not."""
+        return Operation(
+            "select forebay.sample_sync_v1(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
+            " where has_function_privilege("
+            "'forebay.sample_sync_v1(text, text, text, double precision, text[], integer)', 'execute')",
+            nothing,
+            self._params,
+        )
 
 
 def sync_audits(name: str, limit: int) -> Operation[list[AuditRecord]]:
@@ -41,26 +70,6 @@ def sync_audits(name: str, limit: int) -> Operation[list[AuditRecord]]:
         "select forebay.sync_audits(%(name)s, %(limit)s)::text",
         lambda rows: msgspec.convert(json.loads(scalar(rows)), list[AuditRecord]),
         {"name": name, "limit": limit},
-    )
-
-
-def sample_sync(
-    name: str, *, queue: str, group: str, expires_seconds: float, marks: Marks
-) -> Operation[None]:
-    """Return the call that notes how many jobs are due, unless that was just done, or the role may not."""
-    return Operation(
-        "select forebay.sample_sync_v1(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
-        " where has_function_privilege('forebay.sample_sync_v1(text, text, text, double precision, text[], integer)',"
-        " 'execute')",
-        nothing,
-        {
-            "name": name,
-            "queue": queue,
-            "group": group,
-            "expires": float(expires_seconds),
-            "tags": list(marks.bulk_tags),
-            "priority": marks.bulk_priority,
-        },
     )
 
 

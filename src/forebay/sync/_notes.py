@@ -115,12 +115,17 @@ class Notes:
             tally["breaker"] = breaker
         is_kept = False
         try:
-            is_kept = await self._keep(
-                syncs.note_sync(tally, f"{socket.gethostname()}:{os.getpid()}")
-            )
+            is_kept = await self._keep(syncs.note_sync(tally, _who()))
         finally:
             if not is_kept:
-                with self._lock:
-                    self._counts.update(counts)
-                    self._breaker = self._breaker or breaker
+                self._put_back(counts, breaker)
         return is_kept
+
+    def _put_back(self, counts: Counter[str], breaker: dict[str, Any] | None) -> None:
+        with self._lock:
+            self._counts.update(counts)
+            self._breaker = self._breaker or breaker
+
+
+def _who() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -410,14 +410,9 @@ class Sync:
             DatabaseUnavailable: no connection.
             SchemaError: the database has no schema.
         """
-        asked = {
-            "queue": self._queue,
-            "group": group,
-            "expires_seconds": self._expires_seconds,
-            "marks": self.marks,
-        }
-        facts = run_own(self._app.dsn, syncs.sync_facts(self.name, **asked))
-        self._kept(syncs.sample_sync(self.name, **asked))
+        question = self._question(group)
+        facts = run_own(self._app.dsn, question.facts())
+        self._kept(question.sample())
         return SyncStatus(
             name=self.name,
             queue=self._queue,
@@ -457,15 +452,10 @@ class Sync:
         return reconcile
 
     async def _sample(self, group: str) -> None:
-        await self._keep_note(
-            syncs.sample_sync(
-                self.name,
-                queue=self._queue,
-                group=group,
-                expires_seconds=self._expires_seconds,
-                marks=self.marks,
-            )
-        )
+        await self._keep_note(self._question(group).sample())
+
+    def _question(self, group: str) -> syncs.Question:
+        return syncs.Question(self.name, self._queue, group, self._expires_seconds, self.marks)
 
     def _kept(self, operation: Operation[T]) -> T | None:
         """Run an operation that only keeps a record: what was found counts without it."""

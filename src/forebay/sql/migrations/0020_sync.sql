@@ -210,17 +210,23 @@ declare
     v_counts jsonb;
     v_facts  jsonb;
 begin
-    with found as materialized (
-        select u.*, u.due_at <= v_now as is_due, forebay._is_bulk(u.tag, u.priority, bulk_tags, bulk_priority) as is_bulk
-        from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u)
+    with every as materialized (
+        select u.* from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u),
+    origins as materialized (  -- Asked once for each, not for each job.
+        select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
+        from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
+    found as materialized (
+        select e.*, o.is_bulk, e.due_at <= v_now as is_due
+        from every e join origins o on o.tag = coalesce(e.tag, '') and o.priority = e.priority),
+    sums as (
+        select count(*) as waiting, count(*) filter (where f.is_due) as due_all,
+               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'leased') as leased,
+               count(*) filter (where f.attempt > 0) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
+        from found f)
     select jsonb_build_object(
-        'due', (select count(*) from found f where f.is_due and not f.is_bulk),
-        'due_all', (select count(*) from found f where f.is_due),
-        'waiting', (select count(*) from found f),
-        'leased', (select count(*) from found f where f.state = 'leased'),
-        'oldest_due_at', (select min(f.due_at) from found f where f.is_due and not f.is_bulk),
-        'above_since', (select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1),
-        'tried', (select count(*) from found f where f.attempt > 0),
+        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'leased', s.leased, 'tried', s.tried, 'oldest_due_at', s.oldest,
+        'above_since', case when s.due > most then (
+            select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1) end,
         'stuck', coalesce((
             select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt, 'due_at', o.due_at,
                                                 'error', (select x.message from forebay.failure x
@@ -235,7 +241,7 @@ begin
                          count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 0) as tried,
                          min(f.due_at) filter (where f.is_due) as oldest
                   from found f group by f.tag, f.priority, f.is_bulk) o), '[]'))
-    into v_jobs;
+    into v_jobs from sums s;
 
     with summed as materialized (
         select c.outcome, c.tag, c.priority, sum(c.count) as total,
@@ -300,17 +306,21 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
+declare
+    v_now constant timestamptz := forebay._now();
 begin
-    if exists (select from forebay.sync_sample s where s.sync = p_name and s.at > forebay._now() - interval '50 seconds')
+    if exists (select from forebay.sync_sample s where s.sync = p_name and s.at > v_now - interval '50 seconds')
        or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);
     insert into forebay.sync_sample (sync, at, due, due_all, waiting)
-    select p_name, forebay._now(),
-           count(*) filter (where u.due_at <= forebay._now() and not forebay._is_bulk(u.tag, u.priority, p_bulk_tags, p_bulk_priority)),
-           count(*) filter (where u.due_at <= forebay._now()), count(*)
-    from forebay.unfinished('sync.' || p_name, p_queue, p_group_name, p_expires_seconds) u;
+    select p_name, v_now,
+           coalesce(sum(o.due) filter (where not forebay._is_bulk(o.tag, o.priority, p_bulk_tags, p_bulk_priority)), 0),
+           coalesce(sum(o.due), 0), coalesce(sum(o.waiting), 0)
+    from (select u.tag, u.priority, count(*) as waiting, count(*) filter (where u.due_at <= v_now) as due
+          from forebay.unfinished('sync.' || p_name, p_queue, p_group_name, p_expires_seconds) u
+          group by u.tag, u.priority) o;
     return true;
 end
 $$;
