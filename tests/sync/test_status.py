@@ -1,6 +1,7 @@
 """What a synchronisation did is kept, what waits is known, and what is wrong sets off its alert."""
 
 import asyncio
+import itertools
 import json
 import time
 
@@ -14,7 +15,7 @@ from forebay.sync import Document, Marks
 from forebay.sync._breaker import Breaker
 from forebay.testing import LyingTarget
 from tests.support.broken_twin import break_function, violation
-from tests.support.engine import Reader, one, shift_clock
+from tests.support.engine import Reader, one, shift_clock, sqlstate
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import WorkerProcess
@@ -281,6 +282,28 @@ async def test_counts_that_cannot_be_kept_now_are_kept_later(conn, sync, monkeyp
     assert kept(conn) == {"direct.accepted": 2}
 
 
+async def test_who_may_enqueue_cannot_count_jobs_as_completed(conn):
+    """
+    A producer tells of its direct writes, and cannot keep an alert from firing.
+    """
+    conn.execute("grant forebay_producer to current_user")
+    conn.execute("set role forebay_producer")
+
+    def told(*counts, **more):
+        tally = json.dumps({"sync": "pages", "counts": counts} | more)
+        return sqlstate(conn, "select forebay.note_sync_v1(%s::jsonb, 'me')", tally)
+
+    assert told(["direct.accepted", None, None, 3]) is None
+    assert told() is None
+    for refused in (["completed.gone", None, None, 1], ["direct.failed", None, None, -1], [], 7):
+        assert told(["direct.accepted", None, None, 1], refused) == "JQ001"
+    assert told(breaker={"place": "pass", "open_seconds": 60, "why": "x"}) == "JQ001"
+    assert sqlstate(conn, "select forebay.note_sync_v1('{}', 'me')") == "JQ001"
+    assert sqlstate(conn, "select forebay.note_sync_v1(null, null)") == "JQ001"
+    conn.execute("reset role")
+    assert kept(conn) == {"direct.accepted": 3}
+
+
 async def test_the_breaker_of_passes_is_told(app, conn, sync, source):
     """
     While a store cannot be reached, by which worker and why; and no more when it can be.
@@ -381,9 +404,10 @@ async def test_the_coverage_of_the_alerts(app, database, conn, sync):
     Each problem, one after another, sets off its alert and no other.
     """
 
-    def later(state={"seconds": 0}):  # noqa: B006 - it counts
-        state["seconds"] += 660
-        shift_clock(conn, state["seconds"])
+    times = itertools.count(660, 660)
+
+    def later():
+        shift_clock(conn, next(times))
 
     def enqueue(count, **options):
         sync.changed_many(conn, range(1, count + 1), **options)

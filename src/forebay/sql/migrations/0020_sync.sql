@@ -76,29 +76,34 @@ declare
     v_open constant jsonb := p_tally -> 'breaker';
 begin
     insert into forebay.sync_count (sync, at, outcome, tag, priority, count)
-    select p_tally ->> 'sync', v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
+    select left(p_tally ->> 'sync', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
     from jsonb_array_elements(p_tally -> 'counts') c;
     if v_open is not null then
         insert into forebay.sync_breaker (sync, at, who, place, open_until, why)
-        values (p_tally ->> 'sync', v_now, left(p_who, 200), v_open ->> 'place',
+        values (left(p_tally ->> 'sync', 200), v_now, left(p_who, 200), v_open ->> 'place',
                 v_now + make_interval(secs => (v_open ->> 'open_seconds')::double precision), left(v_open ->> 'why', 500));
     end if;
 end
 $$;
 
 
--- Append what direct writes counted, which belong to no settlement.
+-- Append what direct writes counted, which belong to no settlement. Whoever may enqueue may tell of these, and of nothing that
+-- only a settlement proves.
 --
 -- Parameters: p_tally, see forebay._note_tally; p_who, which process.
--- Errors: JQ001 no name, or a malformed tally. Locks: none.
+-- Errors: JQ001 a malformed tally, or one of something else. Locks: none.
 create function forebay.note_sync_v1(p_tally jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
     if (jsonb_typeof(p_tally -> 'sync') = 'string' and jsonb_typeof(p_tally -> 'counts') = 'array'
-        and jsonb_array_length(p_tally -> 'counts') <= 1000 and p_who is not null) is not true then
-        raise exception using errcode = 'JQ001', message = 'a tally needs a synchronisation, its counts and who counted';
+        and jsonb_array_length(p_tally -> 'counts') <= 1000 and p_who is not null
+        and coalesce(p_tally -> 'breaker' ->> 'place', 'direct') = 'direct'
+        and not exists (select from jsonb_array_elements(p_tally -> 'counts') c
+                        where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
+        raise exception using errcode = 'JQ001',
+            message = 'a tally of direct writes needs a synchronisation, who counted, and counts named direct';
     end if;
     perform set_config('synchronous_commit', 'off', true);
     perform forebay._note_tally(p_tally, p_who);
