@@ -98,8 +98,8 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Four functions and not one table, sequence or column."""
-    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel"}
+    """Five functions and not one table, sequence or column."""
+    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "note_direct"}
     assert allowed_calls(conn)["forebay_producer"] == calls
     with acting_as(database, "forebay_producer") as producer:
         job = enqueue(producer, queue="q")

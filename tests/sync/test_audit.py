@@ -323,7 +323,7 @@ def test_an_audit_counts_also_where_it_cannot_be_kept(app, conn):
     """
     source, target = Items({1: 1}), LyingTarget()
     sync = pair(app, source, target)
-    conn.execute("drop function forebay.note_audit_v1")
+    conn.execute("drop function forebay.note_audit")
     drift = sync.audit(settle=0)
     assert (drift.missing, drift.audit_id) == ([1], None)
     assert sync.repair(drift) == 1

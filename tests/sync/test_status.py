@@ -291,15 +291,15 @@ async def test_who_may_enqueue_cannot_count_jobs_as_completed(conn):
 
     def told(*counts, **more):
         tally = json.dumps({"sync": "pages", "counts": counts} | more)
-        return sqlstate(conn, "select forebay.note_sync_v1(%s::jsonb, 'me')", tally)
+        return sqlstate(conn, "select forebay.note_direct(%s::jsonb, 'me')", tally)
 
     assert told(["direct.accepted", None, None, 3]) is None
     assert told() is None
     for refused in (["completed.gone", None, None, 1], ["direct.failed", None, None, -1], [], 7):
         assert told(["direct.accepted", None, None, 1], refused) == "JQ001"
     assert told(breaker={"place": "pass", "open_seconds": 60, "why": "x"}) == "JQ001"
-    assert sqlstate(conn, "select forebay.note_sync_v1('{}', 'me')") == "JQ001"
-    assert sqlstate(conn, "select forebay.note_sync_v1(null, null)") == "JQ001"
+    assert sqlstate(conn, "select forebay.note_direct('{}', 'me')") == "JQ001"
+    assert sqlstate(conn, "select forebay.note_direct(null, null)") == "JQ001"
     conn.execute("reset role")
     assert kept(conn) == {"direct.accepted": 3}
 

@@ -56,9 +56,9 @@ class Question(NamedTuple):
     def sample(self) -> Operation[None]:
         """Return the call that notes how many jobs are due, unless that was just done, or the role may not."""
         return Operation(
-            "select forebay.sample_sync_v1(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
+            "select forebay.sample_sync(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
             " where has_function_privilege("
-            "'forebay.sample_sync_v1(text, text, text, double precision, text[], integer)', 'execute')",
+            "'forebay.sample_sync(text, text, text, double precision, text[], integer)', 'execute')",
             nothing,
             self._params,
         )
@@ -73,10 +73,10 @@ def sync_audits(name: str, limit: int) -> Operation[list[AuditRecord]]:
     )
 
 
-def note_sync(tally: Mapping[str, Any], who: str) -> Operation[None]:
+def note_direct(tally: Mapping[str, Any], who: str) -> Operation[None]:
     """Return the call that keeps what direct writes counted."""
     return Operation(
-        "select forebay.note_sync_v1(%(tally)s::jsonb, %(who)s)",
+        "select forebay.note_direct(%(tally)s::jsonb, %(who)s)",
         nothing,
         {"tally": json.dumps(tally), "who": who},
     )
@@ -85,8 +85,8 @@ def note_sync(tally: Mapping[str, Any], who: str) -> Operation[None]:
 def note_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
     """Return the call that keeps what an audit found; its number, or None where the role may not."""
     return Operation(
-        "select forebay.note_audit_v1(%(name)s, %(found)s::jsonb)"
-        " where has_function_privilege('forebay.note_audit_v1(text, jsonb)', 'execute')",
+        "select forebay.note_audit(%(name)s, %(found)s::jsonb)"
+        " where has_function_privilege('forebay.note_audit(text, jsonb)', 'execute')",
         _number,
         {"name": name, "found": json.dumps(found)},
     )
@@ -95,7 +95,7 @@ def note_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
 def note_repair(audit_id: int, jobs: int) -> Operation[None]:
     """Return the call that notes how many jobs were enqueued for what an audit had found."""
     return Operation(
-        "select forebay.note_repair_v1(%(audit)s, %(jobs)s)",
+        "select forebay.note_repair(%(audit)s, %(jobs)s)",
         nothing,
         {"audit": audit_id, "jobs": jobs},
     )

@@ -115,7 +115,7 @@ class Notes:
             tally["breaker"] = breaker
         is_kept = False
         try:
-            is_kept = await self._keep(syncs.note_sync(tally, _who()))
+            is_kept = await self._keep(syncs.note_direct(tally, _who()))
         finally:
             if not is_kept:
                 self._put_back(counts, breaker)

@@ -92,7 +92,7 @@ $$;
 --
 -- Parameters: p_tally, see forebay._note_tally; p_who, which process.
 -- Errors: JQ001 a malformed tally, or one of something else. Locks: none.
-create function forebay.note_sync_v1(p_tally jsonb, p_who text) returns void
+create function forebay.note_direct(p_tally jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -304,7 +304,7 @@ $$;
 --
 -- Parameters: as of forebay.sync_status.
 -- Locks: the maintenance key 21, tried only: somebody else is at it.
-create function forebay.sample_sync_v1(
+create function forebay.sample_sync(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
 language plpgsql volatile security definer
@@ -334,7 +334,7 @@ $$;
 -- Keep what an audit found; returns its number.
 --
 -- Parameters: p_found, an object with the columns of forebay.sync_audit.
-create function forebay.note_audit_v1(p_name text, p_found jsonb) returns bigint
+create function forebay.note_audit(p_name text, p_found jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -353,7 +353,7 @@ $$;
 
 
 -- Note how many jobs were enqueued to repair what an audit had found.
-create function forebay.note_repair_v1(p_audit_id bigint, p_jobs bigint) returns void
+create function forebay.note_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
