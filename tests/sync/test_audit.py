@@ -12,7 +12,7 @@ import pytest
 import forebay
 from forebay.cli._main import run
 from forebay.errors import ConfigError, TargetUnavailable
-from forebay.sync import Document, Gone, PostgresTarget, QuerySource, SQLiteTarget
+from forebay.sync import Document, Gone, PostgresTarget, QuerySource, SQLiteTarget, checksum_of
 from forebay.testing import LyingTarget
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for_async
@@ -78,6 +78,255 @@ def test_each_kind_of_drift_is_found_wherever_it_is(app, page):
         "ahead": {15},
     }
     assert drift.total == len(drift.repairable) + 1
+    sync.close()
+
+
+class Counting:
+    """Notes the rows of scans, and the limits of checksums."""
+
+    def __init__(self):
+        self.scanned = []
+        self.limits = []
+
+    def checksum(self, after, until, limit):
+        self.limits.append(limit)
+        names = [row for row in self.all() if after is None or row[0] > after]
+        return checksum_of([row for row in names if until is None or row[0] <= until][:limit])
+
+
+class SummedItems(Counting, Items):
+    """A source that can tell checksums."""
+
+    def __init__(self, versions):
+        Items.__init__(self, versions)
+        Counting.__init__(self)
+
+    def all(self):
+        return sorted(self.versions.items())
+
+    def scan(self, after, limit):
+        found = super().scan(after, limit)
+        self.scanned += [name for name, _ in found]
+        return found
+
+
+class SummedTarget(Counting, LyingTarget):
+    """A target that can tell checksums."""
+
+    def __init__(self):
+        LyingTarget.__init__(self)
+        Counting.__init__(self)
+
+    def all(self):
+        return sorted(self.versions().items())
+
+    def scan(self, after, until, limit):
+        found = super().scan(after, until, limit)
+        self.scanned += [name for name, _ in found]
+        return found
+
+
+def test_what_is_in_step_by_its_checksums_is_not_read(app):
+    """
+    Only the pages that differ are, and only as far as they go.
+    """
+    source, target = SummedItems(dict.fromkeys(range(1000), 1)), SummedTarget()
+    target.write([Document(name, 1, {}) for name in range(1000)])
+    sync = pair(app, source, target)
+    drift = sync.audit(page=10, settle=0, rows_per_second=1e9)
+    assert (drift.total, drift.items, drift.copies) == (0, 1000, 1000)
+    assert (drift.ranges, drift.differed) == (11, 0)
+    assert source.scanned == target.scanned == []
+
+    source.versions[555] = 2
+    drift = sync.audit(page=10, settle=0, rows_per_second=1e9)
+    assert drifted(drift)["stale"] == {555}
+    assert (drift.items, drift.copies, drift.differed) == (1000, 1000, 2)
+    assert source.scanned == target.scanned == list(range(550, 560))
+    sync.close()
+
+
+@pytest.mark.parametrize("page", [1, 7, 1000])
+def test_nothing_hides_behind_a_checksum(app, page):
+    """
+    With checksums the same is found as without, at both ends, in between and in long runs; and what is in a range too many is
+    no load: its checksum is asked of one row more than there should be.
+    """
+    source = SummedItems(dict.fromkeys(range(10, 90), 2))
+    target = SummedTarget()
+    target.write([Document(name, 2, {}) for name in range(400)])
+    target.write([Document(15, 9, {})])
+    source.versions[20] = 5
+    target.delete([Gone(10), Gone(39), Gone(25), Gone(89)])
+    sync = pair(app, source, target)
+    drift = sync.audit(page=page, settle=0, rows_per_second=1e9)
+    assert drifted(drift) == {
+        "missing": {10, 25, 39, 89},
+        "stale": {20},
+        "orphaned": {*range(10), *range(90, 400)},
+        "ahead": {15},
+    }
+    assert (drift.items, drift.copies) == (80, 396)
+    assert max(target.limits) <= 81
+    sync.close()
+
+
+@pytest.mark.parametrize("then", ["changed", "deleted", "changed, and on the way"])
+def test_what_changes_between_two_checksums_is_no_drift(app, then):
+    """
+    A difference of checksums is none yet: the rows are read, and suspects looked at again.
+    """
+
+    class Changing(SummedItems):
+        def checksum(self, after, until, limit):
+            found = super().checksum(after, until, limit)
+            name = after or 0
+            if then == "deleted":
+                self.versions.pop(name, None)
+                target.delete([Gone(name)])
+            elif name in self.versions:
+                self.versions[name] += 1
+                if then == "changed":
+                    target.write([Document(name, self.versions[name], {})])
+            return found
+
+    target = SummedTarget()
+    target.write([Document(name, 1, {}) for name in range(20)])
+    sync = pair(app, Changing(dict.fromkeys(range(20), 1)), target)
+    drift = sync.audit(settle=0, page=2)
+    # What is on the way for longer than the audit settles is behind the version that was scanned.
+    assert drift.total == 0 or then == "changed, and on the way"
+    assert drifted(drift)["missing"] == drifted(drift)["orphaned"] == set()
+    sync.close()
+
+
+@pytest.mark.parametrize(
+    "names", [range(1, 60), ["a", "B", "z:1", "ä", "\U0001f4a7", "Z"]], ids=["numbers", "texts"]
+)
+def test_all_stores_have_the_same_checksum(app, conn, empty_database, tmp_path, names):
+    """
+    Of the same rows: a query, a table in another database, and a file; numbers, and texts of all sorts.
+    """
+    id_type = "text" if isinstance(names, list) else "bigint"
+    conn.execute(f"create table page (id {id_type} primary key, version bigint)")
+    with conn.cursor() as cursor:
+        cursor.executemany(
+            "insert into page values (%s, %s)", [(name, n * 10**17) for n, name in enumerate(names)]
+        )
+    ordered = 'id collate "C"' if id_type == "text" else "id"
+    least = "''" if id_type == "text" else "0"
+    source = QuerySource(
+        app.dsn,
+        read="select id, version from page where id = any(%(ids)s)",
+        scan=f"select id, version from page where {ordered} > coalesce(%(after)s, {least}) order by {ordered} limit %(limit)s;",
+    )
+    table = PostgresTarget(empty_database, id_type=id_type)
+    table.create()
+    lite = SQLiteTarget(tmp_path / "index.db", id_type=id_type.replace("bigint", "integer"))
+    documents = [Document(name, n * 10**17, {}) for n, name in enumerate(names)]
+    lite.write(documents)
+    in_order = sorted(names)
+
+    async def compare():
+        await table.write(documents)
+        for after, until, limit in [
+            (None, None, 100), (None, in_order[2], 100), (in_order[1], None, 2), (in_order[-1], None, 9), (None, in_order[0], 1),
+        ]:  # fmt: skip
+            rows = [
+                row for row in await source.scan(after, limit) if until is None or row[0] <= until
+            ]
+            assert [name for name, _ in rows] == [
+                name
+                for name in in_order
+                if (after is None or name > after) and (until is None or name <= until)
+            ][:limit]
+            expected = checksum_of(rows)
+            assert await source.checksum(after, until, limit) == expected
+            assert await table.checksum(after, until, limit) == expected
+            assert lite.checksum(after, until, limit) == expected
+        await source.close()
+        await table.close()
+
+    asyncio.run(compare())
+
+
+def test_documents_are_compared_by_hash_where_that_was_declared(app, conn, tmp_path):
+    """
+    A copy of the right version with other contents is stale; the repair makes it right. By version nothing is found.
+    """
+
+    class Texts(Items):
+        def read(self, ids):
+            return [
+                Document(name, self.versions[name], {"text": f"mill {name}"})
+                for name in ids
+                if name in self.versions
+            ]
+
+    source, target = Texts(dict.fromkeys(range(1, 30), 1)), SQLiteTarget(tmp_path / "index.db")
+    sync = pair(app, source, target, compare="hash", grace=0)
+    sync.changed_many(conn, range(1, 30))
+    app.run_worker(until_idle=True)
+    assert sync.audit(settle=0).total == 0
+    target.write([Document(7, 1, {"text": "weir"}, "another"), Document(9, 1, {"text": "weir"})])
+    assert sync.audit(settle=0, compare="version").total == 0
+    drift = sync.audit(settle=0, page=4)
+    assert drifted(drift) | {"compared": drift.compared} == {
+        "missing": set(), "stale": {7, 9}, "orphaned": set(), "ahead": set(), "compared": "hash",
+    }  # fmt: skip
+    source.versions[9] = 2  # a change since has a job of its own
+    sync.repair(drift)
+    app.run_worker(until_idle=True)
+    assert sync.audit(settle=0).total == 0
+    assert target.search("weir") == []
+    assert [audit.compared for audit in sync.audits()] == ["hash", "hash", "version", "hash"]
+    sync.close()
+    plain = forebay.Sync(app, "other", source=source, target=LyingTarget())
+    for compare in ("hash", "size"):
+        with pytest.raises(ConfigError, match="hash"):
+            plain.audit(compare=compare)
+    plain.close()
+
+
+def test_what_audits_found_is_kept(app, conn):
+    """
+    How many of each kind and how many were repaired, newest first; for a year.
+    """
+    source, target = Items(dict.fromkeys(range(10), 1)), LyingTarget()
+    sync = pair(app, source, target)
+    assert sync.audits() == []
+    first = sync.audit(settle=0)
+    sync.repair(first)
+    target.write([Document(name, 1, {}) for name in range(3, 12)])
+    second = sync.audit(settle=0)
+    kept = sync.audits()
+    assert [(a.missing, a.orphaned, a.total, a.repaired) for a in kept] == [
+        (3, 2, 5, 0),
+        (10, 0, 10, 10),
+    ]
+    assert [a.audit_id for a in kept] == [second.audit_id, first.audit_id]
+    assert (kept[0].items, kept[0].copies, kept[0].rows) == (10, 9, second.rows)
+    assert sync.audits(limit=1) == kept[:1]
+    assert sync.status().facts.audits == kept
+    conn.execute(
+        "update forebay.sync_audit set ended_at = ended_at - interval '366 days' where audit_id = %s",
+        [first.audit_id],
+    )
+    conn.execute("select forebay.trim_v1(1000, true)")
+    assert [a.audit_id for a in sync.audits()] == [second.audit_id]
+    sync.close()
+
+
+def test_an_audit_counts_also_where_it_cannot_be_kept(app, conn):
+    """
+    A role that may only read, or a schema that is older: what was found is returned all the same.
+    """
+    source, target = Items({1: 1}), LyingTarget()
+    sync = pair(app, source, target)
+    conn.execute("drop function forebay.note_audit")
+    drift = sync.audit(settle=0)
+    assert (drift.missing, drift.audit_id) == ([1], None)
+    assert sync.repair(drift) == 1
     sync.close()
 
 
@@ -258,6 +507,18 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
     assert run(["worker", "audited_shop:app", "--until-idle", "--log-level", "error"]) == 0
     assert run(command) == 0
     capsys.readouterr()
+    assert run([*command, "--history"]) == 0
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert told[0][:4] == ["audit", "items", "missing", "stale"]
+    assert [line[3:8] for line in told[1:]] == [
+        ["0", "0", "0", "0", "0"], ["2", "0", "1", "0", "3"], ["2", "0", "1", "0", "0"],
+    ]  # fmt: skip
+    assert run([*command, "--history", "--json"]) == 0
+    assert [audit["repaired"] for audit in json.loads(capsys.readouterr().out)] == [0, 3, 0]
+    assert run([*command, "--history", "--repair"]) == 2
+    assert run([*command, "--compare", "size"]) == 2
+    assert run([*command, "--compare", "hash"]) == 2
+    assert "is not declared to compare by hash" in capsys.readouterr().err
     assert run(["sync", "audit", "audited_shop:app", "nothing"]) == 2
     assert "There are: pages" in capsys.readouterr().err
 

@@ -6,8 +6,9 @@ and not exceptions, since asking for them is not an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidJob
 from forebay.model import checks
@@ -101,6 +102,23 @@ class Dead:
 
 
 Outcome = Snooze | Retry | Cancel | Dead
+
+
+class Endings(list["Outcome | BaseException | None"]):
+    """What a batch handler of ours returns: how each job ended, and what is to be counted if that is settled.
+
+    Attributes:
+        tally: for ``forebay._note_tally()``; None for nothing.
+    """
+
+    def __init__(
+        self,
+        endings: Iterable[Outcome | BaseException | None] = (),
+        *,
+        tally: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(endings)
+        self.tally = tally
 
 
 def _seconds(value: object, field: str) -> float:

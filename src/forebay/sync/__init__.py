@@ -5,8 +5,10 @@ A transaction that changes an item enqueues a job. The job compares the copy in 
 target has shown it right. What must hold, and what a crash leaves: docs/design/reconcile.md.
 """
 
+from forebay.model.syncs import Alert, AuditRecord, Marks, SyncFacts, SyncStatus
 from forebay.sync._audit import Drift
 from forebay.sync._model import (
+    Checksum,
     Compare,
     Document,
     Gone,
@@ -15,6 +17,7 @@ from forebay.sync._model import (
     Seen,
     Source,
     Target,
+    checksum_of,
 )
 from forebay.sync._postgres import PostgresTarget
 from forebay.sync._query import QuerySource
@@ -22,11 +25,15 @@ from forebay.sync._sqlite import SQLiteTarget
 from forebay.sync._sync import Sync
 
 __all__ = [
+    "Alert",
+    "AuditRecord",
+    "Checksum",
     "Compare",
     "Document",
     "Drift",
     "Gone",
     "Id",
+    "Marks",
     "PostgresTarget",
     "QuerySource",
     "Rejected",
@@ -34,5 +41,8 @@ __all__ = [
     "Seen",
     "Source",
     "Sync",
+    "SyncFacts",
+    "SyncStatus",
     "Target",
+    "checksum_of",
 ]

@@ -60,6 +60,21 @@ class Seen(NamedTuple):
     digest: str | None = None
 
 
+class Checksum(NamedTuple):
+    """What a store says of a range of its ids, without giving the rows.
+
+    Attributes:
+        rows: how many there are.
+        last: the last id; None when there is none.
+        value: of ids and versions: for each row the first eight bytes, as a signed number, of the SHA-256 of the id, a colon
+            and the version; all of them combined by exclusive or. ``checksum_of`` makes it.
+    """
+
+    rows: int
+    last: Id | None
+    value: int
+
+
 class Rejected(Exception):  # noqa: N818 - a verdict on one item, by the target
     """A target refused one item; the job is tried again, after longer and longer waits."""
 
@@ -67,12 +82,22 @@ class Rejected(Exception):  # noqa: N818 - a verdict on one item, by the target
 #: What a bulk call says of the items that it did not take; None or empty when it took all.
 Errors: TypeAlias = Mapping[Id, Exception | str] | None
 
+#: The checksum of a row with an ``id`` and a ``version``, in SQL.
+CHECKSUM_SQL: Final = (
+    "('x' || substr(encode(sha256(convert_to(id::text || ':' || version::bigint::text, 'UTF8')), 'hex'), 1, 16))"
+    "::bit(64)::bigint"
+)
+
 #: Whether a copy is right: by version, by hash of the body, or by a function of the document and what was seen.
 Compare: TypeAlias = Literal["version", "hash"] | Callable[[Document, Seen], bool]
 
 
 class Source(Protocol):
-    """The first store. Methods may be plain functions, which run in threads, or coroutine functions."""
+    """The first store. Methods may be plain functions, which run in threads, or coroutine functions.
+
+    A source may also have ``close``, and ``checksum(after, until, limit)``: the ``Checksum`` of its first items, at most so many,
+    behind one id and up to another. When target and source have it, an audit reads only where these differ.
+    """
 
     def read(
         self, ids: Sequence[Id], /
@@ -88,7 +113,8 @@ class Source(Protocol):
 class Target(Protocol):
     """The second store. Methods may be plain functions, which run in threads, or coroutine functions.
 
-    A target may also have ``lag_seconds``, the time after which what it accepted can be read, and ``close``.
+    A target may also have ``lag_seconds``, the time after which what it accepted can be read, ``close``, and ``checksum``
+    as a source may.
     ``forebay.testing.TargetContract`` tests one.
     """
 
@@ -110,6 +136,23 @@ class Target(Protocol):
         self, after: Id | None, until: Id | None, limit: int, /
     ) -> Iterable[tuple[Id, int | Seen]] | Awaitable[Iterable[tuple[Id, int | Seen]]]:
         """Return what is there behind one id and up to another, in the order of the ids, at most so many."""
+
+
+def checksum_of(rows: Iterable[tuple[Id, int | Seen]]) -> Checksum:
+    """Return the checksum of rows as a scan gives them.
+
+    >>> checksum_of([(1, 5), (2, 7)]) == checksum_of([(1, Seen(5)), (2, Seen(7))])
+    True
+    >>> checksum_of([(1, 5), (2, 7)]).value == checksum_of([(1, 7), (2, 5)]).value
+    False
+    """
+    count, last, value = 0, None, 0
+    for name, seen in rows:
+        version = seen.version if isinstance(seen, Seen) else seen
+        digest = hashlib.sha256(f"{name}:{version}".encode()).digest()
+        count, last = count + 1, name
+        value ^= int.from_bytes(digest[:8], "big", signed=True)
+    return Checksum(count, last, value)
 
 
 def checked_id(value: object) -> Id:

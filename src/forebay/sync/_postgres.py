@@ -15,7 +15,15 @@ import msgspec
 from forebay.db.elsewhere import Elsewhere
 from forebay.errors import ConfigError, shown
 from forebay.ops.operation import Operation, Rows, nothing
-from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, VERSION_MAX, Document, Gone, Seen
+from forebay.sync._model import (
+    CHECKSUM_SQL,
+    TOMBSTONE_SECONDS_DEFAULT,
+    VERSION_MAX,
+    Checksum,
+    Document,
+    Gone,
+    Seen,
+)
 from forebay.sync._text import texts_of
 
 if TYPE_CHECKING:
@@ -183,6 +191,22 @@ class PostgresTarget:
             )
         )
         return [(name, Seen(version, digest)) for name, version, digest in rows]
+
+    async def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
+        """Return the checksum of what is there behind one id and up to another, at most so many."""
+        return await self._database.run(
+            Operation(
+                f"""
+                select count(*), max(id), coalesce(bit_xor({CHECKSUM_SQL}), 0)
+                from (select id, version from {self._table}
+                      where not gone
+                        and (%(after)s::{self._type} is null or id > %(after)s::{self._type})
+                        and (%(until)s::{self._type} is null or id <= %(until)s::{self._type})
+                      order by id limit %(limit)s) found""",
+                lambda rows: Checksum(*rows[0]),
+                {"after": after, "until": until, "limit": limit},
+            )
+        )
 
     async def close(self) -> None:
         """Close the connections."""

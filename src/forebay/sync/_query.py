@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.db.elsewhere import Elsewhere
 from forebay.ops.operation import Operation, Rows
-from forebay.sync._model import Document, Gone
+from forebay.sync._model import CHECKSUM_SQL, Checksum, Document, Gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +39,12 @@ class QuerySource:
     ) -> None:
         # As JSON the columns come with their names, and dates and the like in a form that a document can have.
         self._read = f"select to_jsonb(found)::text from (\n{read.rstrip().rstrip(';')}\n) found"
-        self._scan = f"select id, version from (\n{scan.rstrip().rstrip(';')}\n) found"
+        rows = f"(\n{scan.rstrip().rstrip(';')}\n) found"
+        self._scan = f"select id, version from {rows}"
+        self._checksum = (
+            f"select count(*), (array_agg(id order by place desc))[1], coalesce(bit_xor({CHECKSUM_SQL}), 0)"
+            f" from (select id, version, row_number() over () as place from {rows}"
+        )
         self._database = Elsewhere(dsn, name="forebay source", seconds=timeout)
 
     async def read(self, ids: Sequence[Id]) -> list[Document | Gone]:
@@ -50,6 +55,23 @@ class QuerySource:
         """Return ids and versions of the next items."""
         parameters = {"after": after, "limit": limit}
         return await self._database.run(Operation(self._scan, _versions, parameters))
+
+    async def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
+        """Return the checksum of the next items up to an id, at most so many."""
+        # The order of texts is that of their bytes here too, whatever the column says.
+        if until is None:
+            where = ""
+        elif isinstance(until, str):
+            where = ' where id::text collate "C" <= %(until)s::text'
+        else:
+            where = " where id <= %(until)s"
+        return await self._database.run(
+            Operation(
+                f"{self._checksum}{where}) numbered",
+                lambda rows: Checksum(*rows[0]),
+                {"after": after, "until": until, "limit": limit},
+            )
+        )
 
     async def close(self) -> None:
         """Close the connections."""

@@ -12,10 +12,11 @@ import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
 from forebay.model import Dead, Outcome, Retry, Snooze
+from forebay.model.outcome import Endings
 from forebay.sync._breaker import Breaker
 from forebay.sync._decide import Verdict, decide, is_proved
 from forebay.sync._model import (
@@ -75,12 +76,21 @@ class _Undecided(Enum):
 UNDECIDED: Final = _Undecided.UNDECIDED
 
 
+#: Tag and priority of a job.
+Origin: TypeAlias = tuple[str | None, int | None]
+
+
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a pass, with the jobs that ask for it."""
+    """One item of a pass, with the jobs that ask for it.
+
+    ``places`` and ``origins`` are those of the jobs, in their order; ``tally`` is what was counted for them.
+    """
 
     id: Id
     places: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    tally: Counter[tuple[str, Origin]] = field(default_factory=Counter)
     force: bool = False
     entry: Document | Gone | None = None
     seen: Seen | None = None
@@ -92,6 +102,15 @@ class Item:
         """Whether it is not known yet how its jobs end."""
         return self.ending is UNDECIDED
 
+    def count(self, outcome: str) -> None:
+        """Count for the item, that is for the first of its jobs."""
+        self.tally[outcome, self.origins[0]] += 1
+
+    def count_jobs(self, outcome: str) -> None:
+        """Count for each of its jobs."""
+        for origin in self.origins:
+            self.tally[outcome, origin] += 1
+
 
 @dataclass(slots=True, eq=False)
 class Pass:
@@ -100,12 +119,18 @@ class Pass:
     Attributes:
         jobs: all of them.
         items: what they ask for, each once.
+        beats: places of the heartbeats among them.
         trouble: why a store could not be asked any more; None while it could.
+        is_skipped: nothing was tried, since the breaker is open.
+        beat_error: why a heartbeat failed, though both stores can be asked.
     """
 
     jobs: Sequence[Job]
     items: dict[Id, Item] = field(default_factory=dict)
+    beats: list[int] = field(default_factory=list)
     trouble: Exception | None = None
+    is_skipped: bool = False
+    beat_error: Exception | None = None
 
 
 class Memory:
@@ -134,6 +159,7 @@ class Reconciler:
     """Passes over jobs; everything of it runs on one loop.
 
     Args:
+        name: under which it is counted.
         source: the first store.
         target: the second.
         calls: how both are called.
@@ -146,6 +172,7 @@ class Reconciler:
 
     def __init__(
         self,
+        name: str,
         source: Source,
         target: Target,
         *,
@@ -156,6 +183,7 @@ class Reconciler:
         lag_seconds: float,
         call_seconds: float,
     ) -> None:
+        self._name = name
         self._source = source
         self._target = target
         self._calls = calls
@@ -165,34 +193,71 @@ class Reconciler:
         self._lag = lag_seconds
         self._seconds = call_seconds
         self.breaker = Breaker()
+        self._is_told_open = False
         #: By item: which version was accepted, and when it can be read.
         self._accepted = Memory()
         #: Forced jobs whose write was accepted.
         self._forced = Memory()
 
-    async def run(self, jobs: Sequence[Job]) -> list[Ending]:
-        """Return how each job ends: None when its item was read and is right."""
+    async def run(self, jobs: Sequence[Job]) -> Endings:
+        """Return how each job ends: None when its item was read and is right; and what is to be counted then."""
         endings: list[Ending] = [None] * len(jobs)
         work = Pass(jobs)
+        tally: Counter[tuple[str, Origin]] = Counter()
         for place, job in enumerate(jobs):
+            if job.args.get("heartbeat") is True:
+                work.beats.append(place)
+                continue
             try:
                 name = checked_id(job.args.get("id"))
             except InvalidJob as error:
                 endings[place] = Dead(error.message)
+                tally["refused", _origin(job)] += 1
                 continue
             item = work.items.setdefault(name, Item(name))
             item.places.append(place)
+            item.origins.append(_origin(job))
             if _is_forced(job) and self._forced.recall(_name(job)) is None:
                 item.force = True
-        if work.items:
+        if work.items or work.beats:
             await self._pass(work)
+        for place in work.beats:
+            if work.beat_error is not None:
+                endings[place] = work.beat_error
+                tally["rejected", _origin(jobs[place])] += 1
+            elif work.trouble is None and not work.is_skipped:
+                tally["completed.heartbeat", _origin(jobs[place])] += 1
+            else:
+                wait = max(self.breaker.wait_seconds, 1.0)
+                endings[place] = Snooze(wait, reason="a store cannot be asked")
+                tally["put_off", _origin(jobs[place])] += 1
         for item in work.items.values():
             assert not isinstance(item.ending, _Undecided)
             for place in item.places:
                 endings[place] = item.ending
             if item.ending is None:
                 self._forget(item, jobs)
-        return endings
+            tally.update(item.tally)
+        if work.trouble is not None:
+            tally[_trouble(work.trouble), (None, None)] += 1
+        for (outcome, _), count in tally.items():
+            self._counts.add(outcome, count)
+        return Endings(endings, tally=self._tally_of(tally, work))
+
+    def _tally_of(self, tally: Counter[tuple[str, Origin]], work: Pass) -> dict[str, Any] | None:
+        counts = [[outcome, *origin, count] for (outcome, origin), count in tally.items()]
+        found: dict[str, Any] = {"sync": self._name, "counts": counts}
+        if work.trouble is not None and self.breaker.wait_seconds > 0:
+            self._is_told_open = True
+            found["breaker"] = {
+                "place": "pass",
+                "open_seconds": self.breaker.wait_seconds,
+                "why": said(work.trouble),
+            }
+        elif self._is_told_open and work.trouble is None and not work.is_skipped:
+            self._is_told_open = False
+            found["breaker"] = {"place": "pass", "open_seconds": None, "why": None}
+        return found if len(found) > 2 or counts else None
 
     async def _pass(self, work: Pass) -> None:
         if self.breaker.allows():
@@ -200,17 +265,29 @@ class Reconciler:
             accepted = await self._repair(work)
             if self._lag == 0:
                 await self._read_back(work, accepted)
+            if work.beats and work.trouble is None:
+                await self._beat(work)
             if work.trouble is None:
                 self.breaker.succeeded()
             else:
-                late = isinstance(work.trouble, TimeoutError)
-                self._counts.add("timeout" if late else "unavailable")
                 self.breaker.failed()
+        else:
+            work.is_skipped = True
         # What was sent without an answer was perhaps taken over: another look will tell.
         why = said(work.trouble) if work.trouble else "the target or the source cannot be reached"
         wait = max(self.breaker.wait_seconds, 1.0)
         for item in _open(work):
             self._put_off(item, wait, why)
+
+    async def _beat(self, work: Pass) -> None:
+        """Prove that both stores can be asked, by the first thing that they have."""
+        try:
+            await self._call(self._target.scan, None, None, 1)
+            await self._call(self._source.scan, None, 1)
+        except UNAVAILABLE as error:
+            work.trouble = error
+        except Exception as error:  # a scan of the user's that fails says nothing about any item
+            work.beat_error = error
 
     # --- looking ---
 
@@ -230,12 +307,12 @@ class Reconciler:
                 continue
             if verdict is Verdict.AHEAD:
                 assert item.seen is not None
-                self._counts.add("ahead")
+                item.count("ahead")
                 item.ending = Retry(
                     reason=f"the target has version {item.seen.version}, the source {item.entry.version}"
                 )
             elif verdict in _ENDS:
-                self._counts.add(f"completed.{verdict}", len(item.places))
+                item.count_jobs(f"completed.{verdict}")
                 item.ending = None
             else:
                 item.verdict = verdict
@@ -268,7 +345,7 @@ class Reconciler:
             return
         wait = accepted[1] - time.monotonic()
         if wait > 0:
-            self._counts.add("not_yet")
+            item.count("not_yet")
             item.ending = Snooze(wait, reason="accepted by the target, and not to be read yet")
 
     # --- repairing ---
@@ -283,7 +360,7 @@ class Reconciler:
             if work.trouble is None:  # Otherwise nothing is known of the others.
                 accepted += [item for item in part if item.is_open]
         for item in accepted:
-            self._counts.add(f"synced.{item.verdict}")
+            item.count(f"synced.{item.verdict}")
             for place in item.places:
                 if _is_forced(work.jobs[place]):
                     self._forced.remember(_name(work.jobs[place]), True)
@@ -296,7 +373,7 @@ class Reconciler:
         version = _version(item.entry)
         self._accepted.remember(item.id, (version, time.monotonic() + self._lag))
         if before is not None and before[0] == version and not item.force:
-            self._counts.add("unproved")
+            item.count("unproved")
             item.ending = Retry(reason=_unproved(item))
         else:
             item.ending = Snooze(self._lag, reason="written; to be read when it can be")
@@ -312,10 +389,10 @@ class Reconciler:
             assert item.entry is not None
             assert item.verdict is not None
             if is_proved(item.entry, seen.get(item.id), self._is_right):
-                self._counts.add(f"completed.{_COMPLETED[item.verdict]}", len(item.places))
+                item.count_jobs(f"completed.{_COMPLETED[item.verdict]}")
                 item.ending = None
             else:
-                self._counts.add("unproved")
+                item.count("unproved")
                 item.ending = Retry(reason=_unproved(item))
 
     async def _apply(
@@ -374,11 +451,11 @@ class Reconciler:
         if isinstance(error, _LeftOver):
             self._put_off(item, 1.0, "behind others that fail")
         else:
-            self._counts.add("rejected")
+            item.count("rejected")
             item.ending = error
 
     def _put_off(self, item: Item, seconds: float, why: str) -> None:
-        self._counts.add("put_off")
+        item.count("put_off")
         # Spread, so that a backlog does not come back all at once.
         item.ending = Snooze(seconds * (1 + random.random()), reason=why)
 
@@ -406,6 +483,14 @@ _COMPLETED: Final = {
 
 def _open(work: Pass) -> list[Item]:
     return [item for item in work.items.values() if item.is_open]
+
+
+def _origin(job: Job) -> Origin:
+    return job.tag, job.priority
+
+
+def _trouble(error: Exception) -> str:
+    return "timeout" if isinstance(error, TimeoutError) else "unavailable"
 
 
 def _is_forced(job: Job) -> bool:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable, shown
-from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, VERSION_MAX, Document, Gone, Seen
+from forebay.sync._model import (
+    TOMBSTONE_SECONDS_DEFAULT,
+    VERSION_MAX,
+    Checksum,
+    Document,
+    Gone,
+    Seen,
+    checksum_of,
+)
 from forebay.sync._text import texts_of
 
 if TYPE_CHECKING:
@@ -130,6 +138,10 @@ class SQLiteTarget:
                 {"after": after, "until": until, "limit": limit},
             ).fetchall()
         return [(name, Seen(version, digest)) for name, version, digest in rows]
+
+    def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
+        """Return the checksum of what is there behind one id and up to another, at most so many."""
+        return checksum_of(self.scan(after, until, limit))
 
     def search(self, words: str, limit: int = 20) -> list[Id]:
         """Return the ids of the documents that fit best.

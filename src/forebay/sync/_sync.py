@@ -7,14 +7,18 @@ import logging
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from forebay.db.own import enqueue_own
+from forebay.db.elsewhere import Elsewhere
+from forebay.db.own import enqueue_own, run_own
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.kinds import BATCH_SIZE_MAX
 from forebay.model import Job, checks
+from forebay.model.syncs import AuditRecord, Marks, SyncStatus
+from forebay.ops import syncs
+from forebay.policy.alerts import alerts_of
 from forebay.policy.retry import RetryPolicy
-from forebay.sync._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift
+from forebay.sync._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, kept
 from forebay.sync._background import Background, Calls
 from forebay.sync._breaker import Breaker
 from forebay.sync._model import (
@@ -25,7 +29,8 @@ from forebay.sync._model import (
     rule_of,
     with_digest,
 )
-from forebay.sync._reconcile import UNAVAILABLE, Counts, Ending, Reconciler, said
+from forebay.sync._notes import Notes
+from forebay.sync._reconcile import UNAVAILABLE, Counts, Reconciler, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,9 +41,16 @@ if TYPE_CHECKING:
     from forebay.db.callers import AsyncConnection, SyncConnection
     from forebay.model import JobId
     from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+    from forebay.model.outcome import Endings
+    from forebay.ops.operation import Operation
     from forebay.sync._model import Compare, Gone, Id, Source, Target
 
+T = TypeVar("T")
+
 log = logging.getLogger("forebay.sync")
+
+#: Between two samples of how many jobs are due.
+_SAMPLE_SECONDS: Final = 60.0
 
 QUEUE_DEFAULT: Final = "sync"
 BATCH_SIZE_DEFAULT: Final = 2500
@@ -77,6 +89,7 @@ class Sync:
         lag: after so long what the target accepted can be read; None asks its ``lag_seconds``, 0 when it has none.
         timeout: how long one call of the source or the target may take.
         direct_timeout: how long ``write_now`` may take in all.
+        marks: when its state is an alert; None takes those of ``Marks``.
 
     Durations are seconds or timedeltas.
 
@@ -88,12 +101,14 @@ class Sync:
         handler: the handler of its jobs; ``handler.kind`` has what was declared.
         source: the first store.
         target: the second store.
+        marks: when its state is an alert.
     """
 
     name: str
     handler: Handler[..., ..., Any]
     source: Source
     target: Target
+    marks: Marks
 
     def __init__(
         self,
@@ -112,6 +127,7 @@ class Sync:
         lag: float | timedelta | None = None,
         timeout: float | timedelta = 30.0,
         direct_timeout: float | timedelta = 0.5,
+        marks: Marks | None = None,
     ) -> None:
         where = f"sync {name}"
         for thing, methods in (
@@ -129,6 +145,7 @@ class Sync:
         self.name = name
         self.source = source
         self.target = target
+        self.marks = marks or Marks()
         self._grace = _seconds(where, "grace", grace, least=0.0)
         self._direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
         if lag is None:
@@ -137,10 +154,12 @@ class Sync:
         self._call_seconds = call_seconds
         self._lag = _seconds(where, "lag", lag, least=0.0)
         self._hashes = compare == "hash"
+        self._queue = queue
         self._calls = Calls()
         self._counts = Counts()
         self._background = Background(f"forebay sync {name}")
         self._reconciler = Reconciler(
+            name,
             source,
             target,
             calls=self._calls,
@@ -152,8 +171,13 @@ class Sync:
         )
         self._direct_breaker = Breaker(failures=5, seconds_max=10.0)
         self._direct_places = threading.Semaphore(DIRECT_MAX)
+        #: Where counts of direct writes, samples and audits are kept.
+        self._records = Elsewhere(lambda: app.dsn, name="forebay sync", seconds=call_seconds)
+        self._notes = Notes(name, self._background, self._keep_note)
+        self._sample_at = 0.0
         app.add_sync(self)
         base = _seconds(where, "interval", interval)
+        self._expires_seconds = _seconds(where, "expires_in", expires_in)
         self.handler = app.batch_job(
             name=f"sync.{name}",
             queue=queue,
@@ -246,6 +270,23 @@ class Sync:
         handler = self._using(tag, delay, priority)
         return await handler.aenqueue_many(conn, (_args(item, force=force) for item in items))
 
+    def heartbeat(self, conn: SyncConnection) -> JobId:
+        """Enqueue a job that changes nothing and is completed when both stores can be asked; return its id.
+
+        Where nothing may change for a while, such a job now and then tells a quiet night from a pipeline that stands still: the
+        alert for too few completed jobs counts it. Send it from where changes come from, about as often as twice in
+        ``marks.completed_within``, so that it is missing when they are.
+        """
+        return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
+
+    def heartbeat_now(self) -> JobId:
+        """Do as ``heartbeat``, on a connection of its own."""
+        return self._using("heartbeat", 0.0, None).enqueue_now(heartbeat=True)
+
+    async def aheartbeat(self, conn: AsyncConnection) -> JobId:
+        """Do as ``heartbeat``, on an asynchronous connection."""
+        return await self._using("heartbeat", 0.0, None).aenqueue(conn, heartbeat=True)
+
     # --- writing at once ---
 
     def write_now(self, item: Id | UUID) -> bool:
@@ -284,16 +325,20 @@ class Sync:
         page: int = PAGE_DEFAULT,
         rows_per_second: float = 10_000.0,
         settle: float | timedelta | None = None,
+        compare: Literal["version", "hash"] | None = None,
     ) -> Drift:
-        """Compare both stores from end to end, by versions, and return what is wrong.
+        """Compare both stores from end to end, and return what is wrong.
 
         It may run beside live writes: what looks wrong is looked at again after some time. Items whose jobs wait longer than that
-        are wrong too, for the time being.
+        are wrong too, for the time being. Where both stores can tell the checksum of a range, only ranges in which these
+        differ are read. What was found is kept, see ``audits``.
 
         Args:
             page: rows of one read, 1 to 10,000.
-            rows_per_second: most rows read of both stores together.
+            rows_per_second: most rows read of both stores together, by them or by us.
             settle: how long after it was scanned something is looked at again; None for the grace, the lag and five seconds.
+            compare: "hash" reads all documents and compares their hashes too, where that was declared; "version" does not; None
+                as was declared, a function as "version".
 
         Raises:
             ConfigError: a value is refused, or a scan is not in the order of the ids.
@@ -305,6 +350,14 @@ class Sync:
             raise ConfigError(where, f"page is {page}, not within 1 to {PAGE_MAX}")
         if not rows_per_second > 0:
             raise ConfigError(where, f"rows_per_second is {rows_per_second}, not above 0")
+        if compare not in (None, "version", "hash"):
+            raise ConfigError(where, f'compare is {shown(compare)}, not "version" or "hash"')
+        if compare == "hash" and not self._hashes:
+            raise ConfigError(
+                where,
+                "is not declared to compare by hash, so the target has no hashes",
+                hint='forebay.Sync(..., compare="hash"), and a write of all items.',
+            )
         wait = self._grace + self._lag + 5.0
         auditor = Auditor(
             self.source,
@@ -314,8 +367,16 @@ class Sync:
             settle_seconds=wait if settle is None else _seconds(where, "settle", settle, least=0.0),
             page=page,
             rows_per_second=rows_per_second,
+            hashes=self._hashes if compare is None else compare == "hash",
         )
-        return self._background.submit(auditor.run()).result()
+        drift = self._background.submit(auditor.run()).result()
+        drift.audit_id = self._kept(syncs.note_audit(self.name, kept(drift)))
+        return drift
+
+    def audits(self, limit: int = 100) -> list[AuditRecord]:
+        """Return what earlier audits found, the newest first; kept for a year."""
+        limit = checks.checked_integer(limit, "limit", least=1, most=10_000)
+        return run_own(self._app.dsn, syncs.sync_audits(self.name, limit))
 
     def repair(self, drift: Drift, *, tag: str = "audit", priority: int = REPAIR_PRIORITY) -> int:
         """Enqueue a job for each item that an audit found wrong, due at once, on a connection of its own; return how many.
@@ -329,8 +390,36 @@ class Sync:
             DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
         """
         handler = self.handler.using(delay=None, tag=tag, priority=priority)
-        return enqueue_own(
+        count = enqueue_own(
             self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
+        )
+        if drift.audit_id is not None:
+            self._kept(syncs.note_repair(drift.audit_id, count))
+        return count
+
+    # --- how it is ---
+
+    def status(self, *, group: str = "default") -> SyncStatus:
+        """Return how the synchronisation is: what waits, what was done, and what of that is an alert.
+
+        Every waiting job is visited: seconds at millions.
+
+        Args:
+            group: the reader of its queue that its workers are.
+
+        Raises:
+            DatabaseUnavailable: no connection.
+            SchemaError: the database has no schema.
+        """
+        question = self._question(group)
+        facts = run_own(self._app.dsn, question.facts())
+        self._kept(question.sample())
+        return SyncStatus(
+            name=self.name,
+            queue=self._queue,
+            marks=self.marks,
+            alerts=alerts_of(self.name, self._queue, facts, self.marks),
+            facts=facts,
         )
 
     # --- doing many again ---
@@ -405,17 +494,45 @@ class Sync:
 
         It can be used again after that.
         """
+        self._notes.flush()
         for store in (self.source, self.target):
             close = getattr(store, "close", None)
             if close is not None:
                 self._background.submit(self._calls.call(close, seconds=10.0)).result()
+        self._background.submit(self._records.close()).result()
         self._background.close()
 
     def _on_jobs(self) -> Any:
-        async def reconcile(jobs: list[Job]) -> list[Ending]:
-            return await asyncio.wrap_future(self._background.submit(self._reconciler.run(jobs)))
+        async def reconcile(jobs: list[Job]) -> Endings:
+            endings = await asyncio.wrap_future(self._background.submit(self._reconciler.run(jobs)))
+            if time.monotonic() >= self._sample_at:
+                self._sample_at = time.monotonic() + _SAMPLE_SECONDS
+                self._background.submit(self._sample(jobs[0].group))
+            return endings
 
         return reconcile
+
+    async def _sample(self, group: str) -> None:
+        await self._keep_note(self._question(group).sample())
+
+    def _question(self, group: str) -> syncs.Question:
+        return syncs.Question(self.name, self._queue, group, self._expires_seconds, self.marks)
+
+    def _kept(self, operation: Operation[T]) -> T | None:
+        """Run an operation that only keeps a record: what was found counts without it."""
+        try:
+            return run_own(self._app.dsn, operation)
+        except Exception as error:
+            log.warning("sync %s: no record was kept: %s", self.name, said(error))
+            return None
+
+    async def _keep_note(self, operation: Operation[Any]) -> bool:
+        try:
+            await self._records.run(operation)
+        except Exception as error:
+            log.debug("sync %s: no record was kept: %s", self.name, said(error))
+            return False
+        return True
 
     def _using(
         self, tag: str | None, delay: float | timedelta | None, priority: int | None
@@ -438,7 +555,7 @@ class Sync:
     def _begin_direct(self, item: Id | UUID) -> Future[bool] | None:
         """Begin a direct write; None when it is not the time for one."""
         if not self._direct_places.acquire(blocking=False):
-            self._counts.add("direct.skipped")
+            self._count_direct("direct.skipped")
             return None
         future = None
         try:
@@ -447,7 +564,7 @@ class Sync:
                 future = self._background.submit(self._direct(item, until))
                 future.add_done_callback(lambda _: self._direct_places.release())
             else:
-                self._counts.add("direct.skipped")
+                self._count_direct("direct.skipped")
         finally:
             if future is None:
                 self._direct_places.release()
@@ -465,15 +582,21 @@ class Sync:
         else:
             errors = await self._calls.call(self.target.delete, [entry], seconds=_left(until))
         self._direct_breaker.succeeded()
+        self._notes.breaker(0.0)
         for error in checked_errors(errors).values():
             raise error
-        self._counts.add("direct.accepted")
+        self._count_direct("direct.accepted")
         return True
 
+    def _count_direct(self, outcome: str) -> None:
+        self._counts.add(outcome)
+        self._notes.add(outcome)
+
     def _direct_failed(self, error: Exception) -> bool:
-        self._counts.add("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
+        self._count_direct("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
         if isinstance(error, UNAVAILABLE):
             self._direct_breaker.failed()
+            self._notes.breaker(self._direct_breaker.wait_seconds, said(error))
         log.info("sync %s: a direct write failed: %s", self.name, said(error))
         return False
 

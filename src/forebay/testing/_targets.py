@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from forebay.sync import Document, Gone, Seen
+from forebay.sync import Document, Gone, Seen, checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -141,6 +141,19 @@ class TargetContract:
             target.expect({}, [second])
             assert target.scan(None, None, 10) == [first, third]
 
+    def test_a_checksum_is_that_of_what_a_scan_gives(self) -> None:
+        """Of any range and any number; a target without checksums is none the worse."""
+        first, second, third = self.ids
+        with _Driver(self.make_target()) as target:
+            target.write([self._document(name, version) for version, name in enumerate(self.ids)])
+            target.delete([Gone(second)])
+            target.write([self._document(third, 2**62)])
+            target.expect({first: 0, third: 2**62}, self.ids)
+            for after, until, limit in [
+                (None, None, 10), (None, None, 1), (first, None, 10), (None, second, 10), (third, None, 1), (None, first, 1),
+            ]:  # fmt: skip
+                target.expect_checksum(after, until, limit)
+
     def _document(self, name: Id, version: int, digest: str | None = None) -> Document:
         return Document(name, version, self.body, digest)
 
@@ -187,6 +200,13 @@ class _Driver:
             if found == versions:
                 return
         raise AssertionError(f"{dict(versions)} expected, the target says {found}")
+
+    def expect_checksum(self, after: Id | None, until: Id | None, limit: int) -> None:
+        """Assert that the checksum of a range, where there are checksums, is that of its rows."""
+        checksum = getattr(self._target, "checksum", None)
+        if checksum is not None:
+            rows = self._call(self._target.scan, after, until, limit)
+            assert self._call(checksum, after, until, limit) == checksum_of(rows)
 
     def _call(self, function: Any, *args: Any) -> Any:
         async def call() -> Any:

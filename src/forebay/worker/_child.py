@@ -88,13 +88,19 @@ class _Pipe:
             self._loop.call_soon_threadsafe(self._writer.write, message)
 
     def done(self, job: HeldJob) -> None:
-        self.say(Answer(offset=job.row.offset))
+        self.say(Answer(offset=job.row.offset, tallies=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        self.say(Answer(offset=job.row.offset, ended=ended, solo=solo))
+        self.say(Answer(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
 
     def settled_elsewhere(self, job: HeldJob) -> None:
         self.say(Answer(offset=job.row.offset, settled=True))
+
+
+def _taken(job: HeldJob) -> list[dict[str, Any]]:
+    """Return what is to be counted, with the first job that is answered."""
+    tallies, job.batch.tallies = job.batch.tallies, []
+    return tallies
 
 
 def load_app(start: Start) -> App:

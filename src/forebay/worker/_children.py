@@ -185,6 +185,7 @@ class Children:
                         self._on_progress(helds, *answer.progress)
                     else:
                         answers[answer.offset] = answer
+                        batch.tallies += answer.tallies
         except TimeoutError:
             await child.kill()
             log.warning("job %s is stopped after %g s, with its process", key, hard)

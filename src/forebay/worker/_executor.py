@@ -29,6 +29,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.model.context import Context, TransactionContext
+from forebay.model.outcome import Endings
 from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.claims import mean_duration
@@ -473,6 +474,8 @@ class Executor:
                 result = await self._result_of(call)
                 endeds = _running.endings(call, result)
                 self._note_duration(helds, endeds)
+                if isinstance(result, Endings) and result.tally and not helds[0].ended:
+                    helds[0].batch.tallies.append(result.tally)
                 for held, ended in zip(helds, endeds, strict=True):
                     self._finish(held, ended)
         except BaseException as error:  # a handler may raise anything, and the worker goes on

@@ -61,6 +61,8 @@ class Batch:
     done: list[int] = field(default_factory=list)
     millis: list[int] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
+    #: What is to be counted when the endings are settled.
+    tallies: list[dict[str, Any]] = field(default_factory=list)
     #: Whether its settlement may make others ready: of an ordering key, or of a queue with limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
@@ -96,6 +98,8 @@ class Batch:
             millis=_in_order(self.done, self.millis) if whole else self.millis,
             ended=self.ended,
         )
+        if self.tallies:
+            flush.tallies, self.tallies = self.tallies, []
         self.untouched = False
         self.done, self.millis, self.ended = [], [], []
         return flush

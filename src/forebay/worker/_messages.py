@@ -48,6 +48,7 @@ class Answer(msgspec.Struct):
     solo: bool = False
     ended: Ended | None = None
     progress: tuple[float, str] | None = None
+    tallies: list[dict[str, Any]] = []
     ready: bool = False
     broken: str | None = None
     #: Not sent by a child: it died, and nobody knows of which of several jobs.

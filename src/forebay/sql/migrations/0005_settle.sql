@@ -73,7 +73,8 @@ $$;
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
---              "kept": {"value", "seconds", "problem"}}]}
+--              "kept": {"value", "seconds", "problem"}}],
+--    "tallies": [..], for forebay._note_tally(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
 --   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
@@ -136,6 +137,9 @@ begin
                               where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
             on conflict do nothing;
             if found then
+                if v_flush ? 'tallies' then
+                    perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                end if;
                 status := 'settled';
                 return next;
                 continue;
@@ -208,6 +212,9 @@ begin
         if v_batch.keys is not null then
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
+        end if;
+        if v_flush ? 'tallies' then
+            perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
         end if;
         status := 'settled';
         return next;

@@ -466,7 +466,7 @@ begin
     delete from forebay.tombstone t
     where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);
-    v_rows := v_rows + forebay._trim_results();
+    v_rows := v_rows + forebay._trim_results() + forebay._trim_syncs();
     return v_rows;
 end
 $$;

@@ -36,13 +36,15 @@ begin
         continue when not exists (select from pg_roles where rolname = v_role);
         execute format('grant usage on schema forebay to %I', v_role);
         v_calls := case v_role
-            when 'forebay_producer' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel']
+            when 'forebay_producer' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel', 'note_direct']
             when 'forebay_worker' then array['enqueue', 'enqueue_many', 'enqueue_unique', 'cancel', 'job', 'open_group', 'ready_v1', 'claim_v1',
                 'settle_v1', 'start_suspect_v1', 'missing_batches_v1', 'open_lease_v1', 'close_lease_v1', 'beat_v1', 'hold_posts_v1', 'leave_posts_v1', 'note_progress_v1', 'result', 'revoke_lost_v1', 'promote_v1',
-                'extend_v1', 'seal_v1', 'sweep_v1', 'retain_v1', 'trim_v1', 'summarize_v1', 'count_v1', 'schema_version']
+                'extend_v1', 'seal_v1', 'sweep_v1', 'retain_v1', 'trim_v1', 'summarize_v1', 'count_v1', 'schema_version',
+                'note_direct', 'sample_sync', 'unfinished', 'sync_status', 'sync_audits', 'note_audit', 'note_repair']
             when 'forebay_operator' then array['job', 'jobs', 'job_history', 'result', 'cancel', 'depth', 'open_group', 'pause_queue', 'resume_queue', 'spread_queue', 'limit_queue', 'pace_queue', 'pace', 'redrive',
-                'redrive_matching', 'purge_dead', 'note_act', 'note_outcome', 'schema_version', 'segment_held_by']
-            else array['job', 'jobs', 'job_history', 'result', 'depth', 'pace', 'schema_version', 'segment_held_by'] end;
+                'redrive_matching', 'purge_dead', 'note_act', 'note_outcome', 'schema_version', 'segment_held_by',
+                'sample_sync', 'unfinished', 'sync_status', 'sync_audits', 'note_audit', 'note_repair']
+            else array['job', 'jobs', 'job_history', 'result', 'depth', 'pace', 'schema_version', 'segment_held_by', 'unfinished', 'sync_status', 'sync_audits'] end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
             where p.pronamespace = 'forebay'::regnamespace

@@ -1,0 +1,148 @@
+"""When the state of a synchronisation is an alert: pure rules on what the database knows.
+
+Three of them, made so that each way to fall behind sets off the one that names it:
+
+| problem | A1 | A2 | A3 |
+|---|---|---|---|
+| nobody enqueues any more | fires | | |
+| nobody completes jobs any more | fires | | |
+| both stop together, so that the queue keeps its length | fires | | |
+| more is enqueued than is completed | | fires | |
+| some jobs can never succeed | | | fires |
+
+Shown by: tests/unit/test_alerts.py, tests/sync/test_status.py.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from forebay.model.syncs import Alert
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from forebay.model.syncs import Marks, SyncFacts
+
+#: Samples further apart than this tell nothing of the time between them; they are taken once a minute.
+GAP_MAX: Final = timedelta(minutes=3)
+
+
+def alerts_of(name: str, queue: str, facts: SyncFacts, marks: Marks) -> list[Alert]:
+    """Return what is wrong with a synchronisation.
+
+    Args:
+        name: of the synchronisation.
+        queue: of its jobs.
+        facts: what is known.
+        marks: what is too few, too many and too long.
+    """
+    found = (
+        _too_few_completed(name, queue, facts, marks),
+        _too_many_wait(facts, marks),
+        _expired(queue, facts),
+        _may_never_succeed(facts, marks),
+    )
+    return [alert for alert in found if alert is not None]
+
+
+def above_since(facts: SyncFacts, marks: Marks) -> datetime | None:
+    """Return since when more jobs are due than may be, without a break, as far as is known; None when they are not.
+
+    Two witnesses: when more than that many jobs are due now, and have been since an instant, then so many waited all the time
+    since; and samples, where none of them says otherwise and no two are far apart.
+    """
+    if facts.due <= marks.waiting_most:
+        return None
+    since = facts.at
+    for at, due in reversed(facts.samples):
+        if at > facts.at:
+            continue
+        if due <= marks.waiting_most or since - at > GAP_MAX:
+            break
+        since = at
+    return since if facts.above_since is None else min(since, facts.above_since)
+
+
+def _too_few_completed(name: str, queue: str, facts: SyncFacts, marks: Marks) -> Alert | None:
+    if facts.completed >= marks.completed_least:
+        return None
+    within = human_duration(marks.completed_within)
+    if facts.completed:
+        problem = f"{facts.completed:,} jobs were completed within {within}, fewer than {marks.completed_least:,}"
+    elif facts.completed_at is None:
+        problem = "no job was completed yet"
+    else:
+        silent = human_duration((facts.at - facts.completed_at).total_seconds())
+        problem = f"no job was completed for {silent}"
+    return Alert(
+        code="A1",
+        problem=problem,
+        hint=_why_so_few(name, queue, facts),
+        since=facts.completed_at,
+    )
+
+
+def _why_so_few(name: str, queue: str, facts: SyncFacts) -> str:
+    refused = next((breaker for breaker in facts.breakers if breaker.place == "pass"), None)
+    if facts.paused_at is not None:
+        return f"Queue {queue} is paused: forebay queues resume {queue}."
+    if refused is not None:
+        return f"A store cannot be reached: {refused.why or 'no reason was given'}."
+    if facts.due:
+        return f"{facts.due:,} jobs are due: does a worker serve queue {queue}?"
+    return (
+        "No job is due: does anybody enqueue? Where nothing may change for so long,"
+        f" forebay sync heartbeat MODULE:APP {name} tells a quiet night from silence."
+    )
+
+
+def _too_many_wait(facts: SyncFacts, marks: Marks) -> Alert | None:
+    since = above_since(facts, marks)
+    if since is None or (facts.at - since).total_seconds() < marks.waiting_for:
+        return None
+    length = human_duration((facts.at - since).total_seconds())
+    return Alert(
+        code="A2",
+        problem=f"{facts.due:,} jobs are due; more than {marks.waiting_most:,} for {length}",
+        hint="More is enqueued than is completed: forebay queues list; more workers, or a faster target.",
+        since=since,
+    )
+
+
+def _expired(queue: str, facts: SyncFacts) -> Alert | None:
+    if not (facts.expired or facts.dead):
+        return None
+    parts = []
+    if facts.expired:
+        parts.append(f"{_jobs(facts.expired)} expired unproved")
+    if facts.dead:
+        parts.append(f"{_jobs(facts.dead)} died and cannot succeed")
+    return Alert(
+        code="A3",
+        problem=", ".join(parts),
+        hint=f"forebay dead list --queue {queue} says why; redrive or purge them.",
+    )
+
+
+def _may_never_succeed(facts: SyncFacts, marks: Marks) -> Alert | None:
+    if not facts.stuck:
+        return None
+    oldest = facts.stuck[0]
+    age = (facts.at - oldest.due_at).total_seconds()
+    if age < marks.unproved_for:
+        return None
+    said = f": {oldest.error}" if oldest.error else ""
+    times = "once" if oldest.attempts == 1 else f"{oldest.attempts} times"
+    return Alert(
+        code="A3",
+        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{said}",
+        hint=f"forebay jobs show {oldest.job_id} has all its errors.",
+        since=oldest.due_at,
+    )
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
