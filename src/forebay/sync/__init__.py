@@ -6,6 +6,7 @@ target has shown it right. What must hold, and what a crash leaves: docs/design/
 """
 
 from forebay.sync._audit import Drift
+from forebay.sync._dual import DualTarget
 from forebay.sync._elasticsearch import ElasticsearchTarget
 from forebay.sync._model import (
     Compare,
@@ -26,6 +27,7 @@ __all__ = [
     "Compare",
     "Document",
     "Drift",
+    "DualTarget",
     "ElasticsearchTarget",
     "Gone",
     "Id",
