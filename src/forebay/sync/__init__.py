@@ -8,6 +8,7 @@ target has shown it right. What must hold, and what a crash leaves: docs/design/
 from forebay.sync._audit import Drift
 from forebay.sync._dual import DualTarget
 from forebay.sync._elasticsearch import ElasticsearchTarget
+from forebay.sync._groonga import GroongaTarget
 from forebay.sync._model import (
     Compare,
     Document,
@@ -30,6 +31,7 @@ __all__ = [
     "DualTarget",
     "ElasticsearchTarget",
     "Gone",
+    "GroongaTarget",
     "Id",
     "PostgresTarget",
     "QuerySource",

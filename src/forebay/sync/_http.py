@@ -90,8 +90,9 @@ class Http:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         content_type: str = "application/json",
+        form: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send a request and return the answer, whatever it says.
+        """Send a request, with a body or a form, and return the answer, whatever it says.
 
         Raises:
             TargetUnavailable: there was none, or not within the time.
@@ -103,7 +104,7 @@ class Http:
                 method,
                 f"{self._url}{path}",
                 params=query,
-                data=body,
+                data=body if form is None else dict(form),
                 headers=headers,
                 allow_redirects=False,
             ) as answer:
