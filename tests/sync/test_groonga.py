@@ -65,7 +65,7 @@ async def test_words_are_found_best_first_and_the_replaced_and_deleted_are_not(t
         3: "a weir",
         4: "水車と堰",
     }
-    texts |= {name: "nothing to be found" for name in range(100, 130)}
+    texts |= dict.fromkeys(range(100, 130), "nothing to be found")
     await target.write([Document(name, 1, {"text": text}) for name, text in texts.items()])
     assert await target.search("mill") == [2, 1]
     assert await target.search("MILL weir") == [2]
