@@ -157,12 +157,18 @@ async def test_what_a_writer_left_halfway_is_cleared_by_the_next_who_looks(targe
 
 async def test_deletions_are_remembered_for_a_time(groonga, groonga_table):
     """
-    Tombstones do not pile up.
+    Tombstones do not pile up, and what they outlived does not come to light again.
     """
     target = made(groonga, groonga_table, tombstone_seconds=-1.0)
     await target.delete([Gone(1)])
+    assert await keys(target) == []
     await target.write([Document(1, 1, {})])
-    assert await target.read([1]) == {1: Seen(1)}
+    await target.write([Document(2, 1, {})])
+    tombstone = target._tombstone(Gone(2))
+    await target._load([tombstone])  # and stopped before it removed the other row
+    await target._purge()
+    assert await keys(target) == ["1:4"]
+    assert await target.read([1, 2]) == {1: Seen(1)}
     await target.close()
 
 
@@ -226,7 +232,7 @@ async def test_a_real_search_server_is_kept_in_step(app, conn, target):
         await wait_for_async(lambda: sync.counts.get("completed.up_to_date", 0) == 502)
     assert (await asyncio.to_thread(sync.audit, settle=0, page=100)).total == 0
     assert await target.search("500") == [500]
-    await target._delete("item == 7")
+    await target._remove(await target._rows("item == 7"))
     drift = await asyncio.to_thread(sync.audit, settle=0, page=100)
     assert (drift.missing, drift.total, drift.items) == ([7], 1, 500)
     await asyncio.to_thread(sync.close)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _VERSION_MAX: Final = 2**62 - 2
 
 _PURGE_SECONDS: Final = 600.0
+_PURGE_MAX: Final = 10_000
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ID_TYPES: Final = {"integer": "Int64", "text": "ShortText"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
@@ -131,8 +132,7 @@ class GroongaTarget:
         errors = await self._put(gone, self._tombstone)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + _PURGE_SECONDS
-            old = int((time.time() - self._tombstone_seconds) * 1000)
-            await self._delete(f"gone_at > 0 && gone_at < {old}")
+            await self._purge()
         return errors
 
     async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
@@ -245,11 +245,16 @@ class GroongaTarget:
             return {}
         rows = await self._rows(f"in_values(item, {listed})")
         newest: dict[Id, _Row] = {}
-        older = [row.key for row in rows if newest.setdefault(row.item, row) is not row]
-        if older:
-            keys = ",".join(_literal(key) for key in older)
-            await self._delete(f"in_values(_key, {keys})")
+        await self._remove(row for row in rows if newest.setdefault(row.item, row) is not row)
         return newest
+
+    async def _purge(self) -> None:
+        """Remove tombstones that are old enough, some at a time."""
+        old = int((time.time() - self._tombstone_seconds) * 1000)
+        rows = await self._rows(f"gone_at > 0 && gone_at < {old}", _PURGE_MAX)
+        # First what they outlived: a row that was left there would count again.
+        await self._tidied({row.item for row in rows})
+        await self._remove(rows)
 
     async def _rows(self, condition: str, limit: int = -1) -> list[_Row]:
         """Return complete rows in the order of their items, the newest of each first."""
@@ -272,8 +277,11 @@ class GroongaTarget:
         if count != len(rows):
             raise TargetUnavailable(f"{count} of {len(rows)} rows were loaded")
 
-    async def _delete(self, condition: str) -> None:
-        (await self._ask("delete", {"table": self._table, "filter": condition})).checked()
+    async def _remove(self, rows: Iterable[_Row]) -> None:
+        keys = ",".join(_literal(row.key) for row in rows)
+        if keys:
+            condition = f"in_values(_key, {keys})"
+            (await self._ask("delete", {"table": self._table, "filter": condition})).checked()
 
     # --- requests ---
 
