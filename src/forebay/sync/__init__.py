@@ -7,6 +7,9 @@ target has shown it right. What must hold, and what a crash leaves: docs/design/
 
 from forebay.model.syncs import Alert, AuditRecord, Marks, SyncFacts, SyncStatus
 from forebay.sync._audit import Drift
+from forebay.sync._dual import DualTarget
+from forebay.sync._elasticsearch import ElasticsearchTarget
+from forebay.sync._groonga import GroongaTarget
 from forebay.sync._model import (
     Checksum,
     Compare,
@@ -31,7 +34,10 @@ __all__ = [
     "Compare",
     "Document",
     "Drift",
+    "DualTarget",
+    "ElasticsearchTarget",
     "Gone",
+    "GroongaTarget",
     "Id",
     "Marks",
     "PostgresTarget",

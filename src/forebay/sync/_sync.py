@@ -21,6 +21,7 @@ from forebay.policy.retry import RetryPolicy
 from forebay.sync._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, kept
 from forebay.sync._background import Background, Calls
 from forebay.sync._breaker import Breaker
+from forebay.sync._dual import DualTarget
 from forebay.sync._model import (
     Document,
     checked_entries,
@@ -576,11 +577,12 @@ class Sync:
         entry: Document | Gone = checked_entries([name], answer)[name]
         errors: object
         # A process that was stopped in between must not send what has become old: no time is left then.
+        target = self.target.direct if isinstance(self.target, DualTarget) else self.target
         if isinstance(entry, Document):
             document = with_digest(entry) if self._hashes else entry
-            errors = await self._calls.call(self.target.write, [document], seconds=_left(until))
+            errors = await self._calls.call(target.write, [document], seconds=_left(until))
         else:
-            errors = await self._calls.call(self.target.delete, [entry], seconds=_left(until))
+            errors = await self._calls.call(target.delete, [entry], seconds=_left(until))
         self._direct_breaker.succeeded()
         self._notes.breaker(0.0)
         for error in checked_errors(errors).values():
