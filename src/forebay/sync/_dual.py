@@ -41,8 +41,8 @@ class DualTarget:
     """
 
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
-        self.current = current
-        self.new = new
+        self.current: Target = current
+        self.new: Target = new
         self.lag_seconds = max(_lag(current), _lag(new))
         #: For direct writes; only what it answers for the target in use counts.
         self.direct = DirectWrites(self)
@@ -185,7 +185,7 @@ def _both(first: Mapping[Id, Seen], second: Mapping[Id, Seen]) -> dict[Id, Seen]
     {1: Seen(version=-1, digest=None), 2: Seen(version=3, digest=None), 3: Seen(version=-1, digest=None)}
     """
     found: dict[Id, Seen] = {}
-    for name in first | second:
+    for name in {**first, **second}:
         one, other = first.get(name), second.get(name)
         if one is None or other is None:
             found[name] = _HALF
