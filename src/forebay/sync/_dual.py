@@ -40,9 +40,12 @@ class DualTarget:
         timeout: how long a call of one of them may take, in seconds; below that of the synchronisation.
     """
 
+    current: Target
+    new: Target
+
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
-        self.current: Target = current
-        self.new: Target = new
+        self.current = current
+        self.new = new
         self.lag_seconds = max(_lag(current), _lag(new))
         #: For direct writes; only what it answers for the target in use counts.
         self.direct = DirectWrites(self)
