@@ -40,9 +40,6 @@ class DualTarget:
         timeout: how long a call of one of them may take, in seconds; below that of the synchronisation.
     """
 
-    current: Target
-    new: Target
-
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
         self.current = current
         self.new = new
@@ -58,11 +55,12 @@ class DualTarget:
         """Return the versions of those that are in one of them; -1 of those that are right in one at most."""
         if not ids:
             return {}
-        current, new = await asyncio.gather(
+        answers: list[Any] = await asyncio.gather(
             self._call(self.current.read, ids),
             self._tried(self.new.read, ids),
             return_exceptions=True,
         )
+        current, new = answers
         if isinstance(current, BaseException):
             raise current
         if isinstance(new, UNAVAILABLE):
