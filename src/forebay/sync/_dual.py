@@ -55,7 +55,7 @@ class DualTarget:
         """Return the versions of those that are in one of them; -1 of those that are right in one at most."""
         if not ids:
             return {}
-        answers: list[Any] = await asyncio.gather(
+        answers: tuple[Any, Any] = await asyncio.gather(
             self._call(self.current.read, ids),
             self._tried(self.new.read, ids),
             return_exceptions=True,
