@@ -209,6 +209,68 @@ def test_the_query_is_read_with_the_rights_and_the_path_of_the_caller(database, 
         )
 
 
+IN_THE_WAY = """
+create schema evil;
+create function evil.hijacked() returns boolean language plpgsql as 'begin raise exception ''hijacked''; end';
+"""
+
+SIGNATURES = [
+    ("to_jsonb", "anyelement", "jsonb"),
+    ("array_append", "jsonb[], jsonb", "jsonb[]"),
+    ("cardinality", "jsonb[]", "integer"),
+    ("pg_column_size", "jsonb", "integer"),
+    ("octet_length", "text", "integer"),
+    ("hashtextextended", "text, bigint", "bigint"),
+    ("format", "text, text", "text"),
+    ("format", "text, text, text", "text"),
+    ("format", "text, text, text, text", "text"),
+    ("concat", "text, text, text", "text"),
+    ("clock_timestamp", "", "timestamptz"),
+    ("date_part", "text, interval", "double precision"),
+    ("quote_literal", "text", "text"),
+]
+
+OPERATORS = [
+    ("+", "bigint", "bigint", "bigint"),
+    ("+", "numeric", "numeric", "numeric"),
+    ("*", "double precision", "double precision", "double precision"),
+    ("/", "double precision", "double precision", "double precision"),
+    ("-", "timestamptz", "timestamptz", "interval"),
+    (">=", "integer", "integer", "boolean"),
+    (">=", "bigint", "bigint", "boolean"),
+    ("<", "integer", "integer", "boolean"),
+    (">", "integer", "integer", "boolean"),
+    ("=", "bigint", "bigint", "boolean"),
+    ("<>", "text", "text", "boolean"),
+    ("->", "jsonb", "text", "jsonb"),
+    ("#>>", "jsonb", "text[]", "text"),
+]
+
+
+def test_nothing_of_the_callers_path_replaces_what_stands_beside_the_query(conn):
+    """
+    An operator stumbles over no function or operator that somebody put in front of PostgreSQL's own, in any of the functions.
+    """
+    conn.execute(IN_THE_WAY)
+    body = "language plpgsql as 'begin perform evil.hijacked(); return null; end'"
+    for name, types, result in SIGNATURES:
+        conn.execute(f"create function evil.{name}({types}) returns {result} {body}")
+    for number, (name, left, right, result) in enumerate(OPERATORS):
+        conn.execute(f"create function evil.op_{number}({left}, {right}) returns {result} {body}")
+        conn.execute(
+            f"create operator evil.{name} (leftarg = {left}, rightarg = {right}, function = evil.op_{number})"
+        )
+    conn.execute("set search_path = evil, pg_catalog, public")
+    assert sqlstate(conn, "select to_jsonb(1)") == "P0001"
+    query = "select id, title from page"
+    token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
+    assert one(conn, "select forebay.backfill('index', %s, token => %s)", query, token) == 100
+    number = one(
+        conn, "select forebay.backfill_begin('index', %s, 'id', 40, token => %s)", query, token
+    )
+    assert finish(conn, number) == [40, 40, 20]
+
+
 def test_nobody_goes_on_with_anothers_query(database, conn):
     """
     A backfill in chunks keeps its query, which must not run with the rights of who is talked into resuming it.
