@@ -22,7 +22,7 @@ from tests.support.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.anyio
 
-MARKS = Marks(waiting_most=10)
+MARKS = Marks(waiting_most=10, unproved_for=300)
 
 
 class Items:
