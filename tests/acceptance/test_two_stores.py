@@ -90,6 +90,7 @@ class LiveWriters:
         return name
 
 
+@pytest.mark.slow
 async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
     app, conn, empty_database, is_long
 ):
@@ -173,6 +174,7 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
     sync.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("has_sums", "settle"), [(True, 0), (False, 3)], ids=["sums", "rows"])
 async def test_the_stores_are_never_read_faster_than_was_said(
     app, conn, empty_database, has_sums, settle
