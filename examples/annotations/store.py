@@ -1,0 +1,312 @@
+"""The annotations, in PostgreSQL. Each function works in the transaction that its connection is in.
+
+Every change makes the version one higher, a deletion too, and enqueues a job in the same transaction: they are committed
+together or not at all.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, LiteralString
+
+from annotations.app import annotations
+from psycopg import AsyncConnection, Connection
+from psycopg.rows import DictRow, dict_row
+
+SCHEMA = """
+create table if not exists page (
+    page_id bigint generated always as identity primary key,
+    name    text not null unique,
+    text    text not null);
+
+create table if not exists annotation (
+    annotation_id bigint generated always as identity primary key,
+    page_id    bigint not null references page,
+    line       integer not null check (line > 0),
+    user_name  text not null check (length(user_name) between 1 and 100),
+    group_name text not null check (length(group_name) between 1 and 100),
+    text       text not null check (length(text) between 1 and 20000),
+    tags       text[] not null default '{}',
+    version    bigint not null default 1,
+    deleted    boolean not null default false,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now());
+
+create index if not exists annotation_page on annotation (page_id, line);
+create index if not exists annotation_user on annotation (user_name);
+create index if not exists annotation_group on annotation (group_name);
+create index if not exists annotation_updated on annotation (updated_at);
+"""
+
+
+class NotFoundError(Exception):
+    """There is no such page or annotation."""
+
+
+class ConflictError(Exception):
+    """Somebody else has changed it meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a person writes."""
+
+    line: int
+    text: str
+    user: str
+    group: str
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page and what is written on it already."""
+
+    name: str
+    text: str = field(repr=False)
+    drafts: Sequence[Draft] = ()
+
+
+def load(conn: Connection[Any], pages: Iterable[Page]) -> int:
+    """Write pages with their annotations; return how many annotations."""
+    written = 0
+    for page in pages:
+        row = conn.execute(
+            "insert into page (name, text) values (%s, %s) on conflict do nothing returning page_id",
+            [page.name, page.text],
+        ).fetchone()
+        if row is None:
+            continue
+        ids = [
+            name
+            for (name,) in conn.execute(
+                """
+                insert into annotation (page_id, line, text, user_name, group_name, tags)
+                select %s, line, text, user_name, group_name, string_to_array(tags, ' ')
+                from unnest(%s::int[], %s::text[], %s::text[], %s::text[], %s::text[])
+                     as d(line, text, user_name, group_name, tags)
+                returning annotation_id""",
+                [row[0], *_columns(page.drafts)],
+            )
+        ]
+        written += annotations.changed_many(conn, ids, tag="load", delay=0, priority=1000)
+    return written
+
+
+def _columns(drafts: Sequence[Draft]) -> list[list[Any]]:
+    return [
+        [draft.line for draft in drafts],
+        [draft.text for draft in drafts],
+        [draft.user for draft in drafts],
+        [draft.group for draft in drafts],
+        [" ".join(draft.tags) for draft in drafts],
+    ]
+
+
+# --- reading ---
+
+_COLUMNS = """
+    a.annotation_id as id, p.name as page, a.line, a.user_name as user, a.group_name as "group", a.text, a.tags,
+    a.version, a.created_at, a.updated_at"""
+
+
+async def _rows(conn: AsyncConnection[Any], query: LiteralString, *params: Any) -> list[DictRow]:
+    async with conn.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(query, params)
+        return await cursor.fetchall()
+
+
+async def pages(conn: AsyncConnection[Any]) -> list[DictRow]:
+    """Return all pages, with how many annotations they have."""
+    return await _rows(
+        conn,
+        """
+        select p.name, count(a.annotation_id) as annotations
+        from page p left join annotation a on a.page_id = p.page_id and not a.deleted
+        group by p.name order by p.name collate "C\"""",
+    )
+
+
+async def page(conn: AsyncConnection[Any], name: str) -> DictRow:
+    """Return a page with its text and annotations."""
+    found = await _rows(conn, "select name, text from page where name = %s", name)
+    if not found:
+        raise NotFoundError(f"there is no page {name}")
+    found[0]["annotations"] = await _rows(
+        conn,
+        f"select {_COLUMNS} from annotation a join page p using (page_id)"
+        " where p.name = %s and not a.deleted order by a.line, a.annotation_id",
+        name,
+    )
+    return found[0]
+
+
+async def bodies(conn: AsyncConnection[Any], ids: Sequence[int], words: str) -> list[DictRow]:
+    """Return annotations in the order of their ids in a list, with excerpts. What is deleted is left out: an index that is
+    behind can match wrongly, and never show what is gone."""
+    return await _rows(
+        conn,
+        f"""
+        select {_COLUMNS}, ts_headline('english', a.text, websearch_to_tsquery('english', %s),
+            'StartSel=\x02, StopSel=\x03, MaxWords=45, MinWords=20, MaxFragments=2, FragmentDelimiter=" … "') as excerpt
+        from unnest(%s::bigint[]) with ordinality as found(id, place)
+        join annotation a on a.annotation_id = found.id join page p using (page_id)
+        where not a.deleted order by found.place""",
+        words,
+        list(ids),
+    )
+
+
+async def one(conn: AsyncConnection[Any], name: int) -> DictRow:
+    """Return an annotation."""
+    found = await _rows(
+        conn,
+        f"select {_COLUMNS} from annotation a join page p using (page_id) where a.annotation_id = %s",
+        name,
+    )
+    if not found:
+        raise NotFoundError(f"there is no annotation {name}")
+    return found[0]
+
+
+# --- changing ---
+
+
+async def create(conn: AsyncConnection[Any], on: str, draft: Draft) -> int:
+    """Write an annotation; return its id."""
+    found = await _rows(
+        conn,
+        """
+        insert into annotation (page_id, line, text, user_name, group_name, tags)
+        select page_id, %s, %s, %s, %s, %s from page where name = %s
+        returning annotation_id""",
+        *(draft.line, draft.text, draft.user, draft.group, list(draft.tags), on),
+    )
+    if not found:
+        raise NotFoundError(f"there is no page {on}")
+    name: int = found[0]["annotation_id"]
+    await annotations.achanged(conn, name, tag="api.create")
+    return name
+
+
+async def edit(
+    conn: AsyncConnection[Any], name: int, text: str, tags: Sequence[str], version: int | None
+) -> None:
+    """Change an annotation, if it still has the version that the change was made from."""
+    changed = await _rows(
+        conn,
+        """
+        update annotation set text = %s, tags = %s, version = version + 1, updated_at = now()
+        where annotation_id = %s and not deleted and version = coalesce(%s, version) returning version""",
+        *(text, list(tags), name, version),
+    )
+    if not changed:
+        await _why_not(conn, name)
+    await annotations.achanged(conn, name, tag="api.update")
+
+
+async def set_deleted(conn: AsyncConnection[Any], name: int, *, deleted: bool) -> None:
+    """Delete an annotation, or bring it back. It is only flagged, and so its deletion has a version."""
+    changed = await _rows(
+        conn,
+        """
+        update annotation set deleted = %s, version = version + 1, updated_at = now()
+        where annotation_id = %s and deleted <> %s returning version""",
+        *(deleted, name, deleted),
+    )
+    if not changed:
+        await _why_not(conn, name)
+    await annotations.achanged(conn, name, tag="api.delete" if deleted else "api.restore")
+
+
+async def _why_not(conn: AsyncConnection[Any], name: int) -> None:
+    found = await _rows(
+        conn, "select version from annotation where annotation_id = %s and not deleted", name
+    )
+    if not found:
+        raise NotFoundError(f"there is no annotation {name}")
+    raise ConflictError(f"annotation {name} has version {found[0]['version']} by now")
+
+
+# --- doing it again ---
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which annotations to index again: one of these.
+
+    Attributes:
+        user: all of a user.
+        group: all of a group.
+        page: all on a page.
+        since: all changed from this time on ...
+        until: ... and up to this one, both included.
+        ids: these.
+    """
+
+    user: str | None = None
+    group: str | None = None
+    page: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    ids: Sequence[int] | None = None
+
+    def condition(self) -> tuple[str, LiteralString, list[Any]]:
+        """Return a word for it, the condition in SQL and its values."""
+        if self.user is not None:
+            return "user", "a.user_name = %s", [self.user]
+        if self.group is not None:
+            return "group", "a.group_name = %s", [self.group]
+        if self.page is not None:
+            return "page", "p.name = %s", [self.page]
+        if self.ids is not None:
+            return "ids", "a.annotation_id = any(%s)", [list(self.ids)]
+        return (
+            "time",
+            "a.updated_at between coalesce(%s, '-infinity') and coalesce(%s, 'infinity')",
+            [self.since, self.until],
+        )
+
+    @property
+    def priority(self) -> int:
+        """For what one user, group or page has, a hundred; what may be anything, behind all others."""
+        return 100 if self.user or self.group or self.page else 1000
+
+
+async def reindex(conn: AsyncConnection[Any], choice: Choice, *, force: bool = False) -> int:
+    """Enqueue jobs for these annotations, due at once; return how many. Deleted ones too: their copies may be there still."""
+    word, condition, values = choice.condition()
+    found = await _rows(
+        conn,
+        f"select a.annotation_id from annotation a join page p using (page_id) where {condition}",
+        *values,
+    )
+    return await annotations.achanged_many(
+        conn,
+        [row["annotation_id"] for row in found],
+        tag=f"reindex.{word}",
+        force=force,
+        delay=0,
+        priority=choice.priority,
+    )
+
+
+async def count(conn: AsyncConnection[Any], choice: Choice) -> int:
+    """Return how many jobs ``reindex`` would enqueue."""
+    _, condition, values = choice.condition()
+    found = await _rows(
+        conn,
+        f"select count(*) from annotation a join page p using (page_id) where {condition}",
+        *values,
+    )
+    return int(found[0]["count"])
+
+
+async def waiting(conn: AsyncConnection[Any]) -> int:
+    """Return how many changes are not proved to be in the index yet."""
+    found = await _rows(
+        conn,
+        "select coalesce(sum(ready + leased + deferred), 0)::int as n from forebay.depth(%s)",
+        annotations.handler.kind.queue,
+    )
+    return int(found[0]["n"])
