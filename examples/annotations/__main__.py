@@ -8,11 +8,12 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 
 import forebay
 import psycopg
 import uvicorn
-from annotations.app import app, index_dsn, target
+from annotations.app import app, target
 from annotations.corpus import modules
 from annotations.store import SCHEMA, load
 from forebay.embedded import temporary_server
@@ -29,19 +30,35 @@ def prepare(most: int) -> int:
     return 0
 
 
+class Server(uvicorn.Server):
+    """Leaves signals to us: the worker has to end in order too."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 async def serve(host: str, port: int) -> None:
     """Run the web service with a worker beside it, until it is interrupted."""
     from annotations.service import service  # noqa: PLC0415 - when it is known where the databases are
 
-    server = uvicorn.Server(uvicorn.Config(service, host=host, port=port, log_level="warning"))
+    config = uvicorn.Config(service, host=host, port=port, log_level="warning")
+    server = Server(config)
     worker = app.worker()
-    running = asyncio.create_task(worker.run())
-    print(f"http://{host}:{port}", flush=True)
-    try:
-        await server.serve()
-    finally:
+
+    def stop() -> None:
+        server.should_exit = True
         worker.stop()
-        await running
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    listening = config.bind_socket()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        serving = tasks.create_task(server.serve([listening]))
+        await worker.started.wait()
+        while not (server.started or serving.done()):
+            await asyncio.sleep(0.01)
+        print("http://{}:{}".format(*listening.getsockname()), flush=True)
 
 
 def main() -> None:
@@ -54,11 +71,9 @@ def main() -> None:
         for variable in ("FOREBAY_DATABASE_URL", "ANNOTATIONS_INDEX_URL"):
             if not os.environ.get(variable):
                 os.environ[variable] = servers.enter_context(temporary_server()).dsn()
-        print("preparing", index_dsn(), flush=True)
-        print(prepare(options.pages), "annotations loaded", flush=True)
+        print(f"{prepare(options.pages):,} annotations loaded", flush=True)
         asyncio.run(serve(options.host, options.port))
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
+    main()

@@ -12,8 +12,8 @@ USER = "stdlib"
 
 #: Of all modules those that people read.
 _FOLDERS = (
-    *("", "asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
-    *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref", "zoneinfo"),
+    *("asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
+    *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref", "zoneinfo", ""),
 )  # fmt: skip
 
 _KINDS = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "coroutine"}  # fmt: skip

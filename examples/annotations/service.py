@@ -92,9 +92,17 @@ def transaction(request: Request) -> contextlib.AbstractAsyncContextManager[Asyn
     return pool.connection()
 
 
-async def changed(name: int, content: dict[str, Any], status: int = 200) -> Response:
+def named(request: Request) -> int:
+    """Return which annotation it is about; more than PostgreSQL's bigint there cannot be."""
+    name: int = request.path_params["id"]
+    if name >= 2**63:
+        raise NotFoundError(f"there is no annotation {name}")
+    return name
+
+
+async def changed(found: dict[str, Any], status: int = 200) -> Response:
     """Write the index at once, if that works, and answer. It is for after the commit."""
-    return answer(content | {"indexed": await annotations.awrite_now(name)}, status)
+    return answer(found | {"indexed": await annotations.awrite_now(found["id"])}, status)
 
 
 # --- pages and annotations ---
@@ -120,33 +128,27 @@ async def create(request: Request) -> Response:
     made = await sent(request, Creation)
     draft = Draft(made.line, made.text, made.user, made.group, made.tags)
     async with transaction(request) as conn:
-        name = await store.create(conn, made.page, draft)
-        found = await store.one(conn, name)
-    return await changed(name, found, 201)
+        found = await store.create(conn, made.page, draft)
+    return await changed(found, 201)
 
 
 async def edit(request: Request) -> Response:
-    name: int = request.path_params["id"]
     made = await sent(request, Change)
     async with transaction(request) as conn:
-        await store.edit(conn, name, made.text, made.tags, made.version)
-        found = await store.one(conn, name)
-    return await changed(name, found)
+        found = await store.edit(conn, named(request), made.text, made.tags, made.version)
+    return await changed(found)
 
 
 async def delete(request: Request) -> Response:
-    name: int = request.path_params["id"]
     async with transaction(request) as conn:
-        await store.set_deleted(conn, name, deleted=True)
-    return await changed(name, {"id": name})
+        found = await store.set_deleted(conn, named(request), deleted=True)
+    return await changed(found)
 
 
 async def restore(request: Request) -> Response:
-    name: int = request.path_params["id"]
     async with transaction(request) as conn:
-        await store.set_deleted(conn, name, deleted=False)
-        found = await store.one(conn, name)
-    return await changed(name, found)
+        found = await store.set_deleted(conn, named(request), deleted=False)
+    return await changed(found)
 
 
 # --- searching ---

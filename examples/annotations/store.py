@@ -157,66 +157,61 @@ async def bodies(conn: AsyncConnection[Any], ids: Sequence[int], words: str) -> 
     )
 
 
-async def one(conn: AsyncConnection[Any], name: int) -> DictRow:
-    """Return an annotation."""
-    found = await _rows(
-        conn,
-        f"select {_COLUMNS} from annotation a join page p using (page_id) where a.annotation_id = %s",
-        name,
-    )
-    if not found:
-        raise NotFoundError(f"there is no annotation {name}")
-    return found[0]
-
-
 # --- changing ---
 
 
-async def create(conn: AsyncConnection[Any], on: str, draft: Draft) -> int:
-    """Write an annotation; return its id."""
-    found = await _rows(
+async def create(conn: AsyncConnection[Any], on: str, draft: Draft) -> DictRow:
+    """Write an annotation; return it."""
+    made = await _rows(
         conn,
-        """
-        insert into annotation (page_id, line, text, user_name, group_name, tags)
-        select page_id, %s, %s, %s, %s, %s from page where name = %s
-        returning annotation_id""",
+        f"""
+        with a as (
+            insert into annotation (page_id, line, text, user_name, group_name, tags)
+            select page_id, %s, %s, %s, %s, %s from page where name = %s
+            returning *)
+        select {_COLUMNS} from a join page p using (page_id)""",
         *(draft.line, draft.text, draft.user, draft.group, list(draft.tags), on),
     )
-    if not found:
+    if not made:
         raise NotFoundError(f"there is no page {on}")
-    name: int = found[0]["annotation_id"]
-    await annotations.achanged(conn, name, tag="api.create")
-    return name
+    await annotations.achanged(conn, made[0]["id"], tag="api.create")
+    return made[0]
 
 
 async def edit(
     conn: AsyncConnection[Any], name: int, text: str, tags: Sequence[str], version: int | None
-) -> None:
-    """Change an annotation, if it still has the version that the change was made from."""
-    changed = await _rows(
+) -> DictRow:
+    """Change an annotation, if it still has the version that the change was made from; return it."""
+    made = await _rows(
         conn,
-        """
-        update annotation set text = %s, tags = %s, version = version + 1, updated_at = now()
-        where annotation_id = %s and not deleted and version = coalesce(%s, version) returning version""",
+        f"""
+        update annotation a set text = %s, tags = %s, version = version + 1, updated_at = now()
+        from page p
+        where annotation_id = %s and not deleted and version = coalesce(%s, version) and p.page_id = a.page_id
+        returning {_COLUMNS}""",
         *(text, list(tags), name, version),
     )
-    if not changed:
+    if not made:
         await _why_not(conn, name)
     await annotations.achanged(conn, name, tag="api.update")
+    return made[0]
 
 
-async def set_deleted(conn: AsyncConnection[Any], name: int, *, deleted: bool) -> None:
-    """Delete an annotation, or bring it back. It is only flagged, and so its deletion has a version."""
-    changed = await _rows(
+async def set_deleted(conn: AsyncConnection[Any], name: int, *, deleted: bool) -> DictRow:
+    """Delete an annotation, or bring it back; return it. It is only flagged, and so its deletion has a version."""
+    made = await _rows(
         conn,
-        """
-        update annotation set deleted = %s, version = version + 1, updated_at = now()
-        where annotation_id = %s and deleted <> %s returning version""",
+        f"""
+        update annotation a set deleted = %s, version = version + 1, updated_at = now()
+        from page p
+        where annotation_id = %s and deleted <> %s and p.page_id = a.page_id
+        returning {_COLUMNS}""",
         *(deleted, name, deleted),
     )
-    if not changed:
+    if not made:
         await _why_not(conn, name)
     await annotations.achanged(conn, name, tag="api.delete" if deleted else "api.restore")
+    return made[0]
 
 
 async def _why_not(conn: AsyncConnection[Any], name: int) -> None:
@@ -263,7 +258,7 @@ class Choice:
             return "ids", "a.annotation_id = any(%s)", [list(self.ids)]
         return (
             "time",
-            "a.updated_at between coalesce(%s, '-infinity') and coalesce(%s, 'infinity')",
+            "a.updated_at between coalesce(%s::timestamptz, '-infinity') and coalesce(%s::timestamptz, 'infinity')",
             [self.since, self.until],
         )
 

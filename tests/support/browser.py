@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,15 @@ _OPTIONS = [
     *("--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-sync"),
     *("--disable-component-update", "--disable-default-apps", "--disable-extensions"),
 ]  # fmt: skip
+
+#: The browser reads from descriptor 3 and writes to 4.
+_LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, number in zip(ends, (3, 4)):
+    os.dup2(end, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 _SECONDS = 20
 
@@ -126,10 +136,9 @@ class Browser:
         self._folder = tempfile.mkdtemp(prefix="chromium-")
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
-        # The browser reads from descriptor 3 and writes to 4.
         self._process = subprocess.Popen(
             [
-                *("/bin/sh", "-c", f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}', program),
+                *(sys.executable, "-c", _LAUNCH, str(to_read), str(to_write), program),
                 *(*_OPTIONS, f"--user-data-dir={self._folder}", "about:blank"),
             ],
             pass_fds=(to_read, to_write),

@@ -46,6 +46,9 @@ CALLS_MAX: Final = 64
 #: costs a write more, nothing else.
 REMEMBERED_MAX: Final = 100_000
 
+#: What is put off comes back within so long a time.
+_SPREAD_SECONDS_MAX: Final = 10.0
+
 Ending = Outcome | Exception | None
 
 
@@ -456,8 +459,9 @@ class Reconciler:
 
     def _put_off(self, item: Item, seconds: float, why: str) -> None:
         item.count("put_off")
-        # Spread, so that a backlog does not come back all at once.
-        item.ending = Snooze(seconds * (1 + random.random()), reason=why)
+        # Spread, so that a backlog does not come back all at once; a little, so that it does not come late.
+        spread = min(seconds, _SPREAD_SECONDS_MAX)
+        item.ending = Snooze(seconds + spread * random.random(), reason=why)
 
     def _forget(self, item: Item, jobs: Sequence[Job]) -> None:
         self._accepted.forget(item.id)
