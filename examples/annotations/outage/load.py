@@ -2,7 +2,7 @@
 
 A request is made at its time, whether those before it were answered or not, and its waiting for a free connection counts: a
 service that stands still is seen by everybody who comes meanwhile. It first finds out how much the machine can do, and
-then asks for no more than two thirds of that.
+then asks for no more than six tenths of that.
 
 Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. Its output
 are lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
@@ -141,7 +141,7 @@ def tell(people: People) -> None:
 
 
 async def find_rate(people: People, most: float) -> float:
-    """Return two thirds of what eight people who never pause can do."""
+    """Return six tenths of what eight people who never pause can do."""
     until = time.monotonic() + _WARM_SECONDS
 
     async def never_pause() -> None:
@@ -149,7 +149,7 @@ async def find_rate(people: People, most: float) -> float:
             await people.write()
 
     await asyncio.gather(*(never_pause() for _ in range(8)))
-    return min(most, 0.65 * len(people.done) / _WARM_SECONDS)
+    return min(most, 0.6 * len(people.done) / _WARM_SECONDS)
 
 
 async def steadily(rate: float, count: int | None, act: Callable[[], Awaitable[None]]) -> None:

@@ -31,7 +31,7 @@ _RATE_MAX = 300.0
 _OLD_RATE = 40.0
 
 #: When the outage begins and ends, as shares of the writes.
-_CUT_AT, _HEAL_AT = 0.15, 0.9
+_CUT_AT, _HEAL_AT = 0.12, 0.92
 
 _DEADLINE_MS = 250
 
@@ -241,7 +241,11 @@ class _Outage:
             "ANNOTATIONS_BROKER_PORT": line_of(self._wire),
             **_SETTINGS,
         }
-        self._crew.start("the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error")  # fmt: skip
+        self._crew.start(
+            "the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error",
+            # Twice a second is often enough to look, and leaves the machine to those who write.
+            settings={"FOREBAY_POLL_SECONDS": "0.5", "FOREBAY_LISTEN": "never"},
+        )  # fmt: skip
         self._crew.start("the consumer", "annotations.outage.old_order")
         self._crew.serve("the service", "annotations.service:service", self._folder / "new")
         self._crew.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip

@@ -46,6 +46,9 @@ CALLS_MAX: Final = 64
 #: costs a write more, nothing else.
 REMEMBERED_MAX: Final = 100_000
 
+#: With a store that cannot be reached one pass in so long a time tries, at least.
+_TRY_SECONDS_MAX: Final = 30.0
+
 #: What is put off comes back within so long a time.
 _SPREAD_SECONDS_MAX: Final = 10.0
 
@@ -195,7 +198,7 @@ class Reconciler:
         self._hashes = hashes
         self._lag = lag_seconds
         self._seconds = call_seconds
-        self.breaker = Breaker()
+        self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
         self._is_told_open = False
         #: By item: which version was accepted, and when it can be read.
         self._accepted = Memory()
