@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+from collections.abc import Generator
 
-import forebay
 import psycopg
 import uvicorn
+
+import forebay
 from annotations.app import app, target
 from annotations.corpus import modules
 from annotations.store import SCHEMA, load
@@ -31,10 +34,16 @@ def prepare(most: int) -> int:
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to us: the worker has to end in order too."""
+    """Says where it is when it is there, and leaves signals to us: the worker has to end in order, too."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or []:
+            print("http://{}:{}".format(*each.getsockname()), flush=True)
 
 
 async def serve(host: str, port: int) -> None:
@@ -51,14 +60,10 @@ async def serve(host: str, port: int) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    listening = config.bind_socket()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
-        serving = tasks.create_task(server.serve([listening]))
-        await worker.started.wait()
-        while not (server.started or serving.done()):
-            await asyncio.sleep(0.01)
-        print("http://{}:{}".format(*listening.getsockname()), flush=True)
+        await server.serve([config.bind_socket()])
+        worker.stop()
 
 
 def main() -> None:

@@ -16,7 +16,12 @@ _FOLDERS = (
     *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref", "zoneinfo", ""),
 )  # fmt: skip
 
-_KINDS = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "coroutine"}  # fmt: skip
+_KINDS: dict[type[ast.AST], str] = {
+    ast.Module: "module",
+    ast.ClassDef: "class",
+    ast.FunctionDef: "function",
+    ast.AsyncFunctionDef: "coroutine",
+}
 
 _BYTES_MAX = 80_000
 

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from annotations.app import index_dsn
+import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-import psycopg
+from annotations.app import index_dsn
 
 RESULTS_MAX = 50
 
@@ -77,4 +77,5 @@ class Search:
     async def _run(self, query: str, params: Any) -> list[tuple[Any, ...]]:
         async with self._pool.connection() as conn:
             cursor = await conn.execute(query, params)
-            return await cursor.fetchall()
+            rows: list[tuple[Any, ...]] = await cursor.fetchall()
+            return rows

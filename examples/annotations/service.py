@@ -14,10 +14,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import psycopg
-from annotations import store
-from annotations.app import annotations, app
-from annotations.search import Search, SearchUnavailableError
-from annotations.store import Choice, ConflictError, Draft, NotFoundError
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from starlette.applications import Starlette
@@ -26,6 +22,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+
+from annotations import store
+from annotations.app import annotations, app
+from annotations.search import Search, SearchUnavailableError
+from annotations.store import Choice, ConflictError, Draft, NotFoundError
 
 T = TypeVar("T")
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, LiteralString
 
-from annotations.app import annotations
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import DictRow, dict_row
+
+from annotations.app import annotations
 
 SCHEMA = """
 create table if not exists page (

@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -45,7 +44,12 @@ class Shop:
     def __init__(self, app, dsn, index, target, **options) -> None:
         self.app, self.dsn, self.index, self.target = app, dsn, index, target
         source = QuerySource(dsn, read=_READ, scan=_SCAN)
-        options = {"grace": 0, "interval": 0.05, "timeout": 1, "direct_timeout": DEADLINE_SECONDS} | options
+        options = {
+            "grace": 0,
+            "interval": 0.05,
+            "timeout": 1,
+            "direct_timeout": DEADLINE_SECONDS,
+        } | options
         self.sync = forebay.Sync(app, "notes", source=source, target=target, **options)
         self.pool = AsyncConnectionPool(dsn, min_size=4, max_size=12, open=False)
         #: How long each request took, and its direct write; in seconds.
@@ -105,7 +109,9 @@ class Shop:
 
     async def until_equal(self, seconds: float = 60) -> None:
         """Wait until no job is left, and see that both stores are the same."""
-        await wait_for_async(lambda: self.jobs() == 0, seconds, lambda: f"{self.jobs()} jobs, {self.sync.counts}")
+        await wait_for_async(
+            lambda: self.jobs() == 0, seconds, lambda: f"{self.jobs()} jobs, {self.sync.counts}"
+        )
         assert self.copies() == self.items()
 
 
@@ -169,12 +175,17 @@ async def black_hole_broker():
 # --- the outage ---
 
 
-async def test_the_old_order_loses_everything_it_acknowledges(notes, database, empty_database, writes):
+async def test_the_old_order_loses_everything_it_acknowledges(
+    notes, database, empty_database, writes
+):
     """
     Commit, publish, answer with success though the publish timed out: every row is there, and nothing that knows of it.
     """
     answered = 0
-    async with black_hole_broker() as port, AsyncConnectionPool(database, min_size=4, max_size=12) as pool:
+    async with (
+        black_hole_broker() as port,
+        AsyncConnectionPool(database, min_size=4, max_size=12) as pool,
+    ):
 
         async def request() -> None:
             nonlocal answered
@@ -238,7 +249,10 @@ async def test_with_an_index_that_never_answers_every_write_succeeds_in_time(
             # Few even tried: after some failures nobody waits.
             assert shop.sync.counts["direct.skipped"] > 0.8 * writes
             counts = shop.sync.counts
-            assert counts["direct.skipped"] + counts["direct.timeout"] + counts.get("direct.failed", 0) == writes
+            assert (
+                counts["direct.skipped"] + counts["direct.timeout"] + counts.get("direct.failed", 0)
+                == writes
+            )
 
 
 @pytest.mark.slow
@@ -317,20 +331,22 @@ POINTS = [
 ]
 
 
-async def test_a_writer_killed_at_any_point_leaves_nothing_out(app, notes, database, empty_database):
+async def test_a_writer_killed_at_any_point_leaves_nothing_out(
+    app, notes, database, empty_database
+):
     """
     Killed before the commit there is nothing; killed anywhere behind it the note is in the index after its job.
     """
     async with open_shop(app, database, empty_database) as shop:
+        environment = os.environ | {"DSN": database, "INDEX": empty_database, "READ": _READ}
+        command = [sys.executable, "-c", _WRITER]
         writers = [
-            subprocess.Popen(
-                [sys.executable, "-c", _WRITER, point],
-                env=os.environ | {"DSN": database, "INDEX": empty_database, "READ": _READ},
-            )
+            await asyncio.create_subprocess_exec(*command, point, env=environment)
             for point in POINTS
         ]
-        for writer in writers:
-            assert await asyncio.to_thread(writer.wait, 60) == -signal.SIGKILL
+        async with asyncio.timeout(60):
+            for writer in writers:
+                assert await writer.wait() == -signal.SIGKILL
         with psycopg.connect(database) as conn:
             saved = {text for (text,) in conn.execute("select text from note")}
         assert saved == set(POINTS) - {"before the commit"}
@@ -478,11 +494,15 @@ async def test_poisoned_notes_at_the_head_hold_up_nobody(app, notes, database, e
     target.create()
     async with open_shop(app, database, empty_database, target, batch_size=50, interval=30) as shop:
         with psycopg.connect(database) as conn:
-            rows = conn.execute("insert into note (text) select 'poison' from generate_series(1, 75) returning id")
+            rows = conn.execute(
+                "insert into note (text) select 'poison' from generate_series(1, 75) returning id"
+            )
             shop.sync.changed_many(conn, [name for (name,) in rows.fetchall()], priority=0)
         shop.backlog(300)
         async with running(app):
-            await wait_for_async(lambda: len(shop.copies()) == 300, 60, lambda: str(shop.sync.counts))
+            await wait_for_async(
+                lambda: len(shop.copies()) == 300, 60, lambda: str(shop.sync.counts)
+            )
         assert shop.jobs() >= 75  # they go on trying, less and less often
 
 
@@ -566,7 +586,8 @@ async def test_a_recovery_repairs_and_proves_at_two_fifths_of_the_bare_write_rat
         bare = PostgresTarget(empty_database, table="bare")
         bare.create()
         documents = [
-            Document(name, 1, {"text": f"a mill needs a weir, {name}"}) for name in range(1, count + 1)
+            Document(name, 1, {"text": f"a mill needs a weir, {name}"})
+            for name in range(1, count + 1)
         ]
         begun = time.monotonic()
         for first in range(0, count, 2500):

@@ -21,7 +21,9 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "ANNOTATIONS_"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "ANNOTATIONS_"))
+        }
         path = os.pathsep.join(filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH")]))
         return kept | {
             "PYTHONPATH": path,

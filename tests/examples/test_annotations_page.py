@@ -26,7 +26,7 @@ def browser():
 
 
 @pytest.fixture
-def page(browser, served, tmp_path) -> Iterator[Page]:  # noqa: ARG001 - closed before the server is
+def page(browser, served, tmp_path) -> Iterator[Page]:
     """A tab; with FOREBAY_SCREENSHOTS=folder pictures stay there, to be looked at."""
     page = browser.page()
     folder = Path(os.environ.get("FOREBAY_SCREENSHOTS") or tmp_path)
@@ -190,7 +190,9 @@ def test_small_and_dark_it_is_readable_too(page, served):
             page.go(f"{served}/{place}")
             page.wait("document.querySelector('main h1') !== null")
             assert page.value("document.documentElement.scrollWidth") <= width, place
-            page.shoot(f"{width} {'dark' if dark else 'light'} {place.strip('#/').replace('/', ' ')}")
+            page.shoot(
+                f"{width} {'dark' if dark else 'light'} {place.strip('#/').replace('/', ' ')}"
+            )
         light = "getComputedStyle(document.body)"
         ink, paper = page.value(f"[{light}.color, {light}.backgroundColor]")
         assert ink != paper

@@ -26,7 +26,9 @@ class Browser:
         self._base = base
 
     def ask(self, method: str, path: str, body=None, *, kind: str = "application/json"):
-        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = (
+            None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
         headers = {"content-type": kind} if data is not None else {}
         request = urllib.request.Request(self._base + path, data, headers, method=method)
         try:
@@ -59,11 +61,18 @@ def test_an_annotation_is_saved_found_changed_deleted_and_brought_back(service):
     Each answer says that the index has it by then, and a search says the same.
     """
     note = service.note("Aardvarks are patient.", line=3, tags=["zoo"], group="keepers")
-    assert (note["page"], note["line"], note["user"], note["version"]) == ("asyncio.queues", 3, "ann", 1)
+    assert (note["page"], note["line"], note["user"], note["version"]) == (
+        "asyncio.queues",
+        3,
+        "ann",
+        1,
+    )
     assert note["indexed"]
     for words in ("aardvark", "zoo", "keepers", "patience"):
         assert note["id"] in service.found(words), words
-    status, changed = service.ask("PUT", f"/api/annotations/{note['id']}", {"text": "Bison are not."})
+    status, changed = service.ask(
+        "PUT", f"/api/annotations/{note['id']}", {"text": "Bison are not."}
+    )
     assert (status, changed["version"], changed["tags"]) == (200, 2, [])
     assert service.found("aardvark") == []
     assert service.found("bison") == [note["id"]]
@@ -83,7 +92,9 @@ def test_what_is_deleted_is_never_shown_even_if_the_index_has_it(service, place)
     with psycopg.connect(place.dsn) as conn:
         conn.execute("update annotation set deleted = true where annotation_id = %s", [note["id"]])
     with psycopg.connect(place.index) as index:
-        ids = index.execute("select id from documents where words @@ to_tsquery('okapi')").fetchall()
+        ids = index.execute(
+            "select id from documents where words @@ to_tsquery('okapi')"
+        ).fetchall()
     assert ids == [(note["id"],)]
     assert service.found("okapi") == []
 
@@ -159,7 +170,8 @@ def test_indexing_again_enqueues_for_exactly_what_was_chosen(service, place):
             status, found = service.ask("POST", "/api/reindex", choice)
             assert (status, found) == (202, {"jobs": expected}), choice
             jobs = conn.execute(
-                "select distinct priority from forebay.log where job_id > %s and tag like 'reindex.%%'", [last]
+                "select distinct priority from forebay.log where job_id > %s and tag like 'reindex.%%'",
+                [last],
             ).fetchall()
             assert jobs == ([(priority,)] if expected else []), choice
             wait_for(lambda: service.ask("GET", "/api/status")[1]["waiting"] == 0)
@@ -174,10 +186,19 @@ def two_programs(place, index: str, folder: Path):
         "ANNOTATIONS_TIMEOUT_SECONDS": "0.5",
     }
     commands = [
-        ["uvicorn", "annotations.service:service", "--uds", str(folder / "s"), "--log-level", "warning"],
+        [
+            "uvicorn",
+            "annotations.service:service",
+            "--uds",
+            str(folder / "s"),
+            "--log-level",
+            "warning",
+        ],
         ["forebay", "worker", "annotations.app:app", "--log-level", "error"],
     ]
-    processes = [subprocess.Popen([sys.executable, "-m", *each], env=environment) for each in commands]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", *each], env=environment) for each in commands
+    ]
     try:
         wait_for((folder / "s").exists)
         yield str(folder / "s")

@@ -1,7 +1,7 @@
 """What can be counted in both databases with plain SQL, by anybody."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -74,7 +74,7 @@ class Ledger:
     def writes(self) -> int:
         return self._one(WRITES)
 
-    def _one(self, query: str) -> int:
+    def _one(self, query: LiteralString) -> int:
         row = self._items.execute(query).fetchone()
         assert row is not None
         return int(row[0])
@@ -104,8 +104,8 @@ class Record:
         equal_at: when the index was right again, with no job left.
     """
 
-    requests: list[Request] = field(default_factory=list)
-    counts: list[tuple[float, Counts]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list[Request])
+    counts: list[tuple[float, Counts]] = field(default_factory=list[tuple[float, Counts]])
     measured_at: float = 0.0
     cut_at: float | None = None
     healed_at: float | None = None

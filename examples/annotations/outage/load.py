@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from urllib.parse import quote
 
@@ -98,7 +98,9 @@ class People:
 
     async def write_old(self) -> None:
         """Write something in the old order."""
-        await self._timed("old", lambda: self._is(201, "POST", "/api/annotations", self._note(), self._old))
+        await self._timed(
+            "old", lambda: self._is(201, "POST", "/api/annotations", self._note(), self._old)
+        )
 
     def _note(self) -> dict[str, Any]:
         page, line, text = self._random.choice(self._texts)
@@ -121,7 +123,9 @@ class People:
     async def _delete(self, name: int) -> bool:
         return await self._is(200, "DELETE", f"/api/annotations/{name}")
 
-    async def _is(self, wanted: int, method: str, path: str, body: Any = None, http: Http | None = None) -> bool:
+    async def _is(
+        self, wanted: int, method: str, path: str, body: Any = None, http: Http | None = None
+    ) -> bool:
         status, _ = await (http or self._http).ask(method, path, body)
         return status == wanted
 
@@ -152,14 +156,16 @@ async def find_rate(people: People, most: float) -> float:
     return min(most, 0.6 * len(people.done) / _WARM_SECONDS)
 
 
-async def steadily(rate: float, count: int | None, act: Callable[[], Awaitable[None]]) -> None:
+async def steadily(
+    rate: float, count: int | None, act: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     """Begin something so many times a second, so many times, and wait for all of it."""
     begun = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     try:
         for number in itertools.count() if count is None else range(count):
             await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
-            task = asyncio.create_task(act())  # type: ignore[arg-type]
+            task: asyncio.Task[None] = asyncio.create_task(act())
             running.add(task)
             task.add_done_callback(running.discard)
     finally:

@@ -11,16 +11,18 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from annotations.app import app, index_dsn, words_of
-from annotations.outage.broker import Client
-from annotations.service import Creation, answer, sent
-from forebay.sync import Document, PostgresTarget
 from psycopg_pool import AsyncConnectionPool
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from annotations.app import app, index_dsn, words_of
+from annotations.outage.broker import Client
+from annotations.service import Creation, answer, sent
+from forebay.sync import Document, PostgresTarget
 
 SCHEMA = """
 create table if not exists old_annotation (
@@ -74,15 +76,14 @@ async def lifespan(service: Starlette) -> AsyncGenerator[None, None]:
         yield
 
 
-service = Starlette(
-    lifespan=lifespan, routes=[Route("/api/annotations", create, methods=["POST"])]
-)
+service = Starlette(lifespan=lifespan, routes=[Route("/api/annotations", create, methods=["POST"])])
 
 
 async def consume() -> None:
     """Index what comes out of the broker, and confirm it when it is done."""
     client, target = Client(broker_port()), old_target()
     while True:
+        messages: list[Any] = []
         try:
             async with asyncio.timeout(2 * PUBLISH_SECONDS):
                 messages = await client.ask({"take": _BATCH})
@@ -94,7 +95,6 @@ async def consume() -> None:
                     await client.ask({"done": len(documents)})
         except Exception:
             client.close()
-            messages = []
         await asyncio.sleep(0.0 if len(messages) == _BATCH else 0.2)
 
 

@@ -14,13 +14,15 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     style: dict[Any, Any] = {
-        **{"font.family": "sans-serif", "font.size": 11, "svg.fonttype": "none"},
-        **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25},
+        "font.family": "sans-serif", "font.size": 11, "svg.fonttype": "none",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     }  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(9, 6.5), layout="constrained", facecolor="white")
         took, behind = figure.subplots(2, 1, sharex=True)
-        figure.suptitle("Broker and index stop answering under load", fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(
+            "Broker and index stop answering under load", fontweight="bold", x=0.01, ha="left"
+        )
         old = [request for request in record.requests if request.kind == "old"]
         for requests, colour, name in (
             (record.writes(), _NEW, "row and job in one transaction"),
@@ -32,10 +34,14 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
         took.text(0, deadline_ms * 1.08, " deadline for the index", color=_NEW, fontsize=9)
         took.set_yscale("log")
         took.set_ylabel("write, p99 of a second, ms")
-        took.legend(frameon=False, fontsize=9, loc="upper right")
+        took.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
         times = [at for at, _ in record.counts]
-        behind.plot(times, [counts.behind for _, counts in record.counts], color=_NEW, linewidth=1.8)
-        behind.plot(times, [counts.old_missing for _, counts in record.counts], color=_OLD, linewidth=1.8)
+        behind.plot(
+            times, [counts.behind for _, counts in record.counts], color=_NEW, linewidth=1.8
+        )
+        behind.plot(
+            times, [counts.old_missing for _, counts in record.counts], color=_OLD, linewidth=1.8
+        )
         last = record.counts[-1][1]
         behind.annotate(
             f"{last.old_missing:,} lost for good", (times[-1], last.old_missing), xytext=(-4, 6),

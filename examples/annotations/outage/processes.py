@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from forebay.errors import ForebayError
@@ -23,9 +23,13 @@ class Crew:
         self.environment: dict[str, str] = {}
         self._started: list[tuple[str, subprocess.Popen[str]]] = []
 
-    def start(self, name: str, *command: str, settings: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+    def start(
+        self, name: str, *command: str, settings: Mapping[str, str] = {}
+    ) -> subprocess.Popen[str]:
         """Start a Python program; its input and output are pipes."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "ANNOTATIONS_"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "ANNOTATIONS_"))
+        }
         path = os.pathsep.join(filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH")]))
         with self.log.open("ab") as log:
             process = subprocess.Popen(
@@ -44,7 +48,15 @@ class Crew:
         """Start a web service on a socket, and wait until it accepts connections."""
         process = self.start(
             name,
-            *("uvicorn", service, "--uds", str(socket), "--log-level", "warning", "--no-access-log"),
+            *(
+                "uvicorn",
+                service,
+                "--uds",
+                str(socket),
+                "--log-level",
+                "warning",
+                "--no-access-log",
+            ),
             *("--timeout-keep-alive", "600"),
         )
         until = time.monotonic() + 60
@@ -88,7 +100,7 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(log: Path) -> Iterator[Crew]:
+def crew(log: Path) -> Generator[Crew, None, None]:
     found = Crew(log)
     try:
         yield found

@@ -6,13 +6,15 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import forebay
 import psycopg
+from psycopg import conninfo, sql
+
+import forebay
 from annotations import corpus, store
 from annotations.outage import old_order
 from annotations.outage.ledger import Counts, Ledger, Record, Request, percentile
@@ -20,7 +22,6 @@ from annotations.outage.processes import Crew, crew, line_of, tell
 from annotations.outage.view import View
 from forebay.embedded import EmbeddedServer, default_server, start_or_find, temporary_server
 from forebay.sync import PostgresTarget
-from psycopg import conninfo, sql
 
 DATABASE = "forebay_outage"
 
@@ -144,7 +145,7 @@ def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Res
         loaded = _prepare(dsn, target)
         view.event(f"{loaded:,} docstrings of the standard library loaded as annotations")
         people = stack.enter_context(crew(folder / "log"))
-        outage = _Outage(people, view, folder, dsn, target, writes)
+        outage = _Outage(people, view, folder, dsn=dsn, target=target, writes=writes)
         stack.callback(outage.close)
         outage.run()
         drawn = None
@@ -161,7 +162,7 @@ class _Outage:
     """The services at work, cut off in the middle."""
 
     def __init__(
-        self, people: Crew, view: View, folder: Path, dsn: str, target: str, writes: int
+        self, people: Crew, view: View, folder: Path, *, dsn: str, target: str, writes: int
     ) -> None:
         self._crew = people
         self._view = view
@@ -249,7 +250,9 @@ class _Outage:
         self._crew.start("the consumer", "annotations.outage.old_order")
         self._crew.serve("the service", "annotations.service:service", self._folder / "new")
         self._crew.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
-        self._view.event("two services run: row and job in one transaction; and commit, then publish")
+        self._view.event(
+            "two services run: row and job in one transaction; and commit, then publish"
+        )
 
     def _listen(self, lines: Any) -> None:
         for line in lines:
@@ -335,7 +338,7 @@ def _prepare(dsn: str, target: str) -> int:
 
 
 @contextlib.contextmanager
-def _servers(*, keep: bool) -> Iterator[tuple[EmbeddedServer, EmbeddedServer]]:
+def _servers(*, keep: bool) -> Generator[tuple[EmbeddedServer, EmbeddedServer], None, None]:
     if keep:
         yield start_or_find(), start_or_find(_second_folder())
     else:

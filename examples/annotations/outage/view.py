@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from annotations.outage.ledger import percentile
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,6 +12,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from annotations.outage.ledger import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,6 @@ class View:
         """Draw the state."""
         if not self._live.is_started:
             return
-        now = time.monotonic()
         done = record.writes()
         old = [request for request in record.requests if request.kind == "old"]
         failed = sum(not request.is_done for request in done)
@@ -83,19 +83,25 @@ class View:
             ("p99 now", _milliseconds(old, record, None), "default"),
             ("", _curve(old, record), "cyan"),
             ("not in the index", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
-            ("anybody who knows it", "nobody" if counts.old_missing else "–", "default"),
+            ("anybody who knows it", "nobody" if counts.old_missing else "-", "default"),
         ]  # fmt: skip
         state = Text("broker and index: ")
         if record.cut_at is None:
             state.append("answer", "green")
         elif record.healed_at is None:
-            since = now - self._started_at - record.cut_at
-            state.append(f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s", "bold white on red")
-            del since
+            state.append(
+                f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s",
+                "bold white on red",
+            )
         else:
-            state.append(f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow")
+            state.append(
+                f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow"
+            )
         bar = Table.grid(padding=(0, 2))
-        bar.add_row(ProgressBar(total=writes, completed=len(done), width=50), f"{len(done):,} of {writes:,} writes")
+        bar.add_row(
+            ProgressBar(total=writes, completed=len(done), width=50),
+            f"{len(done):,} of {writes:,} writes",
+        )
         self._live.update(
             Group(
                 Text(), bar, Text(), state, Text(),
@@ -121,11 +127,17 @@ class View:
         def gap() -> None:
             rows.add_row("", "")
 
-        add(result.writes, f"writes, {result.outage_writes:,} of them while broker and index did not answer")
+        add(
+            result.writes,
+            f"writes, {result.outage_writes:,} of them while broker and index did not answer",
+        )
         add(result.failed_writes, "failed", must_be_zero=True)
         add(result.lost_writes, "answered with success and not in the database", must_be_zero=True)
         add(result.write_p99_ms_before, "ms p99 before the outage")
-        add(result.write_p99_ms_during, f"ms p99 in it; the deadline for the index is {result.deadline_ms} ms")
+        add(
+            result.write_p99_ms_during,
+            f"ms p99 in it; the deadline for the index is {result.deadline_ms} ms",
+        )
         gap()
         add(result.behind_at_most, "annotations the index was behind, at the worst")
         add(result.recovery_seconds, "seconds from the end of the outage until it was right")
@@ -135,13 +147,17 @@ class View:
         add(result.jobs_after, "jobs left", must_be_zero=True)
         gap()
         add(result.old_order_writes, "writes in the old order, all answered with success")
-        rows.add_row(Text(f"{result.old_order_lost:,}", "bold red"), "never indexed, and nobody knows which")
+        rows.add_row(
+            Text(f"{result.old_order_lost:,}", "bold red"), "never indexed, and nobody knows which"
+        )
         add(result.old_order_p99_ms_during, "ms p99 in the outage")
         self._console.print()
         self._console.print(rows)
         self._console.print()
         if result.is_right:
-            self._console.print(Text("Nothing was lost, and nobody waited for the index.", "bold green"))
+            self._console.print(
+                Text("Nothing was lost, and nobody waited for the index.", "bold green")
+            )
         else:
             self._console.print(Text("This must not happen: please report it.", "bold red"))
         if result.plot:
@@ -167,7 +183,7 @@ def _milliseconds(requests: list[Request], record: Record, deadline_ms: int | No
     since = _last(record) - _NOW
     latest = [request for request in requests[-3000:] if request.at + request.seconds >= since]
     if not latest:
-        return "–"
+        return "-"
     said = f"{percentile(latest, 0.99):,.0f} ms"
     return said if deadline_ms is None else f"{said}  (deadline {deadline_ms} ms)"
 
