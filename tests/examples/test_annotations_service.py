@@ -10,6 +10,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -46,7 +47,7 @@ class Browser:
 
     def found(self, words: str) -> list[int]:
         """Return the ids of what a search finds."""
-        status, content = self.ask("GET", f"/api/search?q={words}")
+        status, content = self.ask("GET", f"/api/search?q={quote(words)}")
         assert status == 200, content
         return [each["id"] for each in content["results"]]
 
@@ -68,7 +69,7 @@ def test_an_annotation_is_saved_found_changed_deleted_and_brought_back(service):
         1,
     )
     assert note["indexed"]
-    for words in ("aardvark", "zoo", "keepers", "patience"):
+    for words in ("aardvark", "zoo", "keepers", "asyncio queues"):
         assert note["id"] in service.found(words), words
     status, changed = service.ask(
         "PUT", f"/api/annotations/{note['id']}", {"text": "Bison are not."}
