@@ -27,6 +27,7 @@ from annotations import store
 from annotations.app import annotations, app
 from annotations.search import Search, SearchUnavailableError
 from annotations.store import Choice, ConflictError, Draft, NotFoundError
+from forebay.errors import BackfillChanged, DatabaseUnavailable, InvalidJob
 
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ class Reindexing(msgspec.Struct, forbid_unknown_fields=True):
     ids: Annotated[list[int], msgspec.Meta(max_length=10_000)] | None = None
     force: bool = False
     dry_run: bool = False
+    token: str | None = None
 
     def choice(self) -> Choice:
         given = [self.user, self.group, self.page, self.ids, self.since or self.until]
@@ -170,10 +172,10 @@ async def search(request: Request) -> Response:
 async def reindex(request: Request) -> Response:
     made = await sent(request, Reindexing)
     choice = made.choice()
-    async with transaction(request) as conn:
-        if made.dry_run:
-            return answer({"count": await store.count(conn, choice)})
-        jobs = await store.reindex(conn, choice, force=made.force)
+    if made.dry_run:
+        plan = await asyncio.to_thread(store.plan_reindex, choice, force=made.force)
+        return answer({"count": plan.jobs, "token": plan.token})
+    jobs = await asyncio.to_thread(store.reindex, choice, force=made.force, token=made.token)
     return answer({"jobs": jobs}, 202)
 
 
@@ -230,6 +232,9 @@ service = Starlette(
         HTTPException: _refusal(400),
         NotFoundError: _refusal(404),
         ConflictError: _refusal(409),
+        BackfillChanged: _refusal(409),
+        InvalidJob: _refusal(400),
+        DatabaseUnavailable: _refusal(503),
         SearchUnavailableError: _refusal(503),
         psycopg.OperationalError: _refusal(503),
         psycopg.DataError: _refusal(400),

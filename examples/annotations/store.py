@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import DictRow, dict_row
 
 from annotations.app import annotations
+from forebay import BackfillPlan, Rows
 
 SCHEMA = """
 create table if not exists page (
@@ -38,6 +39,10 @@ create index if not exists annotation_user on annotation (user_name);
 create index if not exists annotation_group on annotation (group_name);
 create index if not exists annotation_updated on annotation (updated_at);
 """
+
+
+#: Where jobs find an annotation's id, when they are made of rows.
+_ID = {"id": "annotation_id"}
 
 
 class NotFoundError(Exception):
@@ -69,29 +74,23 @@ class Page:
 
 
 def load(conn: Connection[Any], pages: Iterable[Page]) -> int:
-    """Write pages with their annotations; return how many annotations."""
-    written = 0
+    """Write pages with their annotations, where there are none; return how many annotations."""
     for page in pages:
         row = conn.execute(
-            "insert into page (name, text) values (%s, %s) on conflict do nothing returning page_id",
+            "insert into page (name, text) values (%s, %s) returning page_id",
             [page.name, page.text],
         ).fetchone()
-        if row is None:
-            continue
-        ids = [
-            name
-            for (name,) in conn.execute(
-                """
-                insert into annotation (page_id, line, text, user_name, group_name, tags)
-                select %s, line, text, user_name, group_name, string_to_array(tags, ' ')
-                from unnest(%s::int[], %s::text[], %s::text[], %s::text[], %s::text[])
-                     as d(line, text, user_name, group_name, tags)
-                returning annotation_id""",
-                [row[0], *_columns(page.drafts)],
-            )
-        ]
-        written += annotations.changed_many(conn, ids, tag="load", delay=0, priority=1000)
-    return written
+        assert row is not None
+        conn.execute(
+            """
+            insert into annotation (page_id, line, text, user_name, group_name, tags)
+            select %s, line, text, user_name, group_name, string_to_array(tags, ' ')
+            from unnest(%s::int[], %s::text[], %s::text[], %s::text[], %s::text[])
+                 as d(line, text, user_name, group_name, tags)""",
+            [row[0], *_columns(page.drafts)],
+        )
+    # One statement makes all the jobs, in the transaction that writes the annotations.
+    return annotations.backfill(Rows("annotation", _ID), tag="load", conn=conn)
 
 
 def _columns(drafts: Sequence[Draft]) -> list[list[Any]]:
@@ -224,12 +223,22 @@ async def _why_not(conn: AsyncConnection[Any], name: int) -> None:
     raise ConflictError(f"annotation {name} has version {found[0]['version']} by now")
 
 
+async def waiting(conn: AsyncConnection[Any]) -> int:
+    """Return how many changes are not proved to be in the index yet."""
+    found = await _rows(
+        conn,
+        "select coalesce(sum(ready + leased + deferred), 0)::int as n from forebay.depth(%s)",
+        annotations.handler.kind.queue,
+    )
+    return int(found[0]["n"])
+
+
 # --- doing it again ---
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which annotations to index again: one of these.
+    """Which annotations to index again: one of these. Deleted ones belong to them: their copies may be there still.
 
     Attributes:
         user: all of a user.
@@ -247,62 +256,30 @@ class Choice:
     until: datetime | None = None
     ids: Sequence[int] | None = None
 
-    def condition(self) -> tuple[str, LiteralString, list[Any]]:
-        """Return a word for it, the condition in SQL and its values."""
+    def rows(self) -> tuple[Rows, str, int]:
+        """Return the rows, a word for them, and the priority: what one user, group or page has goes before the rest."""
         if self.user is not None:
-            return "user", "a.user_name = %s", [self.user]
+            return Rows("annotation", _ID, equal={"user_name": self.user}), "user", 100
         if self.group is not None:
-            return "group", "a.group_name = %s", [self.group]
+            return Rows("annotation", _ID, equal={"group_name": self.group}), "group", 100
         if self.page is not None:
-            return "page", "p.name = %s", [self.page]
+            on = "page_id = (select page_id from page where name = %(page)s)"
+            return Rows("annotation", _ID, where=on, params={"page": self.page}), "page", 100
         if self.ids is not None:
-            return "ids", "a.annotation_id = any(%s)", [list(self.ids)]
-        return (
-            "time",
-            "a.updated_at between coalesce(%s::timestamptz, '-infinity') and coalesce(%s::timestamptz, 'infinity')",
-            [self.since, self.until],
-        )
-
-    @property
-    def priority(self) -> int:
-        """For what one user, group or page has, a hundred; what may be anything, behind all others."""
-        return 100 if self.user or self.group or self.page else 1000
+            return Rows("annotation", _ID, ids=self.ids, id_column="annotation_id"), "ids", 1000
+        times = {"updated_at": (self.since, self.until)}
+        return Rows("annotation", _ID, between=times), "time", 1000
 
 
-async def reindex(conn: AsyncConnection[Any], choice: Choice, *, force: bool = False) -> int:
-    """Enqueue jobs for these annotations, due at once; return how many. Deleted ones too: their copies may be there still."""
-    word, condition, values = choice.condition()
-    found = await _rows(
-        conn,
-        f"select a.annotation_id from annotation a join page p using (page_id) where {condition}",
-        *values,
+def plan_reindex(choice: Choice, *, force: bool = False) -> BackfillPlan:
+    """Return how many jobs ``reindex`` would enqueue, and the token that stands for exactly these."""
+    rows, word, priority = choice.rows()
+    return annotations.plan_backfill(rows, tag=f"reindex.{word}", priority=priority, force=force)
+
+
+def reindex(choice: Choice, *, force: bool = False, token: str | None = None) -> int:
+    """Enqueue jobs for these annotations, due at once, by one statement in the database; return how many."""
+    rows, word, priority = choice.rows()
+    return annotations.backfill(
+        rows, tag=f"reindex.{word}", priority=priority, force=force, token=token
     )
-    return await annotations.achanged_many(
-        conn,
-        [row["annotation_id"] for row in found],
-        tag=f"reindex.{word}",
-        force=force,
-        delay=0,
-        priority=choice.priority,
-    )
-
-
-async def count(conn: AsyncConnection[Any], choice: Choice) -> int:
-    """Return how many jobs ``reindex`` would enqueue."""
-    _, condition, values = choice.condition()
-    found = await _rows(
-        conn,
-        f"select count(*) from annotation a join page p using (page_id) where {condition}",
-        *values,
-    )
-    return int(found[0]["count"])
-
-
-async def waiting(conn: AsyncConnection[Any]) -> int:
-    """Return how many changes are not proved to be in the index yet."""
-    found = await _rows(
-        conn,
-        "select coalesce(sum(ready + leased + deferred), 0)::int as n from forebay.depth(%s)",
-        annotations.handler.kind.queue,
-    )
-    return int(found[0]["n"])
