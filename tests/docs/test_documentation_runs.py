@@ -11,8 +11,12 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.docs.code_blocks import BlockError, Session, read_blocks
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+FILES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))  # applications in folders: tests/examples
 #: Pages that start many workers, or wait as their reader would.
 LONG = {
     "docs/howto/dead-letters.md",

@@ -449,6 +449,24 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
         assert sync.counts == {"direct.failed": 2}
 
 
+def test_calls_that_fail_side_by_side_count_once():
+    """
+    Sixteen calls that hang at the same time open the breaker for its first wait, not for its longest.
+    """
+    now = [0.0]
+    breaker = Breaker(failures=5, seconds=1, seconds_max=10, clock=lambda: now[0])
+    for _ in range(16):
+        breaker.failed()
+    assert breaker.wait_seconds == 1
+    for wait in (2, 4, 8, 10, 10):
+        now[0] += breaker.wait_seconds
+        assert breaker.allows()
+        assert not breaker.allows()
+        breaker.failed()
+        breaker.failed()
+        assert breaker.wait_seconds == wait
+
+
 FORKED = """
 import os, sys
 import forebay

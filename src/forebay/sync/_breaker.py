@@ -27,6 +27,9 @@ class Breaker:
     >>> now[0] = 1.0
     >>> breaker.allows(), breaker.allows()
     (True, False)
+    >>> breaker.failed(); breaker.failed()  # the one that tried, and one that began long ago
+    >>> breaker.wait_seconds
+    2.0
     >>> breaker.succeeded()
     >>> breaker.allows()
     True
@@ -47,6 +50,8 @@ class Breaker:
         self._failures = 0
         self._seconds = seconds
         self._open_until: float | None = None
+        #: Whether a call is on its way that tries for all.
+        self._tries = False
 
     @property
     def wait_seconds(self) -> float:
@@ -63,19 +68,25 @@ class Breaker:
             if now < self._open_until:
                 return False
             self._open_until = now + self._seconds  # Whoever tries may never come back.
+            self._tries = True
             return True
 
     def succeeded(self) -> None:
         """Tell that a call went well."""
         with self._lock:
             self._failures, self._seconds, self._open_until = 0, self._first, None
+            self._tries = False
 
     def failed(self) -> None:
         """Tell that a call did not."""
         with self._lock:
             self._failures += 1
-            if self._open_until is not None:
+            if self._open_until is None:
+                if self._failures < self._most:
+                    return
+            elif self._tries:
+                self._tries = False
                 self._seconds = min(2 * self._seconds, self._longest)
-            elif self._failures < self._most:
-                return
+            else:
+                return  # It began before the breaker opened, beside those that opened it.
             self._open_until = self._clock() + self._seconds

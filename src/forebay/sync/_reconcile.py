@@ -46,6 +46,12 @@ CALLS_MAX: Final = 64
 #: costs a write more, nothing else.
 REMEMBERED_MAX: Final = 100_000
 
+#: With a store that cannot be reached one pass in so long a time tries, at least.
+_TRY_SECONDS_MAX: Final = 30.0
+
+#: What is put off comes back within so long a time.
+_SPREAD_SECONDS_MAX: Final = 10.0
+
 Ending = Outcome | Exception | None
 
 
@@ -192,7 +198,7 @@ class Reconciler:
         self._hashes = hashes
         self._lag = lag_seconds
         self._seconds = call_seconds
-        self.breaker = Breaker()
+        self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
         self._is_told_open = False
         #: By item: which version was accepted, and when it can be read.
         self._accepted = Memory()
@@ -456,8 +462,9 @@ class Reconciler:
 
     def _put_off(self, item: Item, seconds: float, why: str) -> None:
         item.count("put_off")
-        # Spread, so that a backlog does not come back all at once.
-        item.ending = Snooze(seconds * (1 + random.random()), reason=why)
+        # Spread, so that a backlog does not come back all at once; a little, so that it does not come late.
+        spread = min(seconds, _SPREAD_SECONDS_MAX)
+        item.ending = Snooze(seconds + spread * random.random(), reason=why)
 
     def _forget(self, item: Item, jobs: Sequence[Job]) -> None:
         self._accepted.forget(item.id)

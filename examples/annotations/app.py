@@ -1,0 +1,61 @@
+"""What keeps the index in step: a source, a target, and jobs. Workers run them: forebay worker annotations.app:app
+
+Where things are, as environment variables: FOREBAY_DATABASE_URL has the annotations, ANNOTATIONS_INDEX_URL the index, which
+is a PostgreSQL database here, on another server or not.
+"""
+
+import os
+from typing import Any
+
+import forebay
+from forebay.errors import ConfigError
+from forebay.sync import PostgresTarget, QuerySource
+
+#: A change made by a person goes before anything that is done for many.
+PRIORITY = 10
+
+
+def _number(name: str, default: float) -> float:
+    return float(os.environ.get(name) or default)
+
+
+def index_dsn() -> str:
+    found = os.environ.get("ANNOTATIONS_INDEX_URL")
+    if not found:
+        raise ConfigError("ANNOTATIONS_INDEX_URL", "is not set", hint="The index's database.")
+    return found
+
+
+def words_of(body: dict[str, Any]) -> str:
+    """Return what an annotation is found by: its text, its page, its tags, and who wrote it."""
+    parts = [body["text"], body["page"], body["page"].replace(".", " ").replace("_", " ")]
+    return " ".join([*parts, *body["tags"], body["user_name"], body["group_name"]])
+
+
+app = forebay.App()
+
+source = QuerySource(
+    lambda: app.dsn,
+    read="""
+        select a.annotation_id as id, a.version, a.deleted as gone, a.text, a.tags, a.user_name, a.group_name, p.name as page
+        from annotation a join page p using (page_id)
+        where a.annotation_id = any(%(ids)s)""",
+    scan="""
+        select annotation_id as id, version from annotation
+        where annotation_id > coalesce(%(after)s, 0) and not deleted
+        order by annotation_id limit %(limit)s""",
+)
+
+target = PostgresTarget(index_dsn, text=words_of)
+
+annotations = forebay.Sync(
+    app,
+    "annotations",
+    source=source,
+    target=target,
+    priority=PRIORITY,
+    grace=_number("ANNOTATIONS_GRACE_SECONDS", 60),
+    interval=_number("ANNOTATIONS_INTERVAL_SECONDS", 5),
+    timeout=_number("ANNOTATIONS_TIMEOUT_SECONDS", 30),
+    direct_timeout=_number("ANNOTATIONS_DEADLINE_SECONDS", 0.5),
+)

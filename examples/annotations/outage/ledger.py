@@ -1,0 +1,137 @@
+"""What can be counted in both databases with plain SQL, by anybody."""
+
+from dataclasses import dataclass, field
+from typing import Any, LiteralString
+
+import psycopg
+
+ITEMS = "select annotation_id, version from annotation where not deleted"
+COPIES = "select id, version from documents where not gone"
+JOBS = "select coalesce(sum(ready + leased + deferred), 0)::int from forebay.depth('sync')"
+#: Every write that was answered made a version of an annotation one higher, beginning with one.
+WRITES = "select coalesce(sum(version), 0)::int from annotation where 'load' = any (tags)"
+OLD_ITEMS = "select annotation_id from old_annotation"
+OLD_COPIES = "select id from old_documents where not gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How far the index is from the annotations.
+
+    Attributes:
+        items: annotations.
+        missing: without a copy.
+        stale: whose copy is older.
+        orphaned: copies whose annotation is deleted.
+        jobs: not ended.
+        old_items: annotations of the service with the old order.
+        old_missing: of these without a copy.
+    """
+
+    items: int
+    missing: int
+    stale: int
+    orphaned: int
+    jobs: int
+    old_items: int
+    old_missing: int
+
+    @property
+    def behind(self) -> int:
+        return self.missing + self.stale + self.orphaned
+
+
+class Ledger:
+    """Counts in both databases, past everything that is between them and the service."""
+
+    def __init__(self, dsn: str, target: str) -> None:
+        self._items: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
+        self._copies: psycopg.Connection[Any] = psycopg.connect(target, autocommit=True)
+
+    def close(self) -> None:
+        self._items.close()
+        self._copies.close()
+
+    def counts(self) -> Counts:
+        # Copies first: a copy that is newer than the item is of a change between the two looks.
+        copies = dict(self._copies.execute(COPIES).fetchall())
+        old_copies = {name for (name,) in self._copies.execute(OLD_COPIES)}
+        with self._items.transaction():
+            self._items.execute("set transaction isolation level repeatable read")
+            items = dict(self._items.execute(ITEMS).fetchall())
+            old_items = {name for (name,) in self._items.execute(OLD_ITEMS)}
+            jobs: int = self._one(JOBS)
+        return Counts(
+            items=len(items),
+            missing=len(items.keys() - copies.keys()),
+            stale=sum(copies.get(name, version) < version for name, version in items.items()),
+            orphaned=len(copies.keys() - items.keys()),
+            jobs=jobs,
+            old_items=len(old_items),
+            old_missing=len(old_items - old_copies),
+        )
+
+    def writes(self) -> int:
+        return self._one(WRITES)
+
+    def _one(self, query: LiteralString) -> int:
+        row = self._items.execute(query).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of the load."""
+
+    kind: str
+    at: float
+    seconds: float
+    is_done: bool
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that was seen, with times in seconds since the load began.
+
+    Attributes:
+        requests: in the order in which they ended.
+        counts: how far the index was, over time.
+        measured_at: when the rate was known.
+        cut_at: when broker and index became a black hole.
+        healed_at: when they answered again.
+        ended_at: when the load ended.
+        equal_at: when the index was right again, with no job left.
+    """
+
+    requests: list[Request] = field(default_factory=list[Request])
+    counts: list[tuple[float, Counts]] = field(default_factory=list[tuple[float, Counts]])
+    measured_at: float = 0.0
+    cut_at: float | None = None
+    healed_at: float | None = None
+    ended_at: float | None = None
+    equal_at: float | None = None
+
+    def writes(self) -> list[Request]:
+        return [r for r in self.requests if r.kind in ("create", "edit", "delete")]
+
+    def before(self, requests: list[Request]) -> list[Request]:
+        """Return those that ended before the outage, at the steady rate."""
+        cut_at = self.cut_at if self.cut_at is not None else float("inf")
+        return [r for r in requests if r.at >= self.measured_at and r.at + r.seconds < cut_at]
+
+    def during(self, requests: list[Request]) -> list[Request]:
+        """Return those that ended in the outage, or began in it."""
+        if self.cut_at is None:
+            return []
+        healed_at = self.healed_at if self.healed_at is not None else float("inf")
+        return [r for r in requests if r.at < healed_at and r.at + r.seconds >= self.cut_at]
+
+    def after(self, requests: list[Request]) -> list[Request]:
+        return [] if self.healed_at is None else [r for r in requests if r.at >= self.healed_at]
+
+
+def percentile(requests: list[Request], share: float) -> float:
+    """Return so many milliseconds as so large a share of the requests took at most; 0 when there are none."""
+    took = sorted(request.seconds for request in requests)
+    return round(1000 * took[min(len(took) - 1, int(share * len(took)))], 1) if took else 0.0

@@ -1,0 +1,203 @@
+"""People at work: a process that writes, edits, deletes and reads at a steady rate, and tells how long each answer took.
+
+A request is made at its time, whether those before it were answered or not, and its waiting for a free connection counts: a
+service that stands still is seen by everybody who comes meanwhile. It first finds out how much the machine can do, and
+then asks for no more than six tenths of that.
+
+Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. Its output
+are lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
+time.monotonic() has it.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+from urllib.parse import quote
+
+CONNECTIONS = 64
+
+#: Longer than anything should take.
+_SECONDS = 30.0
+
+_WARM_SECONDS = 3.0
+
+
+class Http:
+    """As much of HTTP as the service speaks, over some connections that are kept."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._places = asyncio.Semaphore(CONNECTIONS)
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Return status and content of an answer."""
+        content = b"" if body is None else json.dumps(body).encode()
+        request = (
+            f"{method} {path} HTTP/1.1\r\nhost: annotations\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\n\r\n"
+        ).encode()
+        async with self._places, asyncio.timeout(_SECONDS):
+            if self._idle:
+                reader, writer = self._idle.pop()
+            else:
+                reader, writer = await asyncio.open_unix_connection(self._socket, limit=1 << 20)
+            try:
+                writer.write(request + content)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = head.partition("content-length:")[2].partition("\r\n")[0]
+                found = await reader.readexactly(int(length))
+            except BaseException:
+                writer.close()
+                raise
+            self._idle.append((reader, writer))
+            return int(head.split(" ", 2)[1]), json.loads(found)
+
+
+class People:
+    """What is done, one thing after another: mostly new annotations, some changes and deletions of them, some reading."""
+
+    def __init__(self, http: Http, old: Http) -> None:
+        self._http = http
+        self._old = old
+        self._random = random.Random(0)
+        self._pages: list[str] = []
+        self._texts: list[tuple[str, int, str]] = []
+        self._mine: list[int] = []
+        self.done: list[tuple[str, float, float, bool]] = []
+
+    async def prepare(self) -> None:
+        """Look at some pages, to have something to say."""
+        _, pages = await self._http.ask("GET", "/api/pages")
+        self._pages = [page["name"] for page in pages]
+        for name in self._random.sample(self._pages, min(40, len(self._pages))):
+            _, page = await self._http.ask("GET", f"/api/pages/{quote(name)}")
+            self._texts += [(name, note["line"], note["text"]) for note in page["annotations"]]
+
+    async def write(self) -> None:
+        """Write something; the changes and deletions are of what was written here."""
+        chance = self._random.random()
+        if chance < 0.7 or len(self._mine) < 100:
+            await self._timed("create", self._create)
+            return
+        name = self._mine.pop(self._random.randrange(len(self._mine)))
+        if chance < 0.9:
+            await self._timed("edit", lambda: self._edit(name))
+        else:
+            await self._timed("delete", lambda: self._delete(name))
+
+    async def read(self) -> None:
+        """Look at a page: what has nothing to do with the index must not notice that it is gone."""
+        name = quote(self._random.choice(self._pages))
+        await self._timed("read", lambda: self._is(200, "GET", f"/api/pages/{name}"))
+
+    async def write_old(self) -> None:
+        """Write something in the old order."""
+        await self._timed(
+            "old", lambda: self._is(201, "POST", "/api/annotations", self._note(), self._old)
+        )
+
+    def _note(self) -> dict[str, Any]:
+        page, line, text = self._random.choice(self._texts)
+        user = f"reader{self._random.randrange(100)}"
+        return {"page": page, "line": line, "text": text, "user": user, "tags": ["load"]}
+
+    async def _create(self) -> bool:
+        status, found = await self._http.ask("POST", "/api/annotations", self._note())
+        if status == 201:
+            self._mine.append(found["id"])
+        return status == 201
+
+    async def _edit(self, name: int) -> bool:
+        note = self._note()
+        body = {"text": note["text"], "tags": ["load", "edited"]}
+        is_done = await self._is(200, "PUT", f"/api/annotations/{name}", body)
+        self._mine.append(name)
+        return is_done
+
+    async def _delete(self, name: int) -> bool:
+        return await self._is(200, "DELETE", f"/api/annotations/{name}")
+
+    async def _is(
+        self, wanted: int, method: str, path: str, body: Any = None, http: Http | None = None
+    ) -> bool:
+        status, _ = await (http or self._http).ask(method, path, body)
+        return status == wanted
+
+    async def _timed(self, kind: str, act: Callable[[], Awaitable[bool]]) -> None:
+        at = time.monotonic()
+        try:
+            is_done = await act()
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+            is_done = False
+        self.done.append((kind, at, time.monotonic() - at, is_done))
+
+
+def tell(people: People) -> None:
+    if people.done:
+        print(json.dumps({"done": people.done}), flush=True)
+        people.done = []
+
+
+async def find_rate(people: People, most: float) -> float:
+    """Return six tenths of what eight people who never pause can do."""
+    until = time.monotonic() + _WARM_SECONDS
+
+    async def never_pause() -> None:
+        while time.monotonic() < until:
+            await people.write()
+
+    await asyncio.gather(*(never_pause() for _ in range(8)))
+    return min(most, 0.6 * len(people.done) / _WARM_SECONDS)
+
+
+async def steadily(
+    rate: float, count: int | None, act: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Begin something so many times a second, so many times, and wait for all of it."""
+    begun = time.monotonic()
+    running: set[asyncio.Task[None]] = set()
+    try:
+        for number in itertools.count() if count is None else range(count):
+            await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
+            task: asyncio.Task[None] = asyncio.create_task(act())
+            running.add(task)
+            task.add_done_callback(running.discard)
+    finally:
+        if running:
+            await asyncio.gather(*running)
+
+
+async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_rate: float) -> None:
+    people = People(Http(socket), Http(old_socket))
+    await people.prepare()
+    rate = await find_rate(people, rate_max)
+    print(json.dumps({"rate": rate}), flush=True)
+    warm = len(people.done)
+    tell(people)
+
+    async def telling() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            tell(people)
+
+    beside = [
+        asyncio.create_task(telling()),
+        asyncio.create_task(steadily(rate / 10, None, people.read)),
+        asyncio.create_task(steadily(min(old_rate, rate), None, people.write_old)),
+    ]
+    await steadily(rate, writes - warm, people.write)
+    for task in beside:
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
+    tell(people)
+
+
+if __name__ == "__main__":
+    _, here, there, number, *rates = sys.argv
+    asyncio.run(main(here, there, int(number), *map(float, rates)))

@@ -1,0 +1,378 @@
+"""The outage from start to end."""
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, sql
+
+import forebay
+from annotations import corpus, store
+from annotations.outage import old_order
+from annotations.outage.ledger import Counts, Ledger, Record, Request, percentile
+from annotations.outage.processes import Crew, crew, line_of, tell
+from annotations.outage.view import View
+from forebay.embedded import EmbeddedServer, default_server, start_or_find, temporary_server
+from forebay.sync import PostgresTarget
+
+DATABASE = "forebay_outage"
+
+#: As many writes as the outage lost that this is about.
+WRITES = 21_500
+
+_RATE_MAX = 300.0
+_OLD_RATE = 40.0
+
+#: When the outage begins and ends, as shares of the writes.
+_CUT_AT, _HEAL_AT = 0.12, 0.92
+
+_DEADLINE_MS = 250
+
+#: The service's settings. A grace of a minute, as is usual, would only make the demo longer.
+_SETTINGS = {
+    "ANNOTATIONS_DEADLINE_SECONDS": str(_DEADLINE_MS / 1000),
+    "ANNOTATIONS_GRACE_SECONDS": "3",
+    "ANNOTATIONS_INTERVAL_SECONDS": "1",
+    "ANNOTATIONS_TIMEOUT_SECONDS": "2",
+}
+
+_SECONDS_MAX = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of it; the names are those of the line of JSON.
+
+    Attributes:
+        writes: annotations created, changed and deleted under load.
+        failed_writes: of these, not answered with success.
+        lost_writes: answered with success, and not in the database.
+        deadline_ms: the longest that a write may wait for the index.
+        write_p99_ms_before: 99 of 100 writes took at most so long before the outage.
+        write_p99_ms_during: in it.
+        write_p99_ms_after: after it, while the index was brought up to date.
+        read_p99_ms_before: requests that have nothing to do with the index, before the outage.
+        read_p99_ms_during: in it.
+        outage_seconds: how long broker and index did not answer.
+        outage_writes: writes in that time.
+        behind_at_most: annotations of which the index had no right copy, at the worst.
+        missing_after: annotations without a copy, at the end.
+        stale_after: with an old copy.
+        orphaned_after: copies without an annotation.
+        jobs_after: jobs that have not ended.
+        recovery_seconds: from the end of the outage until the index was right and no job was left.
+        old_order: what the service with the old order used as its broker.
+        old_order_writes: what that service saved and answered with success.
+        old_order_lost: of these, not in its index in the end.
+        old_order_p99_ms_during: its writes in the outage.
+        rate: writes a second.
+        seconds: all of it.
+        plot: the file of the plot; None if it could not be drawn.
+        dsn: the database with the annotations.
+        target: the database with the index.
+    """
+
+    writes: int
+    failed_writes: int
+    lost_writes: int
+    deadline_ms: int
+    write_p99_ms_before: float
+    write_p99_ms_during: float
+    write_p99_ms_after: float
+    read_p99_ms_before: float
+    read_p99_ms_during: float
+    outage_seconds: float
+    outage_writes: int
+    behind_at_most: int
+    missing_after: int
+    stale_after: int
+    orphaned_after: int
+    jobs_after: int
+    recovery_seconds: float | None
+    old_order: str
+    old_order_writes: int
+    old_order_lost: int
+    old_order_p99_ms_during: float
+    rate: float
+    seconds: float
+    plot: str | None
+    dsn: str
+    target: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the promises were kept, and the old order shown to break them."""
+        nothing = (
+            *(self.failed_writes, self.lost_writes, self.jobs_after),
+            *(self.missing_after, self.stale_after, self.orphaned_after),
+        )
+        return (
+            not any(nothing)
+            and self.recovery_seconds is not None
+            and self.behind_at_most > 0
+            and self.old_order_lost > 0
+            and self.write_p99_ms_during <= self.deadline_ms + 1.5 * self.write_p99_ms_before
+        )
+
+
+def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Result:
+    """Run it and return what came of it.
+
+    Args:
+        view: where it is shown.
+        keep: leave both servers running, to be counted in from outside.
+        writes: how many.
+        plot: the file that the plot is written to; None draws none.
+
+    Raises:
+        ForebayError: something did not start, or ended by itself.
+    """
+    begun = time.monotonic()
+    with view, contextlib.ExitStack() as stack:
+        view.event("starting two PostgreSQL servers: one for the annotations, one for the index")
+        servers = stack.enter_context(_servers(keep=keep))
+        dsn, target = (_fresh_database(server) for server in servers)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outage-")))
+        os.environ |= {"FOREBAY_DATABASE_URL": dsn, "ANNOTATIONS_INDEX_URL": target}
+        loaded = _prepare(dsn, target)
+        view.event(f"{loaded:,} docstrings of the standard library loaded as annotations")
+        people = stack.enter_context(crew(folder / "log"))
+        outage = _Outage(people, view, folder, dsn=dsn, target=target, writes=writes)
+        stack.callback(outage.close)
+        outage.run()
+        drawn = None
+        if plot is not None:
+            from annotations.outage.plot import draw  # noqa: PLC0415 - it takes a while to load
+
+            drawn = str(draw(outage.record, _DEADLINE_MS, plot))
+        result = outage.result(begun, drawn)
+    view.result(result, _how_to_look(servers, result) if keep else [])
+    return result
+
+
+class _Outage:
+    """The services at work, cut off in the middle."""
+
+    def __init__(
+        self, people: Crew, view: View, folder: Path, *, dsn: str, target: str, writes: int
+    ) -> None:
+        self._crew = people
+        self._view = view
+        self._folder = folder
+        self._dsn, self._target = dsn, target
+        self._writes = writes
+        self._ledger = Ledger(dsn, target)
+        self._rate = 0.0
+        self._begun = 0.0
+        self._left: Counts | None = None
+        self.record = Record()
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def run(self) -> None:
+        self._start()
+        self._begun = time.monotonic()
+        load = self._crew.start(
+            "the load", "annotations.outage.load",
+            *(str(self._folder / "new"), str(self._folder / "old")),
+            *(str(self._writes), str(_RATE_MAX), str(_OLD_RATE)),
+        )  # fmt: skip
+        listener = threading.Thread(target=self._listen, args=(load.stdout,), daemon=True)
+        listener.start()
+        record, counts, next_count = self.record, self._ledger.counts(), 0.0
+        while True:
+            done = len(record.writes())
+            now = time.monotonic() - self._begun
+            if record.cut_at is None and self._rate and done >= _CUT_AT * self._writes:
+                tell(self._wire, "cut")
+                record.cut_at = time.monotonic() - self._begun
+                self._view.event("broker and index are a black hole: they accept and never answer", "bold red")  # fmt: skip
+            elif record.healed_at is None and done >= _HEAL_AT * self._writes:
+                tell(self._wire, "heal")
+                record.healed_at = time.monotonic() - self._begun
+                self._view.event("broker and index answer again", "bold yellow")
+            if record.ended_at is None and not listener.is_alive():
+                record.ended_at = now
+                if load.wait() != 0 or len(record.writes()) < self._writes:
+                    raise self._crew.failure("the load")
+                self._view.event("all has been written; jobs bring the index up to date")
+            if now >= next_count or record.ended_at is not None:
+                counts = self._ledger.counts()
+                record.counts.append((now, counts))
+                # To count costs something, and must not be what the load is slowed down by.
+                next_count = now + max(0.5, 20 * (time.monotonic() - self._begun - now))
+            self._view.draw(record, counts, self._writes, _DEADLINE_MS)
+            if record.ended_at is not None and counts.behind == counts.jobs == 0:
+                record.equal_at = now
+                self._left = counts
+                self._view.event("the index is right, and no job is left", "bold green")
+                break
+            if now > _SECONDS_MAX:
+                self._left = counts
+                self._view.event(f"not right after {_SECONDS_MAX:.0f} s", "bold red")
+                break
+            self._crew.check()
+            time.sleep(0.25)
+        self._let_the_old_order_finish()
+
+    def _start(self) -> None:
+        broker = self._crew.start("the broker", "annotations.outage.broker")
+        self._broker_port = int(line_of(broker))
+        (self._folder / "wire").mkdir()
+        there = conninfo.conninfo_to_dict(self._target)
+        name = f".s.PGSQL.{there['port']}"
+        self._wire = self._crew.start(
+            "the wire", "annotations.outage.wire",
+            f"0={self._broker_port}", f"{self._folder / 'wire' / name}={there['host']}/{name}",
+        )  # fmt: skip
+        self._crew.environment = {
+            "FOREBAY_DATABASE_URL": self._dsn,
+            "ANNOTATIONS_INDEX_URL": conninfo.make_conninfo(
+                self._target, host=str(self._folder / "wire")
+            ),
+            "ANNOTATIONS_BROKER_PORT": line_of(self._wire),
+            **_SETTINGS,
+        }
+        self._crew.start(
+            "the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error",
+            # Twice a second is often enough to look, and leaves the machine to those who write.
+            settings={"FOREBAY_POLL_SECONDS": "0.5", "FOREBAY_LISTEN": "never"},
+        )  # fmt: skip
+        self._crew.start("the consumer", "annotations.outage.old_order")
+        self._crew.serve("the service", "annotations.service:service", self._folder / "new")
+        self._crew.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
+        self._view.event(
+            "two services run: row and job in one transaction; and commit, then publish"
+        )
+
+    def _listen(self, lines: Any) -> None:
+        for line in lines:
+            said = json.loads(line)
+            if "rate" in said:
+                self._rate = said["rate"]
+                self.record.measured_at = time.monotonic() - self._begun
+                self._view.event(f"people write {self._rate:.0f} times a second")
+            for kind, at, seconds, is_done in said.get("done", []):
+                self.record.requests.append(Request(kind, at - self._begun, seconds, is_done))
+
+    def _let_the_old_order_finish(self) -> None:
+        """Wait until its broker is empty: what then is not in its index, is lost."""
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            if _waiting_in(self._broker_port) == 0:
+                break
+            time.sleep(0.1)
+        self._left = self._ledger.counts()
+        self.record.counts.append((time.monotonic() - self._begun, self._left))
+
+    def result(self, begun: float, plot: str | None) -> Result:
+        record, left = self.record, self._left
+        assert left is not None
+        assert record.cut_at is not None
+        assert record.healed_at is not None
+        writes = record.writes()
+        reads = [r for r in record.requests if r.kind == "read"]
+        old = [r for r in record.requests if r.kind == "old"]
+        done = sum(r.is_done for r in writes)
+        return Result(
+            writes=len(writes),
+            failed_writes=len(writes) - done,
+            lost_writes=done - self._ledger.writes(),
+            deadline_ms=_DEADLINE_MS,
+            write_p99_ms_before=percentile(record.before(writes), 0.99),
+            write_p99_ms_during=percentile(record.during(writes), 0.99),
+            write_p99_ms_after=percentile(record.after(writes), 0.99),
+            read_p99_ms_before=percentile(record.before(reads), 0.99),
+            read_p99_ms_during=percentile(record.during(reads), 0.99),
+            outage_seconds=round(record.healed_at - record.cut_at, 1),
+            outage_writes=len(record.during(writes)),
+            behind_at_most=max(counts.behind for _, counts in record.counts),
+            missing_after=left.missing,
+            stale_after=left.stale,
+            orphaned_after=left.orphaned,
+            jobs_after=left.jobs,
+            recovery_seconds=(
+                None if record.equal_at is None else round(record.equal_at - record.healed_at, 1)
+            ),
+            old_order="commit, then publish to a stand-in for a broker, a server on TCP",
+            old_order_writes=left.old_items,
+            old_order_lost=left.old_missing,
+            old_order_p99_ms_during=percentile(record.during(old), 0.99),
+            rate=round(self._rate, 1),
+            seconds=round(time.monotonic() - begun, 1),
+            plot=plot,
+            dsn=self._dsn,
+            target=self._target,
+        )
+
+
+def _waiting_in(broker_port: int) -> int:
+    import socket  # noqa: PLC0415
+
+    with socket.create_connection(("127.0.0.1", broker_port), timeout=5) as conn:
+        conn.sendall(b'{"count": null}\n')
+        return int(conn.makefile().readline())
+
+
+def _prepare(dsn: str, target: str) -> int:
+    """Make the tables, and load what people read."""
+    forebay.migrate(dsn)
+    for table in ("documents", "old_documents"):
+        PostgresTarget(target, table=table).create()
+    with psycopg.connect(dsn) as conn:
+        conn.execute(store.SCHEMA)
+        conn.execute(old_order.SCHEMA)
+        return store.load(conn, corpus.modules(100))
+
+
+# --- servers ---
+
+
+@contextlib.contextmanager
+def _servers(*, keep: bool) -> Generator[tuple[EmbeddedServer, EmbeddedServer], None, None]:
+    if keep:
+        yield start_or_find(), start_or_find(_second_folder())
+    else:
+        with temporary_server() as one, temporary_server() as two:
+            yield one, two
+
+
+def _second_folder() -> Path:
+    """Return where the index's server has its data when it is kept, beside the user's own server."""
+    first = default_server().data_dir
+    return first.with_name(f"{first.name}-index")
+
+
+def stop_kept() -> None:
+    """Stop the index's server that was kept; the other one is the user's own."""
+    EmbeddedServer(_second_folder()).stop()
+
+
+def _fresh_database(server: EmbeddedServer) -> str:
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        name = sql.Identifier(DATABASE)
+        conn.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+        conn.execute(sql.SQL("create database {} template template0").format(name))
+    return server.dsn(DATABASE)
+
+
+def _how_to_look(servers: tuple[EmbeddedServer, EmbeddedServer], result: Result) -> list[str]:
+    psql = servers[0].binaries.program("psql")
+    if not Path(psql).exists():
+        psql = "psql"
+    return [
+        "",
+        "Both servers still run. The annotations, and the index's copies:",
+        f"  {psql} '{result.dsn}' -c 'select count(*), sum(version) from annotation where not deleted'",
+        f"  {psql} '{result.target}' -c 'select count(*), sum(version) from documents where not gone'",
+        "Stop them with: forebay dev --stop; scripts/demo --outage --stop",
+    ]

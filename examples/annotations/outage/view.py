@@ -1,0 +1,209 @@
+"""What the outage looks like: live on a terminal, as lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from annotations.outage.ledger import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from annotations.outage.ledger import Counts, Record, Request
+    from annotations.outage.run import Result
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+#: Seconds of the past that the small curves show.
+_PAST = 40
+
+#: Over so many seconds the percentiles are taken that are shown as of now.
+_NOW = 3.0
+
+
+class View:
+    """Events as they happen, and a picture of the state that is drawn anew.
+
+    Args:
+        console: where to; a terminal gets the picture, anything else the events only.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started_at = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def event(self, text: str, style: str = "default") -> None:
+        """Say that something happened."""
+        line = Text(f"{time.monotonic() - self._started_at:6.1f} s  ", style="dim")
+        self._console.print(line.append(text, style=style))
+
+    def draw(self, record: Record, counts: Counts, writes: int, deadline_ms: int) -> None:
+        """Draw the state."""
+        if not self._live.is_started:
+            return
+        done = record.writes()
+        old = [request for request in record.requests if request.kind == "old"]
+        failed = sum(not request.is_done for request in done)
+        new_rows = [
+            ("saved and answered", f"{len(done) - failed:,}", "green"),
+            ("failed", f"{failed:,}", "bold red" if failed else "green"),
+            ("p99 now", _milliseconds(done, record, deadline_ms), "default"),
+            ("", _curve(done, record), "cyan"),
+            ("index behind by", f"{counts.behind:,}", "yellow" if counts.behind else "green"),
+            ("jobs that know it", f"{counts.jobs:,}", "default"),
+        ]
+        old_rows = [
+            ("saved and answered", f"{counts.old_items:,}", "green"),
+            ("failed", f"{sum(not request.is_done for request in old):,}", "green"),
+            ("p99 now", _milliseconds(old, record, None), "default"),
+            ("", _curve(old, record), "cyan"),
+            ("not in the index", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
+            ("anybody who knows it", "nobody" if counts.old_missing else "-", "default"),
+        ]  # fmt: skip
+        state = Text("broker and index: ")
+        if record.cut_at is None:
+            state.append("answer", "green")
+        elif record.healed_at is None:
+            state.append(
+                f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s",
+                "bold white on red",
+            )
+        else:
+            state.append(
+                f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow"
+            )
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=writes, completed=len(done), width=50),
+            f"{len(done):,} of {writes:,} writes",
+        )
+        self._live.update(
+            Group(
+                Text(), bar, Text(), state, Text(),
+                Columns([
+                    _panel("one transaction: row and job", new_rows),
+                    _panel("the old order: commit, then publish", old_rows),
+                ]),
+            )
+        )  # fmt: skip
+
+    def result(self, result: Result, how_to_look: Sequence[str]) -> None:
+        """Print the table at the end."""
+        rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        rows.add_column(justify="right")
+        rows.add_column()
+
+        def add(number: float | None, text: str, *, must_be_zero: bool = False) -> None:
+            style = "bold"
+            if must_be_zero:
+                style = "bold red" if number else "bold green"
+            rows.add_row(Text("never" if number is None else f"{number:,}", style), text)
+
+        def gap() -> None:
+            rows.add_row("", "")
+
+        add(
+            result.writes,
+            f"writes, {result.outage_writes:,} of them while broker and index did not answer",
+        )
+        add(result.failed_writes, "failed", must_be_zero=True)
+        add(result.lost_writes, "answered with success and not in the database", must_be_zero=True)
+        add(result.write_p99_ms_before, "ms p99 before the outage")
+        add(
+            result.write_p99_ms_during,
+            f"ms p99 in it; the deadline for the index is {result.deadline_ms} ms",
+        )
+        gap()
+        add(result.behind_at_most, "annotations the index was behind, at the worst")
+        add(result.recovery_seconds, "seconds from the end of the outage until it was right")
+        add(result.missing_after, "missing in the index", must_be_zero=True)
+        add(result.stale_after, "stale there", must_be_zero=True)
+        add(result.orphaned_after, "there and deleted here", must_be_zero=True)
+        add(result.jobs_after, "jobs left", must_be_zero=True)
+        gap()
+        add(result.old_order_writes, "writes in the old order, all answered with success")
+        rows.add_row(
+            Text(f"{result.old_order_lost:,}", "bold red"), "never indexed, and nobody knows which"
+        )
+        add(result.old_order_p99_ms_during, "ms p99 in the outage")
+        self._console.print()
+        self._console.print(rows)
+        self._console.print()
+        if result.is_right:
+            self._console.print(
+                Text("Nothing was lost, and nobody waited for the index.", "bold green")
+            )
+        else:
+            self._console.print(Text("This must not happen: please report it.", "bold red"))
+        if result.plot:
+            self._console.print(f"The plot: {result.plot}")
+        for line in how_to_look:
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def _panel(title: str, rows: Sequence[tuple[str, str, str]]) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=18)
+    table.add_column(min_width=_PAST // 2)
+    for name, value, style in rows:
+        table.add_row(name, Text(value, style))
+    return Panel(table, title=title, title_align="left", padding=(1, 2), width=56)
+
+
+def _last(record: Record) -> float:
+    return record.counts[-1][0] if record.counts else 0.0
+
+
+def _milliseconds(requests: list[Request], record: Record, deadline_ms: int | None) -> str:
+    since = _last(record) - _NOW
+    latest = [request for request in requests[-3000:] if request.at + request.seconds >= since]
+    if not latest:
+        return "-"
+    said = f"{percentile(latest, 0.99):,.0f} ms"
+    return said if deadline_ms is None else f"{said}  (deadline {deadline_ms} ms)"
+
+
+def _curve(requests: list[Request], record: Record) -> str:
+    """Return the longest answer of each second, on a logarithmic scale from a millisecond to ten seconds."""
+    end = int(_last(record))
+    longest: dict[int, float] = {}
+    for request in requests[-20_000:]:
+        second = int(request.at + request.seconds)
+        longest[second] = max(longest.get(second, 0.0), request.seconds)
+    return "".join(_block(longest.get(second)) for second in range(end - _PAST // 2, end))
+
+
+def _block(seconds: float | None) -> str:
+    if seconds is None:
+        return " "
+    height = 0
+    limit = 0.002
+    while seconds > limit and height < len(_BLOCKS) - 1:
+        height += 1
+        limit *= 3
+    return _BLOCKS[height]

@@ -1,0 +1,81 @@
+"""Searching: the index is asked for ids only, and for no longer than a second."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from annotations.app import index_dsn
+
+RESULTS_MAX = 50
+
+_SECONDS = 1.0
+_SEARCHES_MAX = 4
+
+_QUERY = """
+    select id from documents
+    where words @@ websearch_to_tsquery('english', %(words)s)
+    order by ts_rank(words, websearch_to_tsquery('english', %(words)s)) desc, id desc limit %(limit)s"""
+
+
+class SearchUnavailableError(Exception):
+    """The index does not answer. Everything else goes on."""
+
+
+class Search:
+    """Asks the index. Whoever asks waits a second at most, also when it takes questions and never answers."""
+
+    def __init__(self) -> None:
+        self._pool = AsyncConnectionPool[Any](
+            index_dsn(),
+            min_size=0,
+            max_size=_SEARCHES_MAX,
+            timeout=_SECONDS,
+            reconnect_timeout=5.0,
+            kwargs={"autocommit": True, "application_name": "annotations search"},
+            open=False,
+        )
+        self._running: set[asyncio.Task[list[tuple[Any, ...]]]] = set()
+
+    async def open(self) -> None:
+        await self._pool.open(wait=False)
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await self._pool.close(timeout=1.0)
+
+    async def ids(self, words: str) -> list[int]:
+        """Return the ids of what matches, the best first."""
+        rows = await self._ask(_QUERY, {"words": words, "limit": RESULTS_MAX})
+        return [name for (name,) in rows]
+
+    async def is_up(self) -> bool:
+        try:
+            await self._ask("select 1", None)
+        except SearchUnavailableError:
+            return False
+        return True
+
+    async def _ask(self, query: str, params: Any) -> list[tuple[Any, ...]]:
+        if len(self._running) >= _SEARCHES_MAX:
+            raise SearchUnavailableError("the index does not answer")
+        task = asyncio.create_task(self._run(query, params))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        # A query that is cancelled may take a while to end; nobody has to wait for that.
+        await asyncio.wait({task}, timeout=_SECONDS)
+        if not task.done():
+            task.cancel()
+            raise SearchUnavailableError("the index does not answer")
+        try:
+            return task.result()
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            raise SearchUnavailableError("the index cannot be reached") from error
+
+    async def _run(self, query: str, params: Any) -> list[tuple[Any, ...]]:
+        async with self._pool.connection() as conn:
+            cursor = await conn.execute(query, params)
+            rows: list[tuple[Any, ...]] = await cursor.fetchall()
+            return rows
