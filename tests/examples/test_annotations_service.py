@@ -258,6 +258,7 @@ def test_with_a_black_hole_for_an_index_people_go_on_and_searches_say_so(place, 
             await asyncio.sleep(0.05)
         _, found = await http.ask("GET", "/api/search?q=ocelot")
         assert len(found["results"]) == 31
+        http.close()
 
     with Proxy(place.index) as proxy, two_programs(place, proxy.dsn, tmp_path) as socket:
         asyncio.run(go(socket, proxy))

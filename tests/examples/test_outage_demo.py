@@ -50,7 +50,7 @@ def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(
     One line of JSON; both databases say the same afterwards, to plain SQL.
     """
     plot = home / "outage.svg"
-    writes = 21_500 if is_long else 2000
+    writes = 21_500 if is_long else 4000
     answer = run_outage("--json", "--keep", "--plot", str(plot), "--writes", str(writes), home=home)
     try:
         assert answer.stdout.count("\n") == 1, answer.stdout + answer.stderr

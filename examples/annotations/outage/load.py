@@ -35,6 +35,11 @@ class Http:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._places = asyncio.Semaphore(CONNECTIONS)
 
+    def close(self) -> None:
+        """End the connections that are not in use."""
+        while self._idle:
+            self._idle.pop()[1].transport.abort()
+
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Return status and content of an answer."""
         content = b"" if body is None else json.dumps(body).encode()
@@ -174,7 +179,8 @@ async def steadily(
 
 
 async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_rate: float) -> None:
-    people = People(Http(socket), Http(old_socket))
+    here, there = Http(socket), Http(old_socket)
+    people = People(here, there)
     await people.prepare()
     rate = await find_rate(people, rate_max)
     print(json.dumps({"rate": rate}), flush=True)
@@ -196,6 +202,8 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     tell(people)
+    here.close()
+    there.close()
 
 
 if __name__ == "__main__":

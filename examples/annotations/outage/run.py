@@ -34,6 +34,9 @@ _OLD_RATE = 40.0
 #: When the outage begins and ends, as shares of the writes.
 _CUT_AT, _HEAL_AT = 0.12, 0.92
 
+#: For so long at least everything is well, at the steady rate: with few writes the outage begins later.
+_STEADY_SECONDS = 5.0
+
 _DEADLINE_MS = 250
 
 #: The service's settings. A grace of a minute, as is usual, would only make the demo longer.
@@ -192,7 +195,12 @@ class _Outage:
         while True:
             done = len(record.writes())
             now = time.monotonic() - self._begun
-            if record.cut_at is None and self._rate and done >= _CUT_AT * self._writes:
+            steady = now - record.measured_at if self._rate else 0.0
+            if (
+                record.cut_at is None
+                and done >= _CUT_AT * self._writes
+                and steady >= _STEADY_SECONDS
+            ):
                 tell(self._wire, "cut")
                 record.cut_at = time.monotonic() - self._begun
                 self._view.event("broker and index are a black hole: they accept and never answer", "bold red")  # fmt: skip
