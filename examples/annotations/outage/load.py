@@ -37,8 +37,9 @@ class Http:
 
     def close(self) -> None:
         """End the connections that are not in use."""
-        while self._idle:
-            self._idle.pop()[1].transport.abort()
+        for _, writer in self._idle:
+            writer.transport.abort()
+        self._idle.clear()
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Return status and content of an answer."""
