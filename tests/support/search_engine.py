@@ -412,6 +412,9 @@ class SearchEngine:
         current = -1 if kept is None else kept.version
         is_there = kept is not None and kept.source is not None
         how = meta.get("version_type", "internal")
+        wanted = meta.get("if_seq_no")
+        if wanted is not None and (not is_there or kept.seq_no != wanted):
+            raise _conflict(name, f"required seqNo [{wanted}], primary term [1]")
         if how == "internal":
             version = 1 if kept is None else current + 1
             if kind == "create" and is_there:
@@ -511,6 +514,7 @@ class SearchEngine:
                 "sort",
                 "search_after",
                 "version",
+                "seq_no_primary_term",
                 "track_total_hits",
                 "_source",
             },
@@ -546,6 +550,8 @@ class SearchEngine:
             hit = {"_index": index.name, "_id": key, "_score": None}
             if body.get("version"):
                 hit["_version"] = kept.version
+            if body.get("seq_no_primary_term"):
+                hit |= {"_seq_no": kept.seq_no, "_primary_term": 1}
             hit |= _part(kept.source, body.get("_source"))
             if values:
                 hit["sort"] = values
@@ -654,6 +660,10 @@ def _validate(kind, meta):
     how, version = meta.get("version_type", "internal"), meta.get("version")
     if how not in ("internal", "external", "external_gte"):
         return f"No version type match [{how}]"
+    if ("if_seq_no" in meta) != ("if_primary_term" in meta):
+        return "ifSeqNo and ifPrimaryTerm must be set together"
+    if "if_seq_no" in meta and (version is not None or how != "internal"):
+        return "compare and write operations can not use versioning"
     if how == "internal" and version is not None:
         return "internal versioning can not be used for optimistic concurrency control"
     if how != "internal" and (type(version) is not int or not 0 <= version <= LONG_MAX):

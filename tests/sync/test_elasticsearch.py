@@ -1,6 +1,7 @@
 """The target for Elasticsearch and OpenSearch, on a stand-in for both that refuses what they refuse."""
 
 import socket
+import sys
 
 import pytest
 
@@ -92,7 +93,8 @@ async def test_without_tombstones_the_late_document_would_come_back(engine, url)
 
     target = made(url, realtime=True)
     await target.write([Document(1, 4, {})])
-    await target._bulk([_bulk.delete(1, 10)])
+    meta = b'{"delete":{"_id":"1","version":10,"version_type":"external"}}\n'
+    await target._bulk([_bulk.Action(1, "delete", meta)])
     await target.write([Document(1, 4, {})])
     assert await target.read([1]) == {}
     engine.skip(61)
@@ -133,7 +135,7 @@ async def test_the_errors_of_single_items_are_told(engine, url):
             Document(2, 1, {"pages": "many"}),
             Document(3, 1, {"forebay": 1}),
             Document(4, 8, {"pages": 1}),  # older: no error
-            Document(5, 2**62, {}),
+            Document(5, 2**63 - 2, {}),
             Document(6, 1, "no fields"),
             Document(7, 1, {"pages": object()}),
         ]
@@ -348,6 +350,16 @@ def test_what_the_server_refuses_to_make_is_told(engine, url):
     with pytest.raises(TargetUnavailable) as caught:
         ElasticsearchTarget("http://me:secret@127.0.0.1:9", "pages").create()
     assert "secret" not in str(caught.value)
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch):
+    """
+    Where the target is declared, not when a job runs.
+    """
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ConfigError, match="aiohttp is not installed") as caught:
+        ElasticsearchTarget("http://localhost:9200", "pages")
+    assert "forebay[elasticsearch]" in caught.value.hint
 
 
 class Items:

@@ -55,23 +55,22 @@ class Again(Enum):
     AGAIN = auto()
 
 
-def index(item: Id, version: int, source: Mapping[str, Any]) -> Action:
-    """Return the action that puts a document in the place of an older one.
+def index(item: Id, version: int, source: Mapping[str, Any], *, repeats: bool = True) -> Action:
+    """Return the action that puts a document in the place of an older one, or of one of its own version if it repeats.
 
     >>> index(7, 4, {"title": "Weirs"}).lines.decode().splitlines()
     ['{"index":{"_id":"7","version":4,"version_type":"external_gte"}}', '{"title":"Weirs"}']
     """
-    head = msgspec.json.encode({"index": _meta(item, version)})
+    how = "external_gte" if repeats else "external"
+    meta = {"_id": str(item), "version": version, "version_type": how}
+    head = msgspec.json.encode({"index": meta})
     return Action(item, "index", b"%b\n%b\n" % (head, msgspec.json.encode(source)))
 
 
-def delete(item: Id, version: int) -> Action:
-    """Return the action that removes a document that is not newer."""
-    return Action(item, "delete", b"%b\n" % msgspec.json.encode({"delete": _meta(item, version)}))
-
-
-def _meta(item: Id, version: int) -> dict[str, Any]:
-    return {"_id": str(item), "version": version, "version_type": "external_gte"}
+def delete(item: Id, seq_no: int, primary_term: int) -> Action:
+    """Return the action that removes a document, if it was not changed since it had these numbers."""
+    meta = {"_id": str(item), "if_seq_no": seq_no, "if_primary_term": primary_term}
+    return Action(item, "delete", b"%b\n" % msgspec.json.encode({"delete": meta}))
 
 
 def requests(

@@ -2,8 +2,10 @@
 
 Invariant "older never over newer" (docs/design/reconcile.md) rests on external versions: the server refuses a version that
 is lower than the one it has. It forgets those of deleted documents after a minute (``index.gc_deletes``), and all of them
-when it starts anew. So a deletion is a document here, a *tombstone*, until it is old enough. That a deletion wins against a
-document of its own version is in the numbers: a document of version v has 2 v, its deletion 2 v + 1.
+when it starts anew. So a deletion is a document here, a *tombstone*, until it is old enough.
+
+A deletion is newer than the document of its version, and older than the next one. So the deletion of version v is written as
+v + 1 where the server has less than that (``external``), and a document where it has no more (``external_gte``).
 
 The alias leaves tombstones out of searches. Shown by: tests/sync/test_elasticsearch.py.
 """
@@ -38,11 +40,8 @@ _OURS: Final = "forebay"
 #: The longest id of a document, in bytes of UTF-8.
 _ID_BYTES_MAX: Final = 512
 
-#: Half of what servers take as a version, "less than around 9.2e+18".
-_VERSION_MAX: Final = 4_600_000_000_000_000_000
-
-#: A deletion that does not know its version is above all documents.
-_GONE_MAX: Final = 2 * _VERSION_MAX + 1
+#: Servers take versions "less than around 9.2e+18". A deletion that does not know its version is above all documents.
+_GONE_VERSION: Final = 9_200_000_000_000_000_000 - 1
 
 #: Tries of items that the server has no room for, and the waits between them.
 _AGAIN_SECONDS: Final = (0.1, 0.3, 0.9)
@@ -175,14 +174,14 @@ class ElasticsearchTarget:
         errors: dict[Id, Exception] = {}
         actions: list[bulk.Action] = []
         for each in gone:
-            version = _GONE_MAX if each.version is None else 2 * each.version + 1
+            version = _GONE_VERSION if each.version is None else each.version + 1
             try:
-                _check(each.id, version)
+                _check(each.id, version - 1)
             except Rejected as error:
                 errors[each.id] = error
             else:
-                ours = {"id": each.id, "gone_at": now}
-                actions.append(bulk.index(each.id, version, {_OURS: ours}))
+                tombstone = {_OURS: {"id": each.id, "gone_at": now}}
+                actions.append(bulk.index(each.id, version, tombstone, repeats=False))
         errors |= await self._bulk(actions)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + _PURGE_SECONDS
@@ -270,7 +269,7 @@ class ElasticsearchTarget:
     # --- requests ---
 
     def _action(self, document: Document) -> bulk.Action:
-        _check(document.id, 2 * document.version)
+        _check(document.id, document.version)
         found = document.body if self._fields is None else self._fields(document.body)
         if not isinstance(found, Mapping):
             raise Rejected(f"fields are a mapping, not {type(found).__name__}")
@@ -279,7 +278,7 @@ class ElasticsearchTarget:
         ours: dict[str, Any] = {"id": document.id}
         if document.digest is not None:
             ours["digest"] = document.digest
-        return bulk.index(document.id, 2 * document.version, {**found, _OURS: ours})
+        return bulk.index(document.id, document.version, {**found, _OURS: ours})
 
     async def _bulk(
         self, actions: Sequence[bulk.Action], index: str | None = None
@@ -333,6 +332,7 @@ class ElasticsearchTarget:
                 "size": limit,
                 "sort": [{f"{_OURS}.id": "asc"}],
                 "version": True,
+                "seq_no_primary_term": True,
                 "track_total_hits": False,
                 "_source": [_OURS],
             },
@@ -350,7 +350,8 @@ class ElasticsearchTarget:
         old = now - int(self._tombstone_seconds * 1000)
         query = {"range": {f"{_OURS}.gone_at": {"lt": old}}}
         hits = await self._search(index, query, _PURGE_MAX)
-        await self._bulk([bulk.delete(hit["_id"], hit["_version"]) for hit in hits], index)
+        deletes = [bulk.delete(h["_id"], h["_seq_no"], h["_primary_term"]) for h in hits]
+        await self._bulk(deletes, index)
 
     async def _send(self, method: str, path: str, *, query: Mapping[str, str], body: Any) -> Answer:
         answer = await self._http.send(method, path, query=query, body=msgspec.json.encode(body))
@@ -380,12 +381,12 @@ def _check(item: Id, version: int) -> None:
     if not _is_name(item):
         # The server would refuse the whole request for it.
         raise Rejected(f"an id may have {_ID_BYTES_MAX} bytes: {shown(item)}")
-    if version > _GONE_MAX:
-        raise Rejected(f"a version may be up to {_VERSION_MAX}, not {version // 2}")
+    if version >= _GONE_VERSION:
+        raise Rejected(f"a version must be below {_GONE_VERSION}: {version}")
 
 
 def _seen(found: Mapping[str, Any], ours: Mapping[str, Any]) -> Seen:
-    return Seen(found["_version"] // 2, ours.get("digest"))
+    return Seen(found["_version"], ours.get("digest"))
 
 
 def _flag(value: bool) -> str:

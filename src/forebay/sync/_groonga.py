@@ -1,9 +1,9 @@
 """A target: full text search in Groonga, over HTTP.
 
 Groonga has no versions, no transactions, and its conditional load is a look and then a write: two of them at once leave one's
-words under the other's version. So nothing is overwritten here. Each version of an item is a row of its own, its place in the
-order of versions is written last, and the row with the highest place counts. What is older is removed by whoever sees it, which can
-be done at any time and twice. A deletion is a row too, a *tombstone*, for a while.
+words under the other's version. So nothing is overwritten here. Each version of an item is a row of its own, that it is whole is
+written last, and the newest whole row counts. What is older is removed by whoever sees it, which can be done at any time and
+twice. A deletion is a row too, a *tombstone*, for a while, and newer than a document of its version.
 
 Invariant "older never over newer": docs/design/reconcile.md. Shown by: tests/sync/test_groonga.py.
 """
@@ -19,16 +19,20 @@ import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable, shown
 from forebay.sync._http import Http, run_apart
-from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, Document, Gone, Rejected, Seen
+from forebay.sync._model import (
+    TOMBSTONE_SECONDS_DEFAULT,
+    VERSION_MAX,
+    Document,
+    Gone,
+    Rejected,
+    Seen,
+)
 from forebay.sync._text import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.sync._model import Id
-
-#: Places are 2 v + 2 of a document and 2 v + 3 of its deletion, and at most 2**63 - 1; 0 is a row that is not complete.
-_VERSION_MAX: Final = 2**62 - 2
 
 _PURGE_SECONDS: Final = 600.0
 _PURGE_MAX: Final = 10_000
@@ -42,13 +46,18 @@ class _Row(NamedTuple):
 
     key: str
     item: Id
-    place: int
+    version: int
     digest: str
     gone_at: int
 
     @property
     def seen(self) -> Seen:
-        return Seen(self.place // 2 - 1, self.digest or None)
+        return Seen(self.version, self.digest or None)
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """In the order of versions."""
+        return self.version, self.gone_at > 0
 
 
 class GroongaTarget:
@@ -166,7 +175,7 @@ class GroongaTarget:
                 "match_columns": "scorer_tf_idf(words)",
                 "query": words,
                 "query_flags": "NONE",
-                "filter": "gone_at == 0 && place > 0",
+                "filter": "gone_at == 0 && whole == true",
                 "sort_keys": "-_score,item",
                 "output_columns": "item",
                 # An item that is being written may have two rows for a moment.
@@ -200,33 +209,28 @@ class GroongaTarget:
         items = [row["item"] for row in rows]
         newest = await self._tidied(items)
         # Only to spare the work: what is newer by the time it is loaded wins all the same.
-        rows = [r for r in rows if r["item"] not in newest or r["place"] >= newest[r["item"]].place]
+        rows = [
+            row
+            for row in rows
+            if row["item"] not in newest
+            or (row["version"], row["gone_at"] > 0) >= newest[row["item"]].place
+        ]
         if rows:
             await self._load(rows)
             await self._tidied(items)
         return errors
 
     def _document(self, document: Document) -> dict[str, Any]:
-        words = self._text(document.body)
-        return self._row(document.id, 2 * document.version + 2, words, document.digest or "", 0)
+        name = self._known(document.id)
+        words, digest = self._text(document.body), document.digest or ""
+        version = document.version
+        return _row(f"{name}:{version}", name, version=version, words=words, digest=digest)
 
     def _tombstone(self, gone: Gone) -> dict[str, Any]:
-        version = _VERSION_MAX if gone.version is None else gone.version
-        return self._row(gone.id, 2 * version + 3, "", "", int(time.time() * 1000))
-
-    def _row(self, item: Id, place: int, words: str, digest: str, gone_at: int) -> dict[str, Any]:
-        name = self._known(item)
-        if place > 2 * _VERSION_MAX + 3:
-            raise Rejected(f"a version may be up to 2**62 - 2, not {place // 2 - 1}")
-        # In the order in which it is written: without its place a row does not count.
-        return {
-            "_key": f"{name}:{place}",
-            "item": name,
-            "words": words,
-            "digest": digest,
-            "gone_at": gone_at,
-            "place": place,
-        }
+        name = self._known(gone.id)
+        version = VERSION_MAX if gone.version is None else gone.version
+        now = int(time.time() * 1000)
+        return _row(f"{name}:{version}:gone", name, version=version, gone_at=now)
 
     def _known(self, item: Id) -> Id:
         if not self._is_text:
@@ -262,8 +266,8 @@ class GroongaTarget:
             "select",
             {
                 "table": self._table,
-                "filter": f"{condition} && place > 0",
-                "sort_keys": "item,-place",
+                "filter": f"{condition} && whole == true",
+                "sort_keys": "item,-version,-gone_at",
                 "output_columns": ",".join(_COLUMNS),
                 "limit": str(limit),
                 "cache": "no",
@@ -292,8 +296,9 @@ class GroongaTarget:
             ("item", self._id_type),
             ("words", "LongText"),
             ("digest", "ShortText"),
+            ("version", "Int64"),
             ("gone_at", "Int64"),
-            ("place", "Int64"),
+            ("whole", "Bool"),
         ):
             await self._make(f"{table}.{name}", flags="COLUMN_SCALAR", type=kind)
         await self._make(ids, flags="TABLE_PAT_KEY", key_type=self._id_type)
@@ -332,7 +337,7 @@ class GroongaTarget:
         return _Answer(header["return_code"], problem, answer.body.get("body"))
 
 
-_COLUMNS: Final = ("_key", "item", "place", "digest", "gone_at")
+_COLUMNS: Final = ("_key", "item", "version", "digest", "gone_at")
 
 #: Return codes of the server for a query that it cannot read: invalid format, and syntax error.
 _SYNTAX: Final = frozenset({-54, -63})
@@ -357,6 +362,21 @@ class _Answer(NamedTuple):
             )
             raise TargetUnavailable(f"return code {self.code}: {self.problem}", hint=hint)
         return self.body
+
+
+def _row(
+    key: str, item: Id, *, version: int, words: str = "", digest: str = "", gone_at: int = 0
+) -> dict[str, Any]:
+    """Return a row, in the order in which it is written: it does not count without its end."""
+    return {
+        "_key": key,
+        "item": item,
+        "words": words,
+        "digest": digest,
+        "version": version,
+        "gone_at": gone_at,
+        "whole": True,
+    }
 
 
 def _range(after: Id | None, until: Id | None) -> str:

@@ -56,7 +56,7 @@ class Http:
         seconds: how long an answer may take.
 
     Raises:
-        ConfigError: the address is none of a web server.
+        ConfigError: the address is none of a web server, or aiohttp is missing.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Http:
         self._url = url.rstrip("/")
         #: For messages: without a password.
         self._place = parts.netloc.rpartition("@")[2]
-        self._extra = extra
+        self._client = _library(extra)
         self._headers = dict(headers or {})
         self._tls = tls
         self._seconds = seconds
@@ -97,10 +97,9 @@ class Http:
         Raises:
             TargetUnavailable: there was none, or not within the time.
         """
-        client = self._client()
         headers = {} if body is None else {"Content-Type": content_type}
         try:
-            async with self._session(client).request(
+            async with self._session().request(
                 method,
                 f"{self._url}{path}",
                 params=query,
@@ -111,7 +110,7 @@ class Http:
                 return Answer(answer.status, _decoded(await answer.read()))
         except TimeoutError as error:
             raise TargetUnavailable(f"{self._place} gave no answer in time") from error
-        except (client.ClientError, OSError) as error:
+        except (self._client.ClientError, OSError) as error:
             problem = str(error) or type(error).__name__
             raise TargetUnavailable(f"{self._place}: {problem}") from error
 
@@ -121,8 +120,8 @@ class Http:
         if session is not None:
             await session.close()
 
-    def _session(self, client: ModuleType) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
+    def _session(self) -> aiohttp.ClientSession:
+        loop, client = asyncio.get_running_loop(), self._client
         session = self._sessions.get(loop)
         if session is None or session.closed:
             session = self._sessions[loop] = client.ClientSession(
@@ -135,14 +134,15 @@ class Http:
             )
         return session
 
-    def _client(self) -> ModuleType:
-        try:
-            import aiohttp  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "aiohttp", "is not installed", hint=f"pip install 'forebay[{self._extra}]'"
-            ) from None
-        return aiohttp
+
+def _library(extra: str) -> ModuleType:
+    try:
+        import aiohttp  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "aiohttp", "is not installed", hint=f"pip install 'forebay[{extra}]'"
+        ) from None
+    return aiohttp
 
 
 def run_apart(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
