@@ -147,8 +147,8 @@ class TargetContract:
         with _Driver(self.make_target()) as target:
             target.write([self._document(name, version) for version, name in enumerate(self.ids)])
             target.delete([Gone(second)])
-            target.write([self._document(third, 2**61)])
-            target.expect({first: 0, third: 2**61}, self.ids)
+            target.write([self._document(third, 2**62)])
+            target.expect({first: 0, third: 2**62}, self.ids)
             for after, until, limit in [
                 (None, None, 10), (None, None, 1), (first, None, 10), (None, second, 10), (third, None, 1), (None, first, 1),
             ]:  # fmt: skip
