@@ -14,7 +14,10 @@ import forebay
 from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze, TransactionContext
 from forebay.sync import (
     Document,
+    DualTarget,
+    ElasticsearchTarget,
     Gone,
+    GroongaTarget,
     Id,
     PostgresTarget,
     QuerySource,
@@ -200,6 +203,9 @@ forebay.Sync(
 )
 forebay.Sync(app, "more", source=PlainSource(), target=PostgresTarget(""))
 forebay.Sync(app, "lies", source=PlainSource(), target=LyingTarget())
+search = ElasticsearchTarget("http://localhost:9200", "pages", id_type="keyword")
+forebay.Sync(app, "index", source=PlainSource(), target=DualTarget(search, search.successor()))
+forebay.Sync(app, "words", source=PlainSource(), target=GroongaTarget("http://localhost:10041"))
 
 
 async def synchronise(conn: psycopg.Connection, other: psycopg.AsyncConnection) -> None:
