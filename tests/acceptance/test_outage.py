@@ -156,12 +156,14 @@ def cut_off(index):
 @asynccontextmanager
 async def black_hole_broker():
     """A server on TCP that accepts connections and never answers; its port."""
-    open_ends = []
+    open_ends = set()
 
     async def accept(reader, writer):
-        open_ends.append(writer)
+        open_ends.add(writer)
         while await reader.read(1 << 16):
             pass
+        writer.close()
+        open_ends.discard(writer)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
     try:
@@ -191,6 +193,7 @@ async def test_the_old_order_loses_everything_it_acknowledges(
             nonlocal answered
             async with pool.connection() as conn:
                 await conn.execute("insert into note (text) values ('a mill')")
+            writer = None
             try:
                 async with asyncio.timeout(0.02):
                     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -199,7 +202,8 @@ async def test_the_old_order_loses_everything_it_acknowledges(
             except TimeoutError:
                 pass
             finally:
-                writer.close()
+                if writer is not None:
+                    writer.close()
             answered += 1
 
         numbers = iter(range(writes))
@@ -583,12 +587,18 @@ async def test_a_recovery_repairs_and_proves_at_two_fifths_of_the_bare_write_rat
     app = forebay.App(database)
     async with open_shop(app, database, empty_database, timeout=30) as shop:
         shop.backlog(count)
+        with psycopg.connect(database) as conn:
+            # As long as what people write: sixty words of some thousands.
+            conn.execute(
+                "update note set text = (select string_agg('word' || mod(hashint8(note.id * 60 + n)::bigint + 2147483648, 5000), ' ')"
+                " from generate_series(1, 60) n)"
+            )
+            documents = [
+                Document(name, 1, {"text": text})
+                for name, text in conn.execute("select id, text from note order by id")
+            ]
         bare = PostgresTarget(empty_database, table="bare")
         bare.create()
-        documents = [
-            Document(name, 1, {"text": f"a mill needs a weir, {name}"})
-            for name in range(1, count + 1)
-        ]
         begun = time.monotonic()
         for first in range(0, count, 2500):
             await bare.write(documents[first : first + 2500])
