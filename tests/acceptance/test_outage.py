@@ -335,6 +335,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_writer_killed_at_any_point_leaves_nothing_out(
     app, notes, database, empty_database
 ):
