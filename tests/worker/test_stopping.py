@@ -2,12 +2,15 @@
 
 import random
 import signal
+import time
 
 import pytest
 
+from forebay.ops.protocol import Beat
 from tests.support.engine import depth, one, state
+from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_async
 
 #: What the promise allows beyond the grace time.
 BEYOND_GRACE_SECONDS = 5.0
@@ -166,3 +169,27 @@ def test_rolling_restarts_under_load_lose_nothing_and_spend_nothing(conn, worker
     assert set(effects.count("end").values()) == {1}
     assert {start.attempt for start in effects.all("start")} == {1}
     assert one(conn, "select count(*) from forebay.lease where closed_as = 'revoked'") == 0
+
+
+@pytest.mark.anyio
+async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog):
+    """
+    A heartbeat that is answered between the closing and the end does not know of the lease any more.
+    """
+    app.job(name="work")(lambda: None)
+    async with running(app) as worker:
+        await wait_for_async(lambda: worker._leases)
+        leases = list(worker._leases)
+        run, closed = worker._claims.run, []
+
+        async def and_then_a_heartbeat(operation, **options):
+            answer = await run(operation, **options)
+            if "close_lease" in operation.sql:
+                closed.append(operation)
+                worker._on_beat(Beat(frozenset(), frozenset()), leases, time.monotonic())
+            return answer
+
+        worker._claims.run = and_then_a_heartbeat
+    assert closed
+    assert worker.stats.leases_lost == 0
+    assert "LeaseLost" not in caplog.text

@@ -918,7 +918,9 @@ class Worker:
                 "not everything could be settled; the rest comes back when the lease is revoked"
             )
             return
+        # Taken out first: the heartbeat goes on, and what is closed is not lost.
         closing = list(self._leases.values())
+        self._leases.clear()
         for lease in closing:
             try:
                 async with asyncio.timeout(1.0 if self._now else 2.0):
