@@ -50,7 +50,8 @@ class Elsewhere:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._idle = loop, []
-        session = self._idle.pop() if self._idle else self._session()
+        idle = self._idle
+        session = idle.pop() if idle else self._session()
         try:
             return await session.run(operation)
         except SchemaError as error:
@@ -58,8 +59,9 @@ class Elsewhere:
             problem = str(error.__cause__ or error).partition("\n")[0]
             raise DatabaseUnavailable(problem) from error
         finally:
-            if len(self._idle) < _IDLE_MAX:
-                self._idle.append(session)
+            # Nobody would close it any more that comes back behind a ``close``.
+            if idle is self._idle and len(idle) < _IDLE_MAX:
+                idle.append(session)
             else:
                 await session.close()
 
@@ -68,7 +70,7 @@ class Elsewhere:
         return run_own(self._address(), operation)
 
     async def close(self) -> None:
-        """Close the sessions that are not in use."""
+        """Close the sessions that are not in use, and those that are when they come back."""
         idle, self._idle = self._idle, []
         if self._loop is asyncio.get_running_loop():
             for session in idle:
