@@ -17,24 +17,10 @@ from forebay.sync import Document, Gone, PostgresTarget, QuerySource, SQLiteTarg
 from forebay.testing import LyingTarget
 from tests.support.engine import one
 from tests.support.fix_worker import run_until_idle, running
+from tests.support.source import Items
 from tests.support.waiting import wait_for_async
 
 COUNT = 1000
-
-
-class Items:
-    """A source in memory that can be scanned."""
-
-    def __init__(self, versions):
-        self.versions = dict(versions)
-
-    def read(self, ids):
-        return [Document(name, self.versions[name], {}) for name in ids if name in self.versions]
-
-    def scan(self, after, limit):
-        return sorted(pair for pair in self.versions.items() if after is None or pair[0] > after)[
-            :limit
-        ]
 
 
 def pair(app, source, target, **options):

@@ -12,6 +12,7 @@ from forebay.testing import LyingTarget, TargetContract
 from tests.support.engine import one, state
 from tests.support.fix_worker import running
 from tests.support.search_engine import SearchEngine
+from tests.support.source import Items
 from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -29,20 +30,6 @@ class TestDualTarget(TargetContract):
 class TestDualTargetThatLags(TargetContract):
     def make_target(self):
         return DualTarget(LyingTarget(), LyingTarget(lag_seconds=0.01))
-
-
-class Items:
-    """A source in memory."""
-
-    def __init__(self, versions):
-        self.versions = dict(versions)
-
-    def read(self, ids):
-        return [Document(name, self.versions[name], {}) for name in ids if name in self.versions]
-
-    def scan(self, after, limit):
-        names = sorted(name for name in self.versions if after is None or name > after)
-        return [(name, self.versions[name]) for name in names[:limit]]
 
 
 @pytest.fixture

@@ -16,17 +16,6 @@ from tests.support.waiting import wait_for_async
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["elasticsearch", "opensearch"])
-def engine(request):
-    return SearchEngine(request.param)
-
-
-@pytest.fixture
-def url(engine):
-    with engine.running() as url:
-        yield url
-
-
 def made(url, **options):
     """Return a target with its index, which is refreshed twenty times a second."""
     target = ElasticsearchTarget(url, "pages", **{"refresh_seconds": 0.05, "timeout": 5} | options)

@@ -21,17 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["elasticsearch", "opensearch"])
-def engine(request):
-    return SearchEngine(request.param)
-
-
-@pytest.fixture
-def url(engine):
-    with engine.running() as url:
-        yield url
-
-
 @pytest.fixture
 def client(engine, url):
     """The official client of the server that the stand-in stands for."""
