@@ -36,7 +36,9 @@ _install() {
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         "$python" -m venv --clear .venv
     fi
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extra]"
+    # Byte code by all processors, where pip would use one. Some packages have files for a newer Python.
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 }
 
 _find_python() {

@@ -171,6 +171,7 @@ async def test_of_two_groups_one_sees_each_job_once_however_often_the_other_fail
     assert {n: runs["failing", n] for n in range(200)} == {n: 3 if n % 2 else 1 for n in range(200)}
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_strangers_slow_nothing_down(app, conn, database):
     """
@@ -249,6 +250,7 @@ def pages(conn: psycopg.Connection) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_work_goes_on_while_nobody_can_read_a_sealed_segment(app, conn, database):
     """

@@ -441,6 +441,7 @@ class Slow(PostgresTarget):
         await super().write(documents)
 
 
+@pytest.mark.slow
 async def test_an_index_that_takes_half_a_minute_costs_a_request_its_deadline(
     app, notes, database, empty_database
 ):

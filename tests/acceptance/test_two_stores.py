@@ -267,6 +267,7 @@ async def ends_right(app, conn, count):
         sync.close()
 
 
+@pytest.mark.slow
 async def test_no_job_ends_before_its_copy_was_shown_by_a_target_that_drops(app, conn, is_long):
     """
     A target that says 200 and drops five percent ends with all of it, and each job ended after a read had shown its copy.

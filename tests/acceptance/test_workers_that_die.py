@@ -96,13 +96,8 @@ def test_workers_killed_under_load_lose_and_double_nothing(
 KINDS_THAT_FINISH_LATE = ("work", "work_in_thread", "write", "write_in_thread")
 
 
-@pytest.mark.parametrize(
-    "when",
-    [
-        "after its jobs ran elsewhere",
-        pytest.param("while they run elsewhere", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["after its jobs ran elsewhere", "while they run elsewhere"])
 def test_a_worker_that_was_frozen_too_long_changes_nothing(conn, workers, effects, when):
     """
     Stopped in the middle of its jobs until they were given to another worker, and then continued: none of its
@@ -193,14 +188,8 @@ def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effec
     assert p99 <= 15  # 10 s on a machine that does nothing else.
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "exit",
-        pytest.param("kill", marks=pytest.mark.slow),
-        pytest.param("segfault", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exit", "kill", "segfault"])
 def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
     conn, database, workers, effects, how
 ):

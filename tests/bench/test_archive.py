@@ -23,6 +23,7 @@ def test_each_number_of_segments_is_measured(server):
     assert {each["rows_per_segment"] for each in found} == {100}
 
 
+@pytest.mark.slow
 def test_old_segments_are_full_and_worked_off(database, conn):
     """
     Each of them holds its rows, is sealed, and has nothing left to claim.

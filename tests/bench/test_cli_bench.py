@@ -122,6 +122,7 @@ def test_options_reach_the_scenario(command, scenario, server):
     assert nobody.compare == ()
 
 
+@pytest.mark.slow
 def test_a_plot_is_written(command, scenario, server, tmp_path):
     """
     The same twice, byte for byte, so that an unchanged plot is an unchanged file.
@@ -170,6 +171,7 @@ def runs(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_ended_by_a_signal_it_takes_its_processes_with_it(tmp_path):
     """
     A worker or a server left behind would go on for ever, and slow down whatever is measured next.

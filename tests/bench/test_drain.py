@@ -38,6 +38,7 @@ def test_each_kind_of_handler_is_measured(place):
     assert [bar.value is None for bar in report.bars] == [True, True, False, False, False, False]
 
 
+@pytest.mark.slow
 def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
     """
     It says that it ended as many as waited, and none waits any more.

@@ -66,6 +66,7 @@ def place(server):
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.slow
 def test_each_engine_is_measured(place, tmp_path):
     """
     The promised names for ours and for each that it is compared with, and a plot of them.

@@ -31,6 +31,7 @@ def test_each_way_and_rate_is_measured(report):
         assert case["p50_ms"] > -5
 
 
+@pytest.mark.slow
 def test_fewer_idle_workers_do_not_answer_for_two_hundred(report):
     """
     The cost is that of the workers that were there, a note says so, and the promise is left open.

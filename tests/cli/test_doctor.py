@@ -475,6 +475,7 @@ def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):
     assert "because unknown" in text(found)
 
 
+@pytest.mark.slow
 def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
     """
     When no segment is left every enqueue fails; the remedy is one statement.

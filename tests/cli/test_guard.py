@@ -309,6 +309,7 @@ def test_a_quiet_database_has_nobody_to_name(guard):
 # --- what they pin ---
 
 
+@pytest.mark.slow
 def test_segments_that_are_kept_are_named_with_the_time_they_can_leave(
     guard, command, conn, database
 ):
@@ -667,6 +668,7 @@ def test_a_role_without_rights_learns_which_it_needs(command, guard, conn, datab
 # --- again and again ---
 
 
+@pytest.mark.slow
 def test_it_looks_again_and_again_until_it_is_stopped(conn, database):
     """
     As a service: who comes later is ended too, and SIGTERM ends the guard with 0.

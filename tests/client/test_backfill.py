@@ -87,6 +87,7 @@ HOSTILE = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strings", ["on", "off"])
 def test_no_value_becomes_sql(database, conn, strings):
     """

@@ -673,6 +673,7 @@ def test_retain_and_open_batch(stage):
     assert removed > 3
 
 
+@pytest.mark.slow
 def test_retain_and_a_writer_that_commits_during_the_look(stage):
     """
     A segment whose last writer commits between retention's look at it and its emptying keeps the

@@ -19,8 +19,13 @@ FILES = [
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))  # applications in folders: tests/examples
 #: Pages that start many workers, or wait as their reader would.
 LONG = {
+    "docs/howto/backfill.md",
     "docs/howto/dead-letters.md",
     "docs/howto/django.md",
+    "docs/howto/guard-against-long-transactions.md",
+    "docs/howto/limits.md",
+    "docs/howto/reconcile.md",
+    "docs/howto/restore-a-dump.md",
     "docs/howto/run-workers.md",
     "docs/howto/several-groups.md",
     "docs/howto/testing.md",

@@ -104,6 +104,7 @@ def test_a_second_command_finds_the_running_server(folder, pg_bin):
     assert here.pid is None
 
 
+@pytest.mark.slow
 def test_commands_that_start_at_once_share_one_server(folder, pg_bin):
     """
     Any number of processes may ask at the same moment: one starts the server, all get it.
@@ -242,6 +243,7 @@ def test_a_temporary_server_leaves_nothing(pg_bin):
     assert not server.data_dir.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_temporary_server_goes_with_the_process_that_wanted_it(pg_bin):
     """
     A process that is killed cannot clean up; its temporary server stops all the same.
@@ -399,6 +401,7 @@ class TestFindBinDir:
         assert "forebay[embedded]" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_programs_in_a_private_home_are_run_without_opening_it(folder, monkeypatch, pg_bin):
     """
     The checkout may be below a folder only its owner can enter. Its permissions stay, no user is

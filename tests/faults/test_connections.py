@@ -248,6 +248,7 @@ async def test_a_table_locked_by_a_stranger_delays_and_loses_nothing(app, conn, 
     assert sorted(ran) == list(range(20))
 
 
+@pytest.mark.slow
 async def test_a_locked_heartbeat_table_stops_handlers_and_work_goes_on_afterwards(
     app, conn, database
 ):

@@ -31,6 +31,7 @@ def test_killed_while_the_commit_of_its_handler_is_in_doubt(
         assert len(effects.all("start")) == 1
 
 
+@pytest.mark.slow
 def test_killed_between_claim_and_start_costs_no_attempt(conn, database, workers, effects):
     """
     The claim is committed, its answer never arrives, the process dies: every job runs, at its first attempt.

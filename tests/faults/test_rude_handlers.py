@@ -147,6 +147,7 @@ def test_a_worker_that_was_taken_elsewhere_starts_processes_where_it_began(
     wait_for(lambda: is_done(conn, job), 60, lambda: workers.logs)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, effects):
     """
     A handler in a process forks, and its process ends; the copy holds everything open that it had. The job has failed,

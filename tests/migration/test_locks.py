@@ -85,6 +85,7 @@ def stranger_and_producer(dsn: str, release) -> float:
     return slowest
 
 
+@pytest.mark.slow
 def test_nobody_waits_behind_a_migration_that_waits_for_a_stranger(database, release):
     """
     While somebody's idle transaction holds the log the migration asks for no lock, says whom it waits for, and
@@ -210,6 +211,7 @@ def test_upkeep_pauses_and_does_not_wait(database, release):
     upkeep_meanwhile(database, release)
 
 
+@pytest.mark.slow
 def test_without_its_keys_upkeep_would_wait_and_fail(database, release, monkeypatch):
     """
     The twin that does not take the upkeep's keys lets it run into the migration's locks.

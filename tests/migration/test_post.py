@@ -230,6 +230,7 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
     assert "(report) runs a statement that began" in said[0]
 
 
+@pytest.mark.slow
 def test_a_post_migration_waits_for_statements_that_began_before_it(database, release):
     """
     A statement may be within a function as it was a moment ago, or about to call one: it ends first, and is named.

@@ -463,13 +463,14 @@ def model_settings(examples: int, *phases: Phase) -> settings:
     )
 
 
-def test_the_engine_agrees_with_a_small_model(model_database, storm_seconds):
+@pytest.mark.parametrize("examples", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_engine_agrees_with_a_small_model(model_database, storm_seconds, examples):
     """
     Whatever producers, workers, operators and upkeep do in whatever order, each job is for each
     group in exactly the place where a model of a page says it is.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-    examples = int(8 * max(1.0, storm_seconds / 5))
+    examples = int(examples * max(1.0, storm_seconds / 5))
     run_state_machine_as_test(EngineMachine, settings=model_settings(examples, *phases))
 
 

@@ -150,6 +150,7 @@ def compare(small: dict[str, int], large: dict[str, int]) -> None:
     assert grown == {}, f"pages before and after: {grown}; all: {small} {large}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistics", ["none", "of empty tables", "of full tables"])
 def test_flat_cost(database, statistics):
     """
@@ -291,6 +292,7 @@ def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
         meter.close()
 
 
+@pytest.mark.slow
 def test_flat_cost_of_a_backlog_with_ordering_keys(database):
     """
     With fifty thousand jobs waiting, all of one key that somebody holds or of others behind them, a claim touches about as

@@ -288,6 +288,7 @@ def test_calls_that_must_stand_alone_refuse_a_transaction(database, call):
         assert sqlstate(caller, call) == "JQ012"
 
 
+@pytest.mark.slow
 def test_a_claim_in_a_transaction_that_has_been_open_for_a_while_is_refused(database):
     """A claim that would keep its turn until somebody commits is recognised by the transaction's age."""
     with psycopg.connect(database) as caller:

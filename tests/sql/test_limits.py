@@ -256,6 +256,7 @@ def jain(counts: list[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
 
 
+@pytest.mark.slow
 def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
     """Fifty keys, one with a hundred times as much: after any number of claims each has had about the same."""
     jobs_of(conn, "greedy", 5000)

@@ -167,6 +167,7 @@ async def test_without_its_place_behind_the_settlement_too_much_is_counted(datab
         counted_as_settled(database, conn)
 
 
+@pytest.mark.slow
 async def test_counts_outlive_killed_workers_and_those_of_suspects_are_kept(
     conn, database, tmp_path, monkeypatch
 ):

@@ -7,6 +7,8 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -447,6 +449,39 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
         assert sync.write_now(1) is False
         assert sync.write_now(None) is False
         assert sync.counts == {"direct.failed": 2}
+
+
+def test_a_backlog_is_put_off_in_line_while_a_store_is_away(app, monkeypatch):
+    """
+    What two passes put off comes back after the breaker's wait one behind the other, at a bounded rate; when the store has
+    answered, the next that is put off does not wait behind those.
+    """
+    monkeypatch.setattr("forebay.sync._reconcile.PUT_OFF_PER_SECOND", 10.0)
+    source, target = Items(dict.fromkeys(range(60), 1)), LyingTarget(hanging=True)
+    with synced(app, source, target, timeout=0.05) as sync:
+        reconciler = sync._reconciler
+        reconciler.breaker = breaker = Breaker(failures=1, seconds=60)
+
+        def waits(items):
+            jobs = [
+                SimpleNamespace(args={"id": item}, tag=None, priority=0, job_id=item, enqueued_at=0)
+                for item in items
+            ]
+            endings = sync._background.submit(reconciler.run(jobs)).result()
+            return [None if end is None else end.delay for end in endings]
+
+        first, second = waits(range(30)), waits(range(30, 60))
+        assert sync.counts["put_off"] == 60
+        assert first[0] >= 59
+        assert all(b - a == pytest.approx(0.1, abs=0.05) for a, b in pairwise(first))
+        assert second[0] == pytest.approx(first[-1] + 0.1, abs=2)
+        assert second[-1] == pytest.approx(second[0] + 2.9, abs=0.5)
+        target.let_go()
+        breaker.succeeded()
+        assert waits(range(60)) == [None] * 60
+        source.kept[1] = Document(1, 2, {})
+        target.hanging = True
+        assert waits([1])[0] <= 60
 
 
 def test_calls_that_fail_side_by_side_count_once():

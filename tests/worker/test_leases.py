@@ -278,6 +278,7 @@ async def test_a_database_whose_default_isolation_is_stricter_is_served(app, con
     assert ran == [1]
 
 
+@pytest.mark.slow
 async def test_a_settlement_that_the_database_does_not_take_holds_nobody_up(app, conn):
     """
     One flush the database refuses is tried again and again; the jobs of all others are settled meanwhile.

@@ -102,6 +102,7 @@ async def test_the_slots_that_a_pace_allows_are_used(app, conn):
     assert ends[-1] - ends[0] < 5
 
 
+@pytest.mark.slow
 async def test_who_has_little_does_not_wait_for_who_has_much(app, conn):
     """The jobs of the small key end among the first, though the other's were there before."""
     room = Room()

@@ -77,6 +77,7 @@ def test_limits_hold_and_concern_one_job_only(conn, workers, effects, what, erro
     wait_for(lambda: state(conn, other) == "done", 30, lambda: workers.logs)
 
 
+@pytest.mark.slow
 def test_one_of_a_batch_that_kills_its_process_is_found(conn, workers, effects):
     """
     The others of its call are done, at their first attempt; it is dead, and the worker lives.
@@ -114,6 +115,7 @@ def test_a_cancelled_call_is_asked_to_stop(conn, workers, effects):
     wait_for(lambda: state(conn, job) == "cancelled", 20, lambda: workers.logs)
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_takes_its_processes_along(conn, workers, effects):
     """
     After the grace time the call is killed and its job handed back, at no attempt.

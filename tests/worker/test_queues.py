@@ -139,6 +139,7 @@ async def test_two_groups_get_every_job_each(app, conn, database):
     assert set(ran.values()) == {1}
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_asks_little_and_wakes_at_once(app, conn, database):
     """
     An idle worker's statements are bounded by its poll, not by its slots or queues; a new job is

@@ -28,6 +28,7 @@ def enqueue(conn, kind: str, entry: int, **args) -> int:
     )
 
 
+@pytest.mark.slow
 def test_at_sigterm_running_jobs_finish_and_the_others_go_back_at_no_attempt(
     conn, workers, effects
 ):
@@ -55,6 +56,7 @@ def test_at_sigterm_running_jobs_finish_and_the_others_go_back_at_no_attempt(
     assert {start.attempt for start in starts} == {1}
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_grace_time_is_handed_back(conn, workers, effects):
     """
     A handler that does not finish in time is interrupted, and its job goes back at no attempt.

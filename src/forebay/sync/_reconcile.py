@@ -6,7 +6,6 @@ Shown by: tests/sync.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -49,8 +48,12 @@ REMEMBERED_MAX: Final = 100_000
 #: With a store that cannot be reached one pass in so long a time tries, at least.
 _TRY_SECONDS_MAX: Final = 30.0
 
-#: What is put off comes back within so long a time.
-_SPREAD_SECONDS_MAX: Final = 10.0
+#: What one process puts off while a store cannot be asked comes back at no more jobs per second. So a try costs the same
+#: whether thousands or millions wait, and at the end they come back about as fast as they can be worked off.
+PUT_OFF_PER_SECOND: Final = 2500.0
+
+#: And is looked at after so long a time at the latest.
+_PUT_OFF_SECONDS_MAX: Final = 3600.0
 
 Ending = Outcome | Exception | None
 
@@ -200,6 +203,8 @@ class Reconciler:
         self._seconds = call_seconds
         self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
         self._is_told_open = False
+        #: When the job that was put off last comes back, on the clock of ``time.monotonic``.
+        self._back_at = 0.0
         #: By item: which version was accepted, and when it can be read.
         self._accepted = Memory()
         #: Forced jobs whose write was accepted.
@@ -275,6 +280,7 @@ class Reconciler:
                 await self._beat(work)
             if work.trouble is None:
                 self.breaker.succeeded()
+                self._back_at = 0.0
             else:
                 self.breaker.failed()
         else:
@@ -462,9 +468,9 @@ class Reconciler:
 
     def _put_off(self, item: Item, seconds: float, why: str) -> None:
         item.count("put_off")
-        # Spread, so that a backlog does not come back all at once; a little, so that it does not come late.
-        spread = min(seconds, _SPREAD_SECONDS_MAX)
-        item.ending = Snooze(seconds + spread * random.random(), reason=why)
+        now = time.monotonic()
+        self._back_at = max(self._back_at + 1 / PUT_OFF_PER_SECOND, now + seconds)
+        item.ending = Snooze(min(self._back_at - now, _PUT_OFF_SECONDS_MAX), reason=why)
 
     def _forget(self, item: Item, jobs: Sequence[Job]) -> None:
         self._accepted.forget(item.id)
