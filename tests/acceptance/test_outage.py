@@ -51,7 +51,9 @@ class Shop:
             "direct_timeout": DEADLINE_SECONDS,
         } | options
         self.sync = forebay.Sync(app, "notes", source=source, target=target, **options)
-        self.pool = AsyncConnectionPool(dsn, min_size=4, max_size=12, open=False)
+        self.pool = AsyncConnectionPool(
+            dsn, min_size=4, max_size=12, kwargs={"prepare_threshold": None}, open=False
+        )
         #: How long each request took, and its direct write; in seconds.
         self.took: list[float] = []
         self.direct: list[float] = []
@@ -186,7 +188,9 @@ async def test_the_old_order_loses_everything_it_acknowledges(
     answered = 0
     async with (
         black_hole_broker() as port,
-        AsyncConnectionPool(database, min_size=4, max_size=12) as pool,
+        AsyncConnectionPool(
+            database, min_size=4, max_size=12, kwargs={"prepare_threshold": None}
+        ) as pool,
     ):
 
         async def request() -> None:

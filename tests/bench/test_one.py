@@ -28,6 +28,7 @@ def test_each_contestant_is_measured(server):
     assert [bar.value is None for bar in report.bars] == [False, False, True]
 
 
+@pytest.mark.direct
 def test_what_a_process_says_it_enqueued_is_there(database, conn):
     """
     Each step is committed when it is counted, in the queue and in the plain table.

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.anyio
 NAME = "somebody-elsewhere"
 
 
+@pytest.mark.direct  # counts sessions of the server
 async def test_a_session_that_is_in_use_at_the_end_is_closed_when_it_comes_back(conn, database):
     """
     Whoever waits for it or gives up: no connection is left open.

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import sys
 import time
 
 import psycopg
@@ -525,6 +526,7 @@ async def test_a_heartbeat_is_proved_by_both_stores(app, conn, sync, source, tar
         assert await sync.aheartbeat(other) > job
 
 
+@pytest.mark.direct
 async def test_a_role_that_only_reads_may_ask(app, database, conn, sync):
     """
     It leaves no sample, and is told all the same.
@@ -546,6 +548,8 @@ def shop(database, tmp_path, monkeypatch):
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    # Another test's is not this one: it knows another database.
+    monkeypatch.delitem(sys.modules, "watched_shop", raising=False)
     (tmp_path / "watched_shop.py").write_text(
         "import forebay\n"
         "from forebay.sync import Document, SQLiteTarget\n"

@@ -71,9 +71,14 @@ def translate(error: BaseException) -> ForebayError | None:
         return DatabaseUnavailable(
             problem or type(driver).__name__,
             detail=rest.strip() or None,
-            hint=_POOLER_HINT if _REFUSED_BY_POOLER in str(driver) else None,
+            hint=_POOLER_HINT if refuses_settings(driver) else None,
         )
     return translate_ours(error)
+
+
+def refuses_settings(error: BaseException) -> bool:
+    """Whether a pooler refused a connection because its address has settings for the session."""
+    return _REFUSED_BY_POOLER in str(error)
 
 
 def translate_ours(error: BaseException) -> ForebayError | None:

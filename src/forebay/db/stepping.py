@@ -32,6 +32,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
+from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
 from forebay.policy.retry import human_duration
 from forebay.sql import Migration, migrations, required_version, split_statements
@@ -633,12 +634,22 @@ def _builder(conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
         f"{conninfo_to_dict(info.dsn).get('options') or ''} -csearch_path=pg_catalog,pg_temp"
         " -clock_timeout=0 -cstatement_timeout=0"
     )
-    return psycopg.connect(
-        make_conninfo(info.dsn, options=options.strip(), password=info.password or None),
-        autocommit=True,
-        application_name="forebay migrate",
-        prepare_threshold=None,
-    )
+
+    def connect(**settings: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            make_conninfo(info.dsn, password=info.password or None, **settings),
+            autocommit=True,
+            application_name="forebay migrate",
+            prepare_threshold=None,
+        )
+
+    try:
+        return connect(options=options.strip())
+    except psycopg.OperationalError as error:
+        if not refuses_settings(error):
+            raise
+        # Those of the role and the database hold then: what is set in a pooler's session would stay there for others.
+        return connect()
 
 
 def _row(conn: psycopg.Connection[Any], statement: str) -> tuple[Any, ...]:
