@@ -37,8 +37,8 @@ _install() {
         "$python" -m venv --clear .venv
     fi
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extra]"
-    # Byte code by all processors, where pip would use one. Some packages have files for a newer Python.
-    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+    # Programs write the byte code of what they use, unless told not to. Some packages have files for a newer Python.
+    if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
 }
 
 _find_python() {

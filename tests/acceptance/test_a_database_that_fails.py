@@ -143,6 +143,7 @@ def account_after_crashes(conn, writers: Writers, effects: Effects) -> int:
     return found.committed
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_of_two_groups_one_sees_each_job_once_however_often_the_other_fails(app, conn):
     """

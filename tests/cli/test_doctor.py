@@ -82,6 +82,7 @@ def test_without_a_schema_the_server_is_examined_all_the_same(findings, empty_da
     assert [item["check"] for item in found if item["level"] == "error"] == ["schema"]
 
 
+@pytest.mark.slow
 def test_a_lock_of_a_stranger_hides_one_check_only(findings, conn, database):
     """
     The doctor waits for nobody; what it could not see it says, and it sees the rest.
@@ -421,6 +422,7 @@ def test_busy_workers_are_told_from_missing_ones(findings, conn, database):
     assert "its workers are busy" in found["what"]
 
 
+@pytest.mark.slow
 def test_a_silent_worker_is_found_with_the_jobs_in_its_hands(findings, conn, database):
     """
     Silent for longer than its lease, and nobody alive to take its jobs over.
@@ -506,6 +508,7 @@ def test_the_pace_of_enqueuing_counts(findings, conn):
     assert found["level"] in {"error", "warning"}
 
 
+@pytest.mark.slow
 def test_a_segment_that_cannot_leave_says_what_holds_it(findings, conn, database):
     """
     Which queue has not passed it, or which worker has a job of it.
@@ -598,6 +601,7 @@ def test_a_forgotten_prepared_transaction_is_named(findings, database):
             stranger.tpc_rollback()
 
 
+@pytest.mark.slow
 def test_a_replication_slot_without_a_consumer_is_named(findings, pg_bin):
     """
     It holds its snapshot for ever, so it is a warning from the first second.

@@ -280,6 +280,7 @@ def test_a_standby_is_no_place_to_act_from_alone(pair, guard, command, database)
         assert said in unseen["why"]
 
 
+@pytest.mark.slow
 def test_a_handler_is_named_with_its_worker(guard, workers, conn):
     """
     A handler with ``transaction=True`` that takes long is one of the holders, and ours.

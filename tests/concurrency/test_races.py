@@ -329,6 +329,7 @@ def test_claim_and_late_commit_breaks_without_the_late_part(stage):
         claim_and_late_commit(stage)
 
 
+@pytest.mark.slow
 def test_two_claims_and_two_late_commits(stage):
     """Two claimers that hold their turn while writers commit around them share the jobs."""
 
@@ -625,6 +626,7 @@ def test_seal_and_slow_writer_breaks_when_sealed_with_a_snapshots_xmin(stage):
         seal_and_slow_writer(stage)
 
 
+@pytest.mark.slow
 def test_retain_and_open_batch(stage):
     """A segment is emptied only when no batch has an unsettled job of it; then it is."""
     small_segments(stage.conn, rows=100, reserve=2000)

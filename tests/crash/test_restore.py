@@ -178,7 +178,8 @@ def adopted_once(dsn: str, *, resume: bool) -> None:
             one(conn, f"select forebay.{call}_v1()")
 
 
-@pytest.mark.parametrize("resume", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [True, False])
 def test_a_restored_log_runs_nothing_until_it_is_adopted(
     server, database, own_server, tmp_path, resume
 ):

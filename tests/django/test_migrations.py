@@ -48,6 +48,7 @@ def test_the_schema_is_part_of_djangos_migration(empty):
         assert conn.execute("select to_regnamespace('forebay')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 def test_a_newer_library_is_brought_up_to_date_by_migrate(empty, monkeypatch):
     """
     What the library adds later has no migration of Django's; it comes with the next `manage.py migrate`.

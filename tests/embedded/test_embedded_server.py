@@ -131,6 +131,7 @@ def test_one_command_may_stop_what_another_started(started, pg_bin):
     assert other.pid is None
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_the_terminal_does_not_reach_the_server(folder, pg_bin):
     """
     Ctrl-C signals every process of the command's group, and the server is in none of them.
@@ -354,6 +355,7 @@ def test_the_environment_does_not_steer_the_server(folder, pg_bin, monkeypatch):
         assert _one(server.dsn(), "show work_mem") == "4MB"
 
 
+@pytest.mark.slow
 def test_the_wheels_own_launcher_is_never_loaded(folder):
     """
     The wheel lends its programs; its launcher, which may add users, is not even imported.

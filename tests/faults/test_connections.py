@@ -181,6 +181,7 @@ def fill(dsn: str, hoard: list[psycopg.Connection]) -> bool:
             return len(hoard) > before
 
 
+@pytest.mark.slow
 @pytest.mark.direct  # a pooler keeps sessions that were read-only when they began
 async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, conn, caplog):
     """
@@ -274,14 +275,8 @@ async def test_a_locked_heartbeat_table_stops_handlers_and_work_goes_on_afterwar
     assert set(ran) == set(range(10))
 
 
-@pytest.mark.parametrize(
-    "skew",
-    [
-        "-36000",
-        pytest.param("36000", marks=pytest.mark.slow),
-        pytest.param("315360000", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("skew", ["-36000", "36000", "315360000"])
 async def test_a_worker_whose_clock_is_wrong_starts_nothing_early_and_expires_nothing(
     conn, workers, effects, skew
 ):

@@ -112,6 +112,7 @@ def test_without_the_lock_on_the_leases_it_would_be_let_in(database, release):
         a_worker_that_comes_meanwhile(database, release)
 
 
+@pytest.mark.slow
 def test_a_worker_of_an_older_version_is_refused_before_it_claims(database, release):
     """
     After the post migration a worker of the version before ends at once, with an error that says what to do; the

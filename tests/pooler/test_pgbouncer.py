@@ -320,6 +320,7 @@ def test_many_clients_share_a_few_server_sessions(server, conn, database, worker
     assert "LeaseLost" not in workers.logs
 
 
+@pytest.mark.slow
 async def test_two_hundred_clients_share_five_server_sessions(server, conn, database):
     """
     Each connected all the time, in transactions that commit or roll back, while the pooler resets and replaces its

@@ -122,6 +122,7 @@ def test_the_group_that_is_furthest_behind_counts(database, conn):
             assert not is_full(conn)
 
 
+@pytest.mark.slow
 def test_the_count_is_that_of_a_full_recount_over_many_segments(database, conn):
     """
     What is counted step by step agrees with a count of everything, across borders of segments,

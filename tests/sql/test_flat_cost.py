@@ -405,6 +405,7 @@ def test_a_bulk_that_is_still_uncommitted_is_not_walked_over(database):
         meter.close()
 
 
+@pytest.mark.slow
 def test_trimming_does_not_read_the_history_that_stays(database):
     """With a thousand batches that have to stay, a trim touches about as many pages as with ten."""
     with connect(database) as conn:

@@ -658,6 +658,7 @@ def short_history(conn):
     one(conn, "select forebay.configure('retention_days', 0)")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
     """Parked, or kept back behind a retry: the segment stays until the job has ended, and then goes with its turns."""

@@ -53,6 +53,7 @@ def revoked_by_upkeep(conn) -> tuple | None:
     return conn.execute("select lease_id, jobs from forebay.revoke_lost_v1()").fetchone()
 
 
+@pytest.mark.slow
 def test_a_lease_that_cannot_be_revoked_does_not_keep_others_from_it(database, conn):
     """
     A forgotten prepared transaction with a settlement in it holds its own lease only: another lost
@@ -136,6 +137,7 @@ def test_a_lease_without_jobs_is_not_revoked_on_suspicion(database, conn):
     assert revoked_by_upkeep(conn) == (reader.lease_id, 0)
 
 
+@pytest.mark.slow
 def test_a_claim_is_a_sign_of_life(database, conn):
     """
     Who has been idle for long, and silent, keeps what it claims now, though the connection of its heart is gone.

@@ -384,6 +384,7 @@ def test_a_suspect_is_compared_with_the_version_that_was_scanned(app, has_come):
     sync.close()
 
 
+@pytest.mark.slow
 def test_what_a_running_job_repairs_in_time_is_no_drift(app):
     """
     A suspect has time to become right: that of the grace and a little more, or as is said.

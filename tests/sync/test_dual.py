@@ -89,6 +89,7 @@ async def test_what_is_gone_is_deleted_from_both(app, conn, sync, current, new, 
     assert current.versions() == new.versions() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hanging", "resetting"])
 async def test_a_new_target_that_is_away_harms_nobody(app, conn, sync, current, new, fault):
     """

@@ -170,6 +170,7 @@ async def test_an_item_that_failed_for_the_servers_reasons_is_not_to_blame(engin
     await target.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [401, 429, 502, 503, "html", "hang", "reset"])
 async def test_a_server_that_cannot_be_asked_says_nothing_about_items(engine, url, fault):
     """

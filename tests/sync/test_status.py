@@ -306,6 +306,7 @@ async def test_who_may_enqueue_cannot_count_jobs_as_completed(conn):
     assert kept(conn) == {"direct.accepted": 3}
 
 
+@pytest.mark.slow
 async def test_the_breaker_of_passes_is_told(app, conn, sync, source):
     """
     While a store cannot be reached, by which worker and why; and no more when it can be.
@@ -407,6 +408,7 @@ def count_completed(conn, tag="api", count=1):
     conn.execute("select forebay._note_tally(%s::jsonb, 'w')", [json.dumps(told)])
 
 
+@pytest.mark.slow
 async def test_the_coverage_of_the_alerts(app, database, conn, sync):
     """
     Each problem, one after another, sets off its alert and no other.

@@ -223,6 +223,7 @@ async def test_a_forced_write_is_made_once_and_read_later(app, conn):
     assert [method for method, _ in target.calls] == ["write", "read"]
 
 
+@pytest.mark.slow
 async def test_broken_off_calls_are_repeated_until_it_is_right(app, conn):
     """
     A call without an answer may have had its effect or not: both are found out by looking.

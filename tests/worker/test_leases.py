@@ -31,6 +31,7 @@ def revoked_leases(conn) -> int:
     return one(conn, "select count(*) from forebay.lease where closed_as = 'revoked'")
 
 
+@pytest.mark.slow
 async def test_a_new_lease_is_not_lost_by_the_answer_to_an_older_heartbeat(app, conn, database):
     """
     A worker that lost its claiming connection goes on under a second lease while jobs of the first run. Heartbeats
@@ -360,6 +361,7 @@ async def test_an_app_without_a_module_runs_suspects_in_its_own_process(app, con
     assert one(conn, "select count(*) from forebay.suspect_start") == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_finds_its_way_back_when_all_its_sessions_are_terminated(
     app, conn, database
 ):

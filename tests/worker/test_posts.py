@@ -60,6 +60,7 @@ async def test_of_two_idle_workers_one_looks_closely_and_one_does_the_upkeep(app
         assert looks(far, "promote_v1") == before[3]
 
 
+@pytest.mark.slow
 async def test_a_holder_that_vanishes_is_replaced(app, conn, database):
     """
     Its connections are silent, so it renews nothing: within its time and a heartbeat the other one looks closely and
@@ -141,6 +142,7 @@ async def test_where_nobody_hears_the_bell_a_heartbeat_tells_of_the_vacancy(
         release.set()
 
 
+@pytest.mark.slow
 async def test_a_backlog_is_shared_though_enqueues_do_not_ring(app, conn, database):
     """
     The holder finds more than it can take for longer than a poll, and wakes the other one.
@@ -163,6 +165,7 @@ async def test_a_backlog_is_shared_though_enqueues_do_not_ring(app, conn, databa
         assert min(one_.stats.done, two.stats.done) > 20
 
 
+@pytest.mark.slow
 async def test_deferred_jobs_start_on_time_with_two_workers(app, conn, database):
     """
     One of them promotes as often as one alone would: some tenths of a second late at most.

@@ -94,6 +94,7 @@ def test_one_of_a_batch_that_kills_its_process_is_found(conn, workers, effects):
     assert worker.is_running
 
 
+@pytest.mark.slow
 def test_a_transaction_in_a_process_is_one_commit(conn, workers, effects):
     """
     The child has a connection of its own; effect and completion are one there too.

@@ -132,6 +132,7 @@ def test_it_ends_in_time_though_handlers_ignore_everything(conn, workers, effect
     print(f"ended after {took:.2f} s")
 
 
+@pytest.mark.slow
 def test_it_ends_while_it_waits_for_a_database_that_is_not_there(database, workers, tmp_path):
     """
     A worker that never got a lease obeys too.
