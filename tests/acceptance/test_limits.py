@@ -75,7 +75,6 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
         "concurrency": 4,
         "lease_seconds": 10.0,
         "lease_margin_seconds": 3.0,
-        "suspect_seconds": 3.0,
         "poll_seconds": 0.1,
     }
     crew = [workers.start(**options) for _ in range(4)]
