@@ -103,7 +103,7 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
         f"{len(kills) - 4} kills, {len(ended)} jobs, {share:.2f} of the slots used, most at once {dict(most)}"
     )
     assert set(most.values()) == {slots}, workers.logs[-5000:]
-    assert share >= (0.9 if is_long else 0.1)
+    assert share >= (0.9 if is_long else 0.5)
 
 
 @pytest.mark.slow

@@ -55,17 +55,17 @@ def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(
     try:
         assert answer.stdout.count("\n") == 1, answer.stdout + answer.stderr
         found = json.loads(answer.stdout)
-        # How fast it was is judged in a long run: a busy machine stands still for seconds.
-        assert answer.returncode == 0 or not is_long, answer.stdout + answer.stderr
         assert found.keys() >= KEYS
         assert found["writes"] >= writes
         assert found["old_order_lost"] > 0
         assert found["behind_at_most"] > 0
         for name in ("failed_writes", "lost_writes", "missing_after", "stale_after", "orphaned_after", "jobs_after"):  # fmt: skip
             assert found[name] == 0, name
-        if is_long:
-            most = found["deadline_ms"] + 1.5 * found["write_p99_ms_before"]
-            assert found["write_p99_ms_during"] <= most
+        # How fast it was is judged in a long run: a busy machine stands still for seconds. Nothing else may fail.
+        most = found["deadline_ms"] + 1.5 * found["write_p99_ms_before"]
+        is_fast = found["write_p99_ms_during"] <= most
+        assert is_fast or not is_long
+        assert answer.returncode == (0 if is_fast else 1), answer.stdout + answer.stderr
         assert "black hole" in answer.stderr
         assert plot.read_text().startswith("<?xml")
         with psycopg.connect(found["dsn"]) as conn, psycopg.connect(found["target"]) as index:
