@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -75,17 +76,30 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     @property
     def enqueued_at(self) -> datetime:
         """When its transaction enqueued it."""
-        return datetime.fromtimestamp(self.enqueued_micros / 1_000_000, UTC)
+        return _instant(self.enqueued_micros)
 
     @property
     def expires_at(self) -> datetime:
         """From when on it is not started any more."""
         if self.expires_micros is None:
-            return self.enqueued_at + _EXPIRES_AFTER
-        return datetime.fromtimestamp(self.expires_micros / 1_000_000, UTC)
+            return _usual_expiry(self.enqueued_micros)
+        return _instant(self.expires_micros)
 
 
 _EXPIRES_AFTER: Final = timedelta(days=30)
+
+
+# Jobs of one transaction have the same instant.
+@lru_cache(maxsize=1000)
+def _instant(micros: int) -> datetime:
+    return datetime.fromtimestamp(micros / 1_000_000, UTC)
+
+
+@lru_cache(maxsize=1000)
+def _usual_expiry(enqueued_micros: int) -> datetime:
+    return _instant(enqueued_micros) + _EXPIRES_AFTER
+
+
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 
 

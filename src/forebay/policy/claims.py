@@ -69,13 +69,11 @@ def claim_size(
     """
     ahead = 0
     if mean_seconds is not None:
-        most = rows_max
         if chained and chained * mean_seconds <= ahead_seconds:
             free_slots = 0
-            # Jobs that take turns in one slot are through before more have come.
-            most = 2 * rows_max
-        # Below a microsecond the quotient says nothing that rows_max does not.
-        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), float(most)))
+        # Below a microsecond the quotient says nothing that rows_max does not. Two claims at most: one that is worked
+        # on, and one that comes meanwhile.
+        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), 2.0 * rows_max))
     # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
     more = ahead - buffered if 2 * buffered <= ahead else 0
     return max(0, min(free_slots + more, rows_max))

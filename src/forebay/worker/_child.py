@@ -87,8 +87,9 @@ class _Pipe:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._writer.write, message)
 
-    def done(self, job: HeldJob) -> None:
-        self.say(Answer(offset=job.row.offset, tallies=_taken(job)))
+    def done(self, jobs: Sequence[HeldJob]) -> None:
+        for job in jobs:
+            self.say(Answer(offset=job.row.offset, tallies=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         self.say(Answer(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))

@@ -68,7 +68,7 @@ _ABANDONED_MANY = 10
 class Sink(Protocol):
     """Where endings go: the settler, or a child's pipe to its parent."""
 
-    def done(self, job: HeldJob) -> None: ...
+    def done(self, jobs: Sequence[HeldJob]) -> None: ...
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
     def settled_elsewhere(self, job: HeldJob) -> None: ...
 
@@ -476,8 +476,7 @@ class Executor:
                 self._note_duration(helds, endeds)
                 if isinstance(result, Endings) and result.tally and not helds[0].ended:
                     helds[0].batch.tallies.append(result.tally)
-                for held, ended in zip(helds, endeds, strict=True):
-                    self._finish(held, ended)
+                self._finish_returned(helds, endeds)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
             is_ours = kind.transaction or isinstance(error, NoThreadError)
             if is_ours and not call.started and call.why is None:
@@ -615,7 +614,7 @@ class Executor:
                 claim_no=held.batch.claim_no,
                 flush_no=-offset,
                 done=[offset],
-                millis=[held.millis()],
+                millis=[held.millis(time.monotonic())],
             )
             if ended is not None:
                 ended.offset = offset
@@ -654,6 +653,23 @@ class Executor:
         for held, ended in zip(helds, endeds, strict=True):
             self._finish(held, ended, solo=call.kind.transaction)
 
+    def _finish_returned(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+        if len(helds) == 1:
+            self._finish(helds[0], endeds[0])
+            return
+        done = []
+        for held, ended in zip(helds, endeds, strict=True):
+            if ended is not None:
+                self._finish(held, ended)
+            elif not held.ended:
+                held.ended = True
+                done.append(held)
+        if done:
+            self._sink.done(done)
+        for held in done:
+            if held.row.ordering_key is not None:
+                self._go_on_with_key(held, None)
+
     def _finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         if held.ended:
             return
@@ -664,7 +680,7 @@ class Executor:
     def _end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         held.ended = True
         if ended is None:
-            self._sink.done(held)
+            self._sink.done([held])
         else:
             ended.offset = held.row.offset
             self._sink.end(held, ended, solo=solo)

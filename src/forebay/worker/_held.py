@@ -17,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from forebay.ops.protocol import Ended, Flush
 
 if TYPE_CHECKING:
@@ -125,8 +127,7 @@ def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
     return [m for _, m in sorted(zip(offsets, millis, strict=True))]
 
 
-@dataclass(slots=True, eq=False)
-class HeldJob:
+class HeldJob(msgspec.Struct, eq=False):
     """A claimed job: waiting in this process, running, or ended.
 
     ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
@@ -152,8 +153,8 @@ class HeldJob:
     def begin(self) -> None:
         self.started_at = time.monotonic()
 
-    def millis(self) -> int:
-        return min(int((time.monotonic() - self.started_at) * 1000), 2_147_483_647)
+    def millis(self, now: float) -> int:
+        return min(int((now - self.started_at) * 1000), 2_147_483_647)
 
 
 #: An ordering key as a lease has it: the same text means another key in another queue.

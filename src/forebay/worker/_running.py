@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout
 from forebay.model.job import Job
@@ -50,8 +51,7 @@ def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
     )
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One call of a handler. ``context`` is None where nobody could see it."""
 
     kind: Kind
@@ -65,7 +65,7 @@ class Call:
     started: bool = False
     why: HandlerError | None = None
     settling: bool = False
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    timers: list[asyncio.TimerHandle] = []
     _jobs: list[Job] | None = None
 
     @property

@@ -22,7 +22,7 @@ from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forebay.db.session import Session
     from forebay.worker._held import Batch, HeldJob, Lease
@@ -63,11 +63,12 @@ class Settler:
         self.refused = 0
         self.repeated = 0
 
-    def done(self, job: HeldJob) -> None:
-        """The job is done."""
-        batch = job.batch
-        batch.done.append(job.row.offset)
-        batch.millis.append(job.millis())
+    def done(self, jobs: Sequence[HeldJob]) -> None:
+        """The jobs, of one batch, are done."""
+        batch, now = jobs[0].batch, time.monotonic()
+        for job in jobs:
+            batch.done.append(job.row.offset)
+            batch.millis.append(job.millis(now))
         self._mark(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:

@@ -758,7 +758,7 @@ class Worker:
             return None, []
         if lease.lost:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
-        batch = Batch(lease, claim_no, len(rows), {row.offset for row in rows})
+        batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
         batch.frees_others = lane.is_paced or any(row.ordering_key is not None for row in rows)
         batch.lane = lane
         lease.batches[claim_no] = batch
@@ -817,7 +817,7 @@ class Worker:
                 else:
                     self.stats.ended += 1
             else:
-                self._settler.done(held)
+                self._settler.done([held])
                 self.stats.done += 1
         except LeaseLost:
             self._on_lease_lost(lease)
@@ -945,9 +945,9 @@ class _Counted:
         self._settler = settler
         self._stats = stats
 
-    def done(self, job: HeldJob) -> None:
-        self._stats.done += 1
-        self._settler.done(job)
+    def done(self, jobs: Sequence[HeldJob]) -> None:
+        self._stats.done += len(jobs)
+        self._settler.done(jobs)
 
     def end(self, job: HeldJob, ended: protocol.Ended, *, solo: bool = False) -> None:
         if ended.outcome == "done":
