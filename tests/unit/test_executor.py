@@ -18,8 +18,8 @@ class Sink:
     def __init__(self):
         self.ended = []
 
-    def done(self, job):
-        self.ended.append((job.row.args["no"], "done"))
+    def done(self, jobs):
+        self.ended += [(job.row.args["no"], "done") for job in jobs]
 
     def end(self, job, ended, *, solo=False):
         self.ended.append((job.row.args["no"], ended.outcome))

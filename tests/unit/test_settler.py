@@ -19,5 +19,5 @@ def test_endings_are_told_in_the_order_of_their_claims():
     settler = Settler(session=None, on_lease_lost=lambda _: None)
     settler.end(held(third), Ended(1, "retried"), solo=True)
     settler.end(held(second), Ended(1, "retried"))
-    settler.done(held(first))
+    settler.done([held(first)])
     assert [flush.claim_no for _, flush in settler._collect()] == [1, 2, 3]

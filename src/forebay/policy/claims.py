@@ -58,6 +58,8 @@ def claim_size(
     30
     >>> claim_size(0, concurrency=10, buffered=30, mean_seconds=0.02)
     0
+    >>> claim_size(0, concurrency=10, buffered=1000, mean_seconds=0.00001)
+    1000
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
     >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=0.0001)
