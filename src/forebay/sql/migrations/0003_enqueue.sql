@@ -4,7 +4,7 @@
 -- even, as are those of all lanes but those of limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
-as $$ select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text) collate "C", 0) & -2 $$;
+as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
 
 
 -- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
@@ -150,7 +150,11 @@ $$;
 -- The bell of a queue.
 create function forebay._bell(p_queue text) returns regclass
 language sql stable
-as $$ select ('forebay.bell_' || (hashtext(p_queue) & 15)::text)::regclass $$;
+as $$
+    select (array[
+        'forebay.bell_0', 'forebay.bell_1', 'forebay.bell_2', 'forebay.bell_3', 'forebay.bell_4', 'forebay.bell_5', 'forebay.bell_6', 'forebay.bell_7',
+        'forebay.bell_8', 'forebay.bell_9', 'forebay.bell_10', 'forebay.bell_11', 'forebay.bell_12', 'forebay.bell_13', 'forebay.bell_14', 'forebay.bell_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
+$$;
 
 
 -- Does somebody sleep who wants to be woken for the queue?
@@ -402,8 +406,9 @@ begin
         lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
-        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
-    returning seq into v_job_id;
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
+    -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
+    v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._ring(enqueue.queue);
     end if;
