@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 #: Jobs of a turn in the quick form: a second or two of work for each contestant.
 _JOBS: Final = {
-    "async": 45_000,
-    "keyed": 30_000,
-    "one_key": 30_000,
+    "async": 70_000,
+    "keyed": 50_000,
+    "one_key": 50_000,
     "thread": 12_000,
-    "batch": 75_000,
+    "batch": 120_000,
     "tx": 1_200,
     "classic": 60_000,
     "pgqueuer": 12_000,
