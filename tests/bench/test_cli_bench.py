@@ -92,6 +92,12 @@ def test_programs_get_a_line_of_json_with_the_facts_of_the_run(command, scenario
     found = json.loads(out)
     assert found["scenario"] == "one"
     assert found["ours_per_s"] == 5
+    assert [(bar["what"], bar["value"], bar["holds"]) for bar in found["bars"]] == [
+        ("kept", 2, True),
+        ("missed", 2, False),
+        ("open", None, None),
+    ]
+    assert (found["bars"][0]["at_least"], found["bars"][1]["at_most"]) == (1, 1)
     facts = found["run"]
     assert {"postgresql", "settings", "machine", "forebay", "commit", "command"} <= facts.keys()
     assert (

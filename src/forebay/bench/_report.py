@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forebay.bench._measure import round_figure
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -53,3 +55,13 @@ class Bar:
             return None
         low = self.at_least is None or self.value >= self.at_least
         return low and (self.at_most is None or self.value <= self.at_most)
+
+    def facts(self) -> dict[str, Any]:
+        """As it goes into the JSON line."""
+        return {
+            "what": self.what,
+            "value": None if self.value is None else round_figure(self.value),
+            "at_least": self.at_least,
+            "at_most": self.at_most,
+            "holds": self.holds,
+        }

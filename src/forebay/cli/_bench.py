@@ -122,7 +122,8 @@ def bench(
     if plot is not None:
         _draw(report, plot)
     if as_json:
-        print_json({"scenario": scenario, **report.figures, "run": facts})
+        bars = [bar.facts() for bar in report.bars]
+        print_json({"scenario": scenario, **report.figures, "bars": bars, "run": facts})
     else:
         _show(out, report, facts)
         if plot is not None:

@@ -361,17 +361,17 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     check_holder(holder, place)
     mixes = _mixes(options)
     names, notes = _contestants(options)
-    if mixes == ["keyed"]:
-        names = ["ours"]
-        notes = [
+    if "keyed" in mixes:
+        notes.append(
             "keyed: a unique key or an ordering key for each job, of a thousand each; the others have neither"
-        ]
-    seconds = _turn_seconds(options, len(names) * len(mixes))
+        )
+    runs = {mix: ["ours"] if mix == "keyed" else names for mix in mixes}
+    seconds = _turn_seconds(options, sum(map(len, runs.values())))
     found: dict[str, dict[str, Contestant]] = {}
     segments: dict[str, int] = {}
     for mix in mixes:
         more, found[mix], segments[mix] = _hold_up(
-            place, holder, mix, names, seconds, progress=progress
+            place, holder, mix, runs[mix], seconds, progress=progress
         )
         notes += [note for note in more if note not in notes]
     figures: dict[str, Any] = {"holder": holder, "mix": mixes[0]}
@@ -392,7 +392,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
         "ours also asks for ready lanes, records claims, keeps what is done; its upkeep runs during everybody's turns",
         *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command"]
-          if "staged" in names else []),
+          if "staged" in runs[mixes[0]] else []),
     ]  # fmt: skip
     first = found[mixes[0]]
     return Report(
@@ -406,7 +406,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 def _mixes(options: Options) -> list[str]:
     if options.mix is None:
-        return ["plain", "delayed", "failing"] if options.full else ["plain"]
+        return ["plain", "delayed", "failing", "keyed"] if options.full else ["plain"]
     if options.mix not in MIXES:
         raise ConfigError("--mix", f"is {shown(options.mix)}", hint=f"One of: {', '.join(MIXES)}.")
     return [options.mix]

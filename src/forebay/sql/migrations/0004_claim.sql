@@ -232,9 +232,11 @@ begin
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
         raise exception 'unreachable';
     end if;
-    if pg_sequence_last_value('forebay.key_seq') is not null
-       and exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
-        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+            return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
     end if;
     -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
