@@ -99,10 +99,43 @@ def test_programs_get_a_line_of_json_with_the_facts_of_the_run(command, scenario
     ]
     assert (found["bars"][0]["at_least"], found["bars"][1]["at_most"]) == (1, 1)
     facts = found["run"]
-    assert {"postgresql", "settings", "machine", "forebay", "commit", "command"} <= facts.keys()
+    assert {
+        "postgresql",
+        "settings",
+        "machine",
+        "pace",
+        "forebay",
+        "commit",
+        "command",
+    } <= facts.keys()
     assert (
         facts["settings"]["fsync"] == "off"
     )  # the suite's server is not durable, and a run says so
+
+
+def test_a_machine_that_changes_its_speed_is_said_to_be_unsteady(
+    command, scenario, server, monkeypatch
+):
+    """
+    A loop that took half again as long another time: whoever compares single turns must know.
+    """
+    from forebay.bench import _pace
+
+    found = iter([0.004, *[0.006] * 3])
+    monkeypatch.setattr(_pace, "_count", lambda: next(found))
+    pace = _pace.Pace()
+    pace._seconds += found
+    assert pace.facts() == {"low_ms": 4.0, "median_ms": 6.0, "high_ms": 6.0, "unsteady": True}
+
+    monkeypatch.setattr(_pace, "_count", lambda: 0.004)
+    monkeypatch.setattr(_pace.Pace, "facts", lambda _: pace_facts(unsteady=True))
+    assert "unsteady machine" in command("bench", "one", "--dsn", server.dsn())[1]
+    monkeypatch.setattr(_pace.Pace, "facts", lambda _: pace_facts(unsteady=False))
+    assert "unsteady machine" not in command("bench", "one", "--dsn", server.dsn())[1]
+
+
+def pace_facts(*, unsteady):
+    return {"low_ms": 4.0, "median_ms": 5.0, "high_ms": 6.0, "unsteady": unsteady}
 
 
 def test_a_check_fails_when_a_promise_is_missed(command, scenario, server):

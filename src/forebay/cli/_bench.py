@@ -187,7 +187,15 @@ def _show(out: Console, report: Report, facts: dict[str, Any]) -> None:
         out.print(_bar_line(bar))
     for note in report.notes:
         out.print(Text(f"· {note}", style="dim"))
-    machine = facts["machine"]
+    machine, pace = facts["machine"], facts["pace"]
+    if pace["unsteady"]:
+        out.print(
+            Text(
+                f"· an unsteady machine: a loop that only counts took from {pace['low_ms']:.3g} to {pace['high_ms']:.3g} ms,"
+                " so that the ratio of two single turns says little",
+                style="yellow",
+            )
+        )
     out.print(
         Text(
             f"PostgreSQL {facts['postgresql']}, {machine['cores']} cores ({machine['cpu']}),"

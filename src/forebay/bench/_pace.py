@@ -1,0 +1,65 @@
+"""How fast the machine itself is while something is measured.
+
+On a machine that others share it is not the same from one second to the next, and two turns that follow each other can
+differ by more than what they compare. So each run also tells how long a loop took that only counts: its CPU time, which
+waiting for a core does not lengthen, but a slower core does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any, Final, Self
+
+#: Of the loop: a few milliseconds, a hundredth of a core.
+_STEPS: Final = 20_000
+
+_PAUSE_SECONDS: Final = 0.5
+
+#: Between the slowest tenth and the quickest one, from which on single turns are not to be compared.
+_UNSTEADY_FROM: Final = 1.5
+
+
+class Pace:
+    """Watches in a thread from ``with`` to its end."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = [_count()]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="pace", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(_PAUSE_SECONDS):
+            self._seconds.append(_count())
+
+    def facts(self) -> dict[str, Any]:
+        """Milliseconds of the loop: a tenth took at most ``low_ms``, half at most ``median_ms``, a tenth ``high_ms`` or more.
+
+        ``unsteady``: these differ so much that the ratio of two single turns says little.
+        """
+        found = sorted(self._seconds)
+        last = len(found) - 1
+        low, high = found[round(last * 0.1)], found[round(last * 0.9)]
+        return {
+            "low_ms": round(low * 1000, 2),
+            "median_ms": round(statistics.median(found) * 1000, 2),
+            "high_ms": round(high * 1000, 2),
+            "unsteady": high >= _UNSTEADY_FROM * low,
+        }
+
+
+def _count() -> float:
+    began = time.thread_time()
+    total = 0
+    for number in range(_STEPS):
+        total += number
+    return time.thread_time() - began
