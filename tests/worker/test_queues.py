@@ -224,7 +224,7 @@ async def test_a_job_of_a_queue_that_nobody_serves_is_left_alone(app, conn):
 @pytest.mark.slow
 async def test_many_waiting_jobs_are_claimed_in_bounded_numbers(app, conn):
     """
-    However much waits, a worker holds at most one claim's rows beyond its slots.
+    However much waits, a worker holds at most two claims' rows beyond its slots.
     """
     most = 0
 

@@ -82,22 +82,17 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     def expires_at(self) -> datetime:
         """From when on it is not started any more."""
         if self.expires_micros is None:
-            return _usual_expiry(self.enqueued_micros)
+            return _instant(self.enqueued_micros + _EXPIRES_AFTER_MICROS)
         return _instant(self.expires_micros)
 
 
-_EXPIRES_AFTER: Final = timedelta(days=30)
+_EXPIRES_AFTER_MICROS: Final = timedelta(days=30) // timedelta(microseconds=1)
 
 
 # Jobs of one transaction have the same instant.
 @lru_cache(maxsize=1000)
 def _instant(micros: int) -> datetime:
     return datetime.fromtimestamp(micros / 1_000_000, UTC)
-
-
-@lru_cache(maxsize=1000)
-def _usual_expiry(enqueued_micros: int) -> datetime:
-    return _instant(enqueued_micros) + _EXPIRES_AFTER
 
 
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
