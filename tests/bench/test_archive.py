@@ -7,7 +7,14 @@ from forebay.bench.engines.forebay_log import Log, cut
 from forebay.bench.scenarios import archive
 from tests.support.engine import depth, one
 
-NAMES = {"size", "rows_per_segment", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms"}
+NAMES = {
+    "size",
+    "rows_per_segment",
+    "claim_p50_ms",
+    "claim_p99_ms",
+    "enqueue_p50_ms",
+    "claim_pages",
+}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from forebay.bench.engines.forebay_log import Log
 from forebay.bench.scenarios import backlog
 from tests.support.engine import depth
 
-NAMES = {"size", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms"}
+NAMES = {"size", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms", "claim_pages"}
 
 
 @pytest.mark.slow

@@ -1,15 +1,19 @@
 """The scenario of held transactions: its figures, its clock, and that the experiment shows what it is about."""
 
+import contextlib
 import time
 from pathlib import Path
 
 import pytest
 
 from forebay.bench import Options, Place
-from forebay.bench.engines._queue import Taken
+from forebay.bench.engines._classic_queue import ClassicQueue
+from forebay.bench.engines._queue import Queue, Taken
+from forebay.bench.engines.forebay_log import Log
 from forebay.bench.plot import save
 from forebay.bench.scenarios import held
 from forebay.errors import ConfigError
+from tests.support.engine import connect
 
 NAMES = {
     "jobs",
@@ -18,6 +22,8 @@ NAMES = {
     "throughput_last",
     "claim_p50_first_ms",
     "claim_p50_last_ms",
+    "claim_pages_first",
+    "claim_pages_last",
     "pickup_p50_last_ms",
     "dead_rows",
     "samples",
@@ -25,6 +31,7 @@ NAMES = {
 SAMPLE = {
     "seconds",
     "claim_p50_ms",
+    "claim_pages",
     "waiting",
     "pickup_p50_ms",
     "enqueue_p50_ms",
@@ -48,6 +55,9 @@ class Instant:
     def claim(self, limit):
         taken, self.jobs = self.jobs[:limit], self.jobs[limit:]
         return taken
+
+    def claim_counted(self, limit):
+        return self.claim(limit), 1
 
     def end(self, done, failed):
         self.ended += [(job.number, job.attempts) for job in done]
@@ -149,6 +159,32 @@ def test_a_sample_tells_how_many_wait():
     contestant._dues[0] = (time.time() - 1, 500)
     contestant._sample(held.Turn(), held.Turn())
     assert contestant.samples[-1]["waiting"] == 500
+
+
+def test_pages_tell_who_suffers_from_a_held_snapshot(database, empty_database):
+    """
+    While one is held, the ordinary table reads more pages for each claim, the log as many as before.
+    """
+    rises = {}
+    for queue, dsn in ((Log(database), database), (ClassicQueue(empty_database), empty_database)):
+        with contextlib.closing(queue), connect(dsn) as holder, holder.transaction():
+            holder.execute("set transaction isolation level repeatable read")
+            holder.execute("select 1")
+            pages_of_a_claim(queue)
+            pages = [pages_of_a_claim(queue) for _ in range(20)]
+            rises[type(queue)] = pages[-1] - pages[0]
+    assert rises[ClassicQueue] > 100
+    assert abs(rises[Log]) <= 10
+
+
+def pages_of_a_claim(queue: Queue) -> int:
+    queue.enqueue(500)
+    taken, pages = queue.claim_counted(100)
+    while taken:
+        queue.end(taken, [])
+        taken = queue.claim(100)
+    assert pages is not None
+    return pages
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from forebay.bench.engines import classic
-from forebay.bench.engines._queue import STEADY_PLANS, Taken
+from forebay.bench.engines._queue import STEADY_PLANS, Taken, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,10 @@ class ClassicQueue:
             Taken(job_id, job_id, attempts - 1, run_at.timestamp())
             for job_id, _, _, attempts, run_at in classic.claim(self.conn, limit)
         ]
+
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Claim, and count what was read for it."""
+        return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
         """Delete what is done and make ready what failed, in one transaction."""

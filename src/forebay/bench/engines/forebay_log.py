@@ -7,12 +7,13 @@ Upkeep is not done here: a scenario runs it beside, with ``forebay.bench._upkeep
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from forebay.bench.engines._queue import Taken
+from forebay.bench.engines._queue import Taken, counted
 from forebay.ops import protocol
 
 if TYPE_CHECKING:
@@ -106,20 +107,23 @@ class Log:
     def claim(self, limit: int) -> list[Taken]:
         """Ask which lanes are ready, as a worker does at every poll, and take jobs: retries first."""
         taken: list[Taken] = []
-        for lane in sorted(self.ready(), key=lambda each: not each.is_private):
-            claim_no, jobs = self.claim_lane(limit - len(taken), lane.lane, lane.group_id)
-            taken += [
-                Taken(
-                    (claim_no, len(jobs), job.offset),
-                    job.job_id,
-                    job.attempts_used,
-                    job.enqueued_micros / 1e6,
-                )
-                for job in jobs
-            ]
+        for lane in in_order(self.ready()):
+            taken += self._take(limit - len(taken), lane)
             if len(taken) >= limit:
                 break
         return taken
+
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Ask and take, and count what was read for it. A claim is its own transaction, so each is counted by itself."""
+        taken: list[Taken] = []
+        lanes, pages = counted(self.conn, self.ready)
+        for lane in in_order(lanes):
+            more, read = counted(self.conn, partial(self._take, limit - len(taken), lane))
+            taken += more
+            pages += read
+            if len(taken) >= limit:
+                break
+        return taken, pages
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
         """Settle what a claim took, in one call."""
@@ -183,6 +187,13 @@ class Log:
             self._settle([protocol.Flush(claim_no, 1)])
         return seconds, len(jobs)
 
+    def pages_of_claim(self, limit: int) -> int:
+        """Claim from the public lane and settle the batch; how many pages the server read for the claim."""
+        (claim_no, jobs), pages = counted(self.conn, lambda: self.claim_lane(limit))
+        if jobs:
+            self._settle([protocol.Flush(claim_no, 1)])
+        return pages
+
     def empty(self, limit: int = 10_000) -> int:
         """Work off everything that waits in the public lane; how many jobs it was."""
         total = 0
@@ -200,6 +211,18 @@ class Log:
         """Return how many segments are full and closed."""
         return int(self._value("select count(*) from forebay.seal"))
 
+    def _take(self, limit: int, lane: protocol.ReadyLane) -> list[Taken]:
+        claim_no, jobs = self.claim_lane(limit, lane.lane, lane.group_id)
+        return [
+            Taken(
+                (claim_no, len(jobs), job.offset),
+                job.job_id,
+                job.attempts_used,
+                job.enqueued_micros / 1e6,
+            )
+            for job in jobs
+        ]
+
     def _settle(self, flushes: list[protocol.Flush]) -> None:
         statuses = self.run(protocol.settle(self.lease_id, flushes))
         assert all(status == "settled" for status in statuses), statuses
@@ -208,6 +231,11 @@ class Log:
         row = self.conn.execute(statement, parameters).fetchone()
         assert row is not None
         return row[0]
+
+
+def in_order(lanes: Sequence[protocol.ReadyLane]) -> list[protocol.ReadyLane]:
+    """Return lanes as a worker asks them: those of retries first."""
+    return sorted(lanes, key=lambda each: not each.is_private)
 
 
 def cut(dsn: str, *, segment_rows: int, reserve_rows: int) -> None:

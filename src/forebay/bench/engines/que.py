@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay.bench.engines._queue import STEADY_PLANS, Taken, dead_rows_of
+from forebay.bench.engines._queue import STEADY_PLANS, Taken, counted, dead_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,6 +137,10 @@ class Que:
         if rows and self._remember:
             self._last = dict(zip(("priority", "run_at", "id"), rows[-1][:3], strict=True))
         return [Taken(row[2], row[2], row[5], row[1].timestamp()) for row in rows]
+
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Walk, and count what was read for it."""
+        return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
         """Delete what is done, put back what failed, and let go of both."""

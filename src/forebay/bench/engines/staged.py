@@ -138,6 +138,10 @@ class Staged:
             found = self._take(limit)
         return [Taken(text, job[0], job[4], job[3]) for text, job in found]
 
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Take jobs; Redis has no pages."""
+        return self.claim(limit), None
+
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
         """Strike off what was taken; what failed goes back behind the others."""
         del done

@@ -6,6 +6,7 @@ take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 e
 wait afterwards as before. A round gives the medians of its steps; a size is compared with the smallest one round by round.
 
 ``claim_p50_ms`` is the claim alone, at its p50 over all rounds; ``enqueue_p50_ms`` an enqueue with its commit.
+``claim_pages`` is how many pages the server reads for a claim, in memory or not, at the median of some that are counted and not timed.
 ``enqueue_errors`` counts calls that failed while the queue was filled.
 """
 
@@ -40,6 +41,8 @@ _ROUNDS: Final = 5
 _CLAIM_ROWS: Final = 10
 _QUICK_STEPS: Final = 60
 _FULL_STEPS: Final = 300
+#: Of a round: claims whose pages are counted.
+_COUNTED: Final = 5
 _FILL_ROWS: Final = 10_000
 _FILL_CONNECTIONS: Final = 2
 
@@ -52,6 +55,8 @@ class Size:
     log: Log
     claims: list[list[float]] = field(default_factory=list)
     enqueues: list[list[float]] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    """What the server read for claims that were counted and not timed."""
 
     def take_turn(self, steps: int) -> None:
         """Measure so many steps."""
@@ -63,6 +68,10 @@ class Size:
             if number >= 0 and count == _CLAIM_ROWS:
                 claims.append(seconds)
                 enqueues += each
+        for _ in range(_COUNTED):
+            self.pages.append(self.log.pages_of_claim(_CLAIM_ROWS))
+            for _ in range(_CLAIM_ROWS):
+                self.log.enqueue_one()
         self.claims.append(claims)
         self.enqueues.append(enqueues)
 
@@ -185,6 +194,7 @@ def figures_of(each: Size) -> dict[str, Any]:
         "claim_p50_ms": round_figure(statistics.median(claims) * 1000),
         "claim_p99_ms": round_figure(percentile(claims, 0.99) * 1000),
         "enqueue_p50_ms": round_figure(statistics.median(enqueues) * 1000),
+        "claim_pages": statistics.median(each.pages),
     }
 
 
@@ -202,9 +212,18 @@ def table(measured: Sequence[Size], what: str) -> Table:
                 f"{figures['claim_p99_ms']:.3g}",
                 f"{figures['enqueue_p50_ms']:.3g}",
                 f"{ratio(each.claims, measured[0].claims):.2f}",
+                f"{figures['claim_pages']:,.0f}",
             )
         )
-    columns = [what, "claim ms, p50", "rounds", "p99", "enqueue ms, p50", "claim, to the first"]
+    columns = [
+        what,
+        "claim ms, p50",
+        "rounds",
+        "p99",
+        "enqueue ms, p50",
+        "claim, to the first",
+        "pages read",
+    ]
     return Table(columns, rows, right=columns)
 
 
