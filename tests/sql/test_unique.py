@@ -103,7 +103,7 @@ def expired(conn, reader, unique_as):
     job_id = one(
         conn,
         "select forebay.enqueue('work', unique_as => %s::jsonb,"
-        " expires_at => clock_timestamp() + interval '100 ms')",
+        " expires_at => clock_timestamp() + interval '1 s')",
         json.dumps(unique_as),
     )
     wait_for(

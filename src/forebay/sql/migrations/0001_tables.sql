@@ -351,6 +351,17 @@ end
 $$;
 
 
+-- Registers of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
+-- What stands in them is made by forebay._token() and means nothing after a restart or in a restored database.
+do $$
+begin
+    for i in 0..15 loop
+        execute format('create sequence forebay.known_%s as bigint minvalue -9223372036854775808 cache 1', i);
+    end loop;
+end
+$$;
+
+
 -- What trimming remembers: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since
 -- 1970, deferred rows were removed. While somebody holds a snapshot whatever was removed lies in front of what is to be.
 create sequence forebay.trim_pass_seq as bigint cache 1;

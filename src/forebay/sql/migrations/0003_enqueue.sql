@@ -147,6 +147,69 @@ end
 $$;
 
 
+-- The register that may name a lane.
+create function forebay._lane_register(p_lane bigint) returns regclass
+language sql stable
+as $$
+    select (array[
+        'forebay.known_0', 'forebay.known_1', 'forebay.known_2', 'forebay.known_3', 'forebay.known_4', 'forebay.known_5', 'forebay.known_6', 'forebay.known_7',
+        'forebay.known_8', 'forebay.known_9', 'forebay.known_10', 'forebay.known_11', 'forebay.known_12', 'forebay.known_13', 'forebay.known_14', 'forebay.known_15']::regclass[])[((p_lane >> 1) & 15) + 1]
+$$;
+
+
+-- What stands in the register of a lane that is known: another number for each lane, each start of the server and each file of
+-- the registry. So a register that was dumped with a later state than the registry, or outlived it, names no lane.
+create function forebay._token(p_lane bigint) returns bigint
+language sql stable
+as $$
+    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
+$$;
+
+
+-- Is the lane's row in the registry committed, as far as its register tells?
+--
+-- Invariant "known is committed": a register names a lane only after its row was. Read and set outside transactions.
+create function forebay._is_known(p_lane bigint) returns boolean
+language sql volatile
+as $$
+    select coalesce(pg_sequence_last_value(forebay._lane_register(p_lane)) = forebay._token(p_lane), false)
+$$;
+
+
+-- The public lane for one job, noted in the registry; where many jobs go, its register comes to know it.
+--
+-- Errors: JQ001 the queue's name.
+create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
+    v_committed boolean;
+begin
+    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.spread_seq')) = 0 then
+        -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
+        select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
+        if v_committed is not null then
+            -- Seldom, so that two lanes with one register do not take it from each other at every job.
+            perform setval(forebay._lane_register(v_lane), forebay._token(v_lane)) where v_committed and random() < 0.03;
+            return v_lane;
+        end if;
+    end if;
+    if p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' is not true then
+        raise exception using errcode = 'JQ001',
+            message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
+            hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+    end if;
+    return case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, 0)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when pg_sequence_last_value('forebay.spread_seq') is not null then forebay._pick_lane(p_queue, p_priority)
+                else forebay._note_lane(p_queue, p_priority, 0) end;
+end
+$$;
+
+
 -- The bell of a queue.
 create function forebay._bell(p_queue text) returns regclass
 language sql stable
@@ -326,12 +389,9 @@ create function forebay.enqueue(
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
     v_now     timestamptz := forebay._now();
     v_start   timestamptz;
     v_problem text;
@@ -340,11 +400,13 @@ declare
 begin
     -- A good, plain job passes on one expression, since each costs more than what it asks. A pattern without a bound is matched
     -- in a fraction of the time. The queue's name is looked at when its lane is not known.
-    -- The concatenation makes of a value that comes compressed out of a table what it is in full.
+    -- 124 characters make at most 62 levels. The concatenation makes of a value that comes compressed out of a table what it is
+    -- in full.
     if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
         and jsonb_typeof(enqueue.args) = 'object'
         and enqueue.priority between -32768 and 32767
-        and pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500
+        and (octet_length(enqueue.args::text) <= 124
+             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
         and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
                          enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
        ) is not true then
@@ -371,21 +433,8 @@ begin
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
                     pg_sequence_last_value('forebay.limit_seq')) > 0
-       or not exists (select from forebay.lane l where l.lane = v_lane and l.queue = enqueue.queue) then
-        if enqueue.queue ~ v_name is not true then
-            raise exception using errcode = 'JQ001',
-                message = forebay._job_problem(enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, null, null, null, null, null, null, null, null),
-                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
-        end if;
-        if enqueue.ordering_key is not null then
-            v_lane := forebay._note_keyed_lane(enqueue.queue, enqueue.priority, 0);
-        elsif enqueue.limit_key is not null then
-            v_lane := forebay._note_limited_lane(enqueue.queue, enqueue.priority, 0, enqueue.limit_key);
-        elsif pg_sequence_last_value('forebay.spread_seq') is not null then
-            v_lane := forebay._pick_lane(enqueue.queue, enqueue.priority);
-        else
-            v_lane := forebay._note_lane(enqueue.queue, enqueue.priority, 0);
-        end if;
+       or not forebay._is_known(v_lane) then
+        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
             perform forebay._require_room(enqueue.queue, 1);
         end if;
