@@ -218,6 +218,19 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
         assert one(conn, query) == 2 + (ending == "commit")
 
 
+def test_a_repeatable_read_call_that_cannot_see_a_newest_job_is_refused(database, conn):
+    """
+    It fails as serialization failures do, instead of making a second job, and leaves none of its keys taken.
+    """
+    with psycopg.connect(database) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("select 1 from forebay.log")
+        ask(conn, {"once": "k5"})
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            enqueue_many(old, [job({"once": f"k{n}"}) for n in range(10)])
+    assert ask(conn, {"once": "k0"}).is_new
+
+
 def test_generations_are_made_up_to_the_first_that_is_taken(conn):
     """
     Of a list of keys the call has always taken a beginning: that is what keeps two calls from waiting for each other.
