@@ -93,11 +93,10 @@ def test_bulk_calls_deadlock_when_they_take_keys_as_they_come(database, seed):
     """
     break_function(
         database,
-        "_enqueue_mixed",
+        "_key_inputs",
         (
-            """order by (p_jobs[u.nr]).queue collate "C", forebay._intent(u.unique_as) collate "C",
-                 (u.unique_as ->> forebay._intent(u.unique_as)) collate "C", u.nr""",
-            "order by u.nr",
+            'order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);',
+            "order by u.nr);",
         ),
     )
     with pytest.raises(psycopg.errors.DeadlockDetected):

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from tests.support.broken_twin import violation
-from tests.support.engine import Reader, connect, one
+from tests.support.engine import Reader, connect, enqueue_many, one
 
 PRODUCERS = 16
 KEYS = 20
@@ -100,10 +100,14 @@ class UniqueStorm:
     def produce(self, rng: random.Random) -> None:
         with psycopg.connect(self.dsn) as conn:
             while self.writing.is_set():
-                key = f"k{rng.randrange(KEYS)}"
+                keys = rng.sample([f"k{n}" for n in range(KEYS)], rng.choice((1, 1, 1, 12)))
                 n = rng.getrandbits(60)
-                conn.execute("insert into effect values (%s, %s)", [key, n])
-                kept, is_new = self.call(conn, rng, key)
+                for key in keys:
+                    conn.execute("insert into effect values (%s, %s)", [key, n])
+                if len(keys) == 1:
+                    kept, is_new = self.call(conn, rng, keys[0])
+                else:
+                    kept, is_new = self.call_for_many(conn, rng, keys)
                 if rng.random() < 0.3:
                     time.sleep(0.03 * rng.random())
                 if rng.random() < 0.2:
@@ -112,7 +116,8 @@ class UniqueStorm:
                 conn.commit()
                 with self.lock:
                     if kept:
-                        self.committed[key].add(n)
+                        for key in keys:
+                            self.committed[key].add(n)
                         self.made += is_new
                         self.found += not is_new
                 time.sleep(0.01 * rng.random())
@@ -139,6 +144,23 @@ class UniqueStorm:
                 conn.execute("rollback to savepoint s")
                 return False, False
         return True, one(conn, query, *params)
+
+    def call_for_many(self, conn, rng: random.Random, keys: list[str]) -> tuple[bool, bool]:
+        """Enqueue a job for each key in one call; return whether it stayed, and any was new."""
+        jobs = [
+            {
+                "kind": "work",
+                "args": {"key": key},
+                "unique_as": {self.intent: key} | INTENTS[self.intent],
+            }
+            for key in keys
+        ]
+        if rng.random() < 0.2:
+            conn.execute("savepoint s")
+            enqueue_many(conn, jobs)
+            conn.execute("rollback to savepoint s")
+        newest = one(conn, "select last_value from forebay.log_seq")
+        return True, max(enqueue_many(conn, jobs)) > newest
 
     def work(self, rng: random.Random) -> None:
         with Reader(self.dsn) as reader, connect(self.dsn) as looker:
@@ -217,7 +239,7 @@ def test_the_truth_table_holds_at_every_sampled_instant(
     database, intent, seed, storm_seconds, is_long
 ):
     """
-    16 producers of 20 keys with random commits, rollbacks and savepoints, beside workers: never more
+    16 producers of 20 keys, one or many in a call, with random commits, rollbacks and savepoints, beside workers: never more
     jobs of a key wait or run than the table says, and where a call stands for work to be done after
     it, that work sees what the call's transaction wrote.
     """

@@ -192,13 +192,155 @@ end
 $$;
 
 
--- The intent that a unique_as names, or null.
+-- What two groups say of one job, taken together: n not read, ? not known, else as forebay._stage().
+create function forebay._both_stages(p_one text, p_other text) returns text
+language sql immutable
+as $$
+    select case when p_one is null or p_one = 'n' then p_other
+                when p_other in ('n', p_one) then p_one
+                when p_one = '?' or p_other = '?' then '?'
+                else 'running' end
+$$;
+
+
+-- Where the jobs of many generations stand, as forebay._stage() says it, in the order of the generations, of which some may
+-- be null: ended. A throttle's is waiting until its period is over.
+--
+-- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
+-- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._stage().
+create function forebay._stages(p_keys forebay.unique_key[]) returns text[]
+language plpgsql stable
+as $$
+declare
+    v_now      constant timestamptz := forebay._now();
+    v_archived constant bigint := forebay._archived_below();
+    v_stages   text[] := array_fill(null::text, array[cardinality(p_keys)]);
+    v_lane     record;
+    v_newest   record;
+    v_row      record;
+    v_key      forebay.unique_key;
+    v_places   bigint[];
+    v_seqs     bigint[];
+    v_lo       bigint;
+    v_step     bigint;
+    v_nos      bigint[];
+    v_highs    bigint[];
+    v_place    integer := 0;
+begin
+    for v_lane in
+        select l.queue, l.lane, g.group_id, g.start_after
+        from (select k.queue, k.lane from unnest(p_keys) k
+              where not k.is_deferred and k.intent <> 't' group by 1, 2 having count(*) >= 8) l
+        left join forebay.queue_group g on g.queue = l.queue
+    loop
+        select b.no, b.high_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_newest
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no desc limit 1;
+        v_places := '{}';
+        v_seqs := '{}';
+        for v_row in
+            select k.ordinality as place, k.job_id,
+                   case when pg_visible_in_snapshot(k.xid, v_lane.start_after) then 'n'
+                        when k.job_id < v_archived then '?'
+                        when v_newest.high_seq >= k.job_id
+                             and forebay._is_consumed(k.xid, k.job_id, v_newest.snap_from, v_newest.snap_to, v_newest.lo, v_newest.hi,
+                                                      v_newest.pos_xid, v_newest.pos_seq) then null
+                        when k.expires_at <= v_now
+                             or exists (select from forebay.tombstone t
+                                        where t.job_id = k.job_id and t.reason <> 'k'
+                                          and (t.group_id is null or t.group_id = v_lane.group_id)) then 'ended'
+                        else 'waiting' end as stage
+            from unnest(p_keys) with ordinality k
+            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.intent <> 't'
+        loop
+            if v_row.stage is null then
+                v_places := v_places || v_row.place;
+                v_seqs := v_seqs || v_row.job_id;
+            else
+                v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+            end if;
+        end loop;
+        continue when cardinality(v_places) = 0;
+
+        -- A batch that is before them all, sought from the newest one backwards; then some between, evenly.
+        v_lo := v_newest.no;
+        v_step := 1;
+        loop
+            v_lo := greatest(v_lo - v_step, 0);
+            exit when not exists (select from forebay.batch b
+                                  where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = v_lo
+                                    and b.high_seq >= (select min(q) from unnest(v_seqs) q));
+            v_step := v_step * 2;
+        end loop;
+        select array_agg(m.no), array_agg(m.high_seq) into v_nos, v_highs
+        from (select b.no, b.high_seq
+              from generate_series(v_lo + 1, v_newest.no, 1 + (v_newest.no - v_lo) / 256) n,
+                   lateral (select b.no, b.high_seq from forebay.batch b
+                            where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = n offset 0) b
+              order by b.no) m;
+        v_nos := v_lo || v_nos || v_newest.no;
+        v_highs := 0::bigint || v_highs || v_newest.high_seq;
+
+        for v_row in
+            with recursive sought (place, seq, lo, hi) as (
+                select q.place, q.seq, v_nos[q.bucket], v_nos[q.bucket + 1]
+                from (select u.place, u.seq, width_bucket(u.seq - 1, v_highs) as bucket
+                      from unnest(v_places, v_seqs) u (place, seq) offset 0) q
+                union all
+                select q.place, q.seq,
+                       case when b.high_seq >= q.seq then q.lo else (q.lo + q.hi) / 2 end,
+                       case when b.high_seq >= q.seq then (q.lo + q.hi) / 2 else q.hi end
+                from sought q
+                left join lateral (select b.high_seq from forebay.batch b
+                                   where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = (q.lo + q.hi) / 2
+                                   offset 0) b on true
+                where q.hi - q.lo > 1)
+            select q.place,
+                   case when f.at is not null and b.is_whole then 'ended'
+                        when f.at is not null then coalesce((
+                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x') then 'ended' else '?' end
+                            from forebay.settlement s
+                            where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
+                        when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'
+                        else '?' end as stage
+            from (select q.hi as no, array_agg(q.place) as places, array_agg(q.seq) as seqs from sought q
+                  where q.hi - q.lo = 1 group by q.hi) n
+            cross join lateral (
+                select b.lease_id, b.claim_no, b.seqs || '{}'::bigint[] as seqs, b.skipped || '{}'::bigint[] as skipped, b.skipped_as,
+                       exists (select from forebay.settlement s
+                               where s.lease_id = b.lease_id and s.claim_no = b.claim_no and s.offsets is null) as is_whole
+                from forebay.batch b where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = n.no
+                offset 0) b
+            cross join lateral unnest(n.places, n.seqs) q (place, seq)
+            cross join lateral (select array_position(b.seqs, q.seq)::smallint as at offset 0) f
+        loop
+            v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+        end loop;
+    end loop;
+
+    foreach v_key in array p_keys loop
+        v_place := v_place + 1;
+        if v_stages[v_place] is null or v_stages[v_place] in ('?', 'n') then
+            v_stages[v_place] := case when v_key.gen is null or v_stages[v_place] = 'n' then 'ended'
+                                      when v_key.intent <> 't' then forebay._stage(v_key)
+                                      when v_key.free_at > v_now then 'waiting' else 'ended' end;
+        end if;
+    end loop;
+    return v_stages;
+end
+$$;
+
+
+-- The intent that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
 create function forebay._intent(p_unique_as jsonb) returns text
 language sql immutable
 as $$
-    select min(i) from unnest(array['once', 'idempotent', 'coalesce', 'replace', 'debounce', 'throttle']) i
-    where jsonb_typeof(p_unique_as) = 'object' and p_unique_as ? i
-    having count(*) = 1
+    select case when jsonb_typeof(p_unique_as) = 'object'
+                     and (p_unique_as ? 'once')::integer + (p_unique_as ? 'idempotent')::integer + (p_unique_as ? 'coalesce')::integer
+                         + (p_unique_as ? 'replace')::integer + (p_unique_as ? 'debounce')::integer + (p_unique_as ? 'throttle')::integer = 1
+                then case when p_unique_as ? 'once' then 'once' when p_unique_as ? 'idempotent' then 'idempotent'
+                          when p_unique_as ? 'coalesce' then 'coalesce' when p_unique_as ? 'replace' then 'replace'
+                          when p_unique_as ? 'debounce' then 'debounce' else 'throttle' end end
 $$;
 
 
@@ -301,9 +443,7 @@ begin
             job_id := v_last.job_id;
             if v_intent in ('once', 'idempotent', 'throttle') and v_stage <> 'ended' then
                 if v_payload <> v_last.payload then
-                    raise exception using errcode = 'JQ005',
-                        message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(v_key, 80)), v_last.job_id),
-                        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
+                    perform forebay._raise_differs(v_key, v_last.job_id, p_where);
                 end if;
                 return;
             end if;
@@ -392,6 +532,19 @@ begin
         where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for key share;
     end if;
     return found;
+end
+$$;
+
+
+-- Errors: JQ005.
+create function forebay._raise_differs(p_key text, p_job_id bigint, p_where text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using
+        errcode = 'JQ005',
+        message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
+        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
 end
 $$;
 
@@ -609,41 +762,280 @@ end
 $$;
 
 
+-- One job with a unique key of a bulk enqueue; first_nr is the first job of its key, and differs what an idempotency key refuses.
+-- No name is one of unique_key's.
+create type forebay._key_input as (
+    nr bigint, first_nr bigint, differs boolean, its_queue text, code "char", word text, unique_as jsonb, its_lane bigint,
+    start timestamptz, ends timestamptz, digest bytea, job forebay._job_input);
+
+-- What became of it: the job that stands for it, and of a new one when it was enqueued and when it starts; null: at once.
+create type forebay._key_taken as (stands_for bigint, is_new boolean, since timestamptz, starts_at timestamptz);
+
+
+-- What a call has to do about a key: keep the job there is, join it, or make a generation.
+create function forebay._key_duty(p_code "char", p_stage text) returns text
+language sql immutable
+as $$
+    select case when p_stage <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
+                when p_stage = 'waiting' and p_code = 'c' then 'join'
+                else 'make' end
+$$;
+
+
+-- The jobs of a bulk enqueue that have a unique key, in the order in which keys are taken.
+--
+-- Errors: JQ001 naming the first bad job by its index.
+create function forebay._key_inputs(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns forebay._key_input[]
+language plpgsql volatile
+as $$
+declare
+    v_now    constant timestamptz := forebay._now();
+    v_spread constant boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
+    v_row    record;
+begin
+    for v_row in
+        select u.ordinality - 1 as index,
+               forebay._unique_problem(u.unique_as, make_interval(secs => u.delay), u.run_at, u.expires_at) as problem
+        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._intent(j.unnest) as intent, j.ordinality
+              from unnest(p_jobs, p_unique_as) with ordinality j
+              where j.unnest is not null offset 0) u
+        where (u.intent in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.intent) = 'string'
+               and length(u.unique_as ->> u.intent) between 1 and 200 and u.unique_as ->> u.intent !~ '[\x01-\x1f\x7f]'
+               and u.unique_as - u.intent = '{}') is not true
+        order by u.ordinality
+    loop
+        if v_row.problem is not null then
+            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+    end loop;
+    for v_row in
+        select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+    loop
+        if v_row.limit_key is null then
+            perform forebay._note_lanes(v_row.queue, v_row.priority);
+        else
+            perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+        end if;
+    end loop;
+    return array(
+        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
+                   u.unique_as, u.lane, u.start, u.expires_at, u.digest, u.job)::forebay._key_input
+        from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
+                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
+                          when v_spread then forebay._part_id(j.queue, j.priority, (j.ordinality % forebay._spread_of(j.queue))::integer)
+                          else forebay._lane_id(j.queue, j.priority, 0) end as lane,
+                     coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
+                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest,
+                     row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag, j.correlation_id,
+                         j.headers, j.ordering_key, j.limit_key)::forebay._job_input as job
+              from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
+                    where i.unnest is not null offset 0) j) u
+        window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
+        order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);
+end
+$$;
+
+
+-- Append generations, one after the other, up to the first one that another transaction has made meanwhile; returns their jobs'
+-- numbers. None is made after one that was not: what a call has taken is always a beginning of its keys.
+--
+-- How many were made stands in a register, forebay.taken, which each row that is written moves on; a row is taken up only when all
+-- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
+create function forebay._make_generations(p_keys forebay.unique_key[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_job_ids bigint[];
+begin
+    perform set_config('forebay.taken', '0', true);
+    with made as (
+        insert into forebay.unique_key (
+            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        select k.queue, k.intent, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
+        from unnest(p_keys) with ordinality k
+        where k.ordinality - 1 = current_setting('forebay.taken')::bigint
+        on conflict do nothing
+        returning job_id, set_config('forebay.taken', (current_setting('forebay.taken')::bigint + 1)::text, true))
+    select coalesce(array_agg(m.job_id), '{}') into v_job_ids from made m;
+    return v_job_ids;
+end
+$$;
+
+
+-- Do for many different keys at once what forebay._enqueue_unique() does for one: look, hold, look again, append. Returns what became
+-- of the first of them, up to one for which another transaction was quicker. New jobs are not written yet.
+--
+-- Errors: JQ005 naming the job by its index.
+create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
+language plpgsql volatile
+set enable_bitmapscan = off
+as $$
+declare
+    v_now    timestamptz;
+    v_lasts  forebay.unique_key[];
+    v_stages text[];
+    v_later  text[];
+    v_taken  forebay._key_taken[];
+    v_cut    bigint;
+    v_make   record;
+    v_made   bigint[];
+    v_row    record;
+begin
+    v_lasts := array(
+        select k.last from unnest(p_items) with ordinality i
+        left join lateral (select u as last from forebay.unique_key u
+                           where u.queue = i.its_queue and u.intent = i.code and u.key = i.word
+                           order by u.gen desc limit 1) k on true
+        order by i.ordinality);
+    v_stages := forebay._stages(v_lasts);
+    v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
+    for v_row in
+        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_stages) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
+    loop
+        perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
+    end loop;
+
+    -- Hold the predecessors, for upkeep to leave them.
+    select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
+    from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+    left join lateral (select true as is_held from forebay.unique_key u
+                       where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for key share) h on true
+    where h.is_held is null;
+    -- Join, for the claim to take notice, and look again.
+    if exists (select from unnest(p_items, v_stages) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+        select least(v_cut, min(k.ordinality)) into v_cut
+        from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+        left join lateral (select true as is_held from forebay.unique_key u
+                           where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for share) h on true
+        where h.is_held is null;
+        v_later := forebay._stages(v_lasts);
+        select least(v_cut, min(s.nr)) into v_cut
+        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_stages) i), v_later)
+             with ordinality s (duty, later, nr)
+        where s.duty = 'join' and s.later <> 'waiting';
+    end if;
+
+    v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
+    select coalesce(array_agg(m.ordinality), '{}') as places, array_agg(m.start) as starts,
+           array_agg(case when m.stage <> 'ended' then m.job_id end) as gone,
+           array_agg(row(null, m.its_queue, m.code, m.word, m.next, null, m.its_lane, coalesce(m.start > v_now, false), v_now,
+                         coalesce(m.ends, greatest(m.start, v_now) + interval '30 days'),
+                         case when m.code = 't' then v_now + make_interval(secs => forebay._unique_seconds(m.unique_as, 'period')) end,
+                         m.first, m.digest, case when m.stage = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
+    into v_make
+    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.stage, k.first,
+                 coalesce(k.gen, 0) + 1 as next,
+                 case when k.code <> 'd' then k.start
+                      else least(v_now + make_interval(secs => forebay._unique_seconds(k.unique_as, 'wait')),
+                                 k.first + make_interval(secs => forebay._unique_seconds(k.unique_as, 'max_wait'))) end as start
+          from (select i.*, i.unnest as stage,
+                       case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
+                from unnest(p_items, v_lasts, v_stages) with ordinality i) k
+          where k.ordinality < v_cut and forebay._key_duty(k.code, k.stage) = 'make'
+          order by k.ordinality) m;
+    if cardinality(v_make.places) > 0 then
+        v_made := forebay._make_generations(v_make.keys);
+        v_cut := coalesce(v_make.places[cardinality(v_made) + 1], v_cut);
+        for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
+            v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
+        end loop;
+        insert into forebay.tombstone (job_id, reason, noted_at)
+        -- Whatever becomes of the predecessors, they do not start again.
+        select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
+        union all
+        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.intent = 'c';
+    end if;
+    return v_taken[1 : v_cut - 1];
+end
+$$;
+
+
 -- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
 -- that two calls of the same keys cannot wait for each other.
+--
+-- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
+-- at anew, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
 language plpgsql volatile
 as $$
 declare
-    v_ids   bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
-    v_plain bigint[];
-    v_rest  bigint[];
-    v_item  record;
+    v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
+    v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
+    v_item   forebay._key_input;
+    v_taken  forebay._key_taken[] := '{}';
+    v_part   forebay._key_taken[];
+    v_most   integer;
+    v_row    record;
 begin
-    for v_item in
-        select u.nr, p_jobs[u.nr] as job, u.unique_as,
-               forebay._unique_problem(u.unique_as, make_interval(secs => (p_jobs[u.nr]).delay), (p_jobs[u.nr]).run_at,
-                                       (p_jobs[u.nr]).expires_at) as problem
-        from unnest(p_unique_as) with ordinality u (unique_as, nr)
-        where u.unique_as is not null
-        order by (p_jobs[u.nr]).queue collate "C", forebay._intent(u.unique_as) collate "C",
-                 (u.unique_as ->> forebay._intent(u.unique_as)) collate "C", u.nr
-    loop
-        if v_item.problem is not null then
-            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_item.nr - 1, v_item.problem),
-                hint = 'Nothing was enqueued: a bulk call is all or none.';
+    -- Whoever will not wait asks for each key by itself.
+    v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
+    while cardinality(v_taken) < cardinality(v_first) loop
+        v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
+        v_taken := v_taken || v_part;
+        if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
+            v_item := v_first[cardinality(v_taken) + 1];
+            v_taken := v_taken || row((forebay._enqueue_unique(
+                v_item.job, v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+            v_most := least(v_most, 8);
         end if;
-        v_ids[v_item.nr] := (forebay._enqueue_unique(
-            v_item.job, coalesce((v_item.job).run_at, forebay._now() + make_interval(secs => (v_item.job).delay)),
-            v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+        v_most := least(v_most * 4, 1000);
     end loop;
-    v_plain := array(select u.nr from unnest(p_unique_as) with ordinality u (unique_as, nr) where u.unique_as is null order by u.nr);
-    if cardinality(v_plain) > 0 then
-        v_rest := forebay._enqueue_jobs(array(select p_jobs[nr] from unnest(v_plain) with ordinality p (nr, place) order by place));
-        for v_place in 1 .. cardinality(v_plain) loop
-            v_ids[v_plain[v_place]] := v_rest[v_place];
+
+    for v_row in
+        select i.its_queue as queue, count(*) as more from unnest(v_first, v_taken) i
+        where i.is_new and (i.starts_at > i.since) is not true group by 1
+    loop
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(v_row.queue, v_row.more);
+        end if;
+        perform forebay._ring(v_row.queue);
+    end loop;
+    -- Their numbers were drawn after their xid, with the generations.
+    insert into forebay.log (
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.stands_for, i.its_lane, i.since, i.ends, (i.job).max_attempts, (i.job).kind, (i.job).args, (i.job).tag,
+           (i.job).correlation_id, (i.job).headers, i.word
+    from unnest(v_first, v_taken) i
+    where i.is_new and (i.starts_at > i.since) is not true;
+    insert into forebay.deferred (
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), (i.job).max_attempts,
+           (i.job).kind, (i.job).args, (i.job).tag, (i.job).correlation_id, (i.job).headers, i.word
+    from unnest(v_first, v_taken) i
+    where i.is_new and i.starts_at > i.since;
+
+    for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
+        v_ids[v_row.nr] := v_row.stands_for;
+    end loop;
+    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
+        if v_item.code in ('r', 'd') then
+            v_ids[v_item.nr] := (forebay._enqueue_unique(
+                v_item.job, v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+        elsif v_item.differs then
+            perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
+        else
+            v_ids[v_item.nr] := v_ids[v_item.first_nr];
+        end if;
+    end loop;
+
+    if cardinality(v_items) < cardinality(p_jobs) then
+        for v_row in
+            select p.nr, p.job_id
+            from unnest(
+                array(select j.ordinality from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality),
+                forebay._enqueue_jobs(array(
+                    select row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag,
+                               j.correlation_id, j.headers, j.ordering_key, j.limit_key)::forebay._job_input
+                    from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality))) p (nr, job_id)
+        loop
+            v_ids[v_row.nr] := v_row.job_id;
         end loop;
     end if;
     return v_ids;
