@@ -153,18 +153,22 @@ def test_a_register_of_another_database_says_nothing(server, database, conn):
 
 
 @pytest.mark.slow
-def test_a_restarted_server_knows_no_lane(own_server):
+def test_a_restarted_server_knows_no_lane_nor_its_home(own_server):
     """
-    What stands in a data folder may be a restored one.
+    What stands in a data folder may be a restored one. An idle poll finds out that the schema is at home.
     """
     dsn = own_server.dsn(make_migrated(own_server, "known"))
-    with connect(dsn) as conn:
-        make_known(conn)
+    with Reader(dsn) as reader:
+        make_known(reader.conn)
+        assert one(reader.conn, "select forebay._is_home()")
     own_server.stop()
     own_server.start()
     with connect(dsn) as conn:
         assert not is_known(conn)
+        assert not one(conn, "select forebay._is_home()")
         make_known(conn)
+        conn.execute("select * from forebay.ready_v1('{}', 1000)")
+        assert one(conn, "select forebay._is_home()")
 
 
 def test_two_lanes_of_one_register_do_not_fight_for_it(conn):

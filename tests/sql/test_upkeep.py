@@ -13,6 +13,7 @@ from tests.support.engine import (
     sqlstate,
     state,
 )
+from tests.support.restore import create_database, drop_database
 from tests.support.waiting import wait_for
 
 
@@ -272,6 +273,24 @@ def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, 
         reader.finish(held)
         later = enqueue(conn)
         assert [b.job_ids for b in reader.claim_all()] == [[later]]
+
+
+@pytest.mark.direct  # A database that is copied may have no sessions, nor may a pooler.
+def test_a_copy_of_a_database_is_foreign_though_its_original_knows_to_be_at_home(server, database):
+    """
+    The register in which the original remembers it until the server starts again is copied with it.
+    """
+    with Reader(database) as reader:
+        assert one(reader.conn, "select forebay._is_home()")
+        original = reader.conn.info.dbname
+    with connect(create_database(server, f"copy_of_{original}", template=original)) as copy:
+        value = "select pg_sequence_last_value('forebay.home_seq')"
+        assert one(copy, value) is not None
+        assert not one(copy, "select forebay._is_home()")
+        assert sqlstate(copy, "select forebay.open_lease_v1('w')") == "JQ030"
+        assert sqlstate(copy, "select * from forebay.ready_v1('{1}', 1000)") == "JQ030"
+        assert not one(copy, "select forebay._is_home()")
+    drop_database(server, f"copy_of_{original}")
 
 
 def test_a_foreign_log_is_left_alone_by_every_upkeep(conn):

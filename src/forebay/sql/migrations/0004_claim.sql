@@ -84,7 +84,9 @@ declare
     v_any     boolean;
     v_row     record;
 begin
-    perform forebay._require_home();
+    if not forebay._is_home() then
+        perform forebay._require_home();
+    end if;
     if pg_sequence_last_value('forebay.gate_seq') is not null then
         v_gates := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
@@ -153,6 +155,9 @@ begin
 
     if not v_any and p_sleep_millis is not null then
         perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
+        if not forebay._is_home() then
+            perform forebay._note_home();
+        end if;
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
         perform setval(bell.register, v_until)
         from (select distinct forebay._bell(g.queue) as register

@@ -13,16 +13,37 @@ insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 
 
--- Raise when this schema was restored from another cluster and not yet adopted.
+-- That this schema is at home here is found out once for each start of the server: reading the server's control file takes longer
+-- than most polls. What stands in the register is another number after a start, in a copy of the database, and for a restored table.
+create sequence forebay.home_seq as bigint minvalue -9223372036854775808 cache 1;
+
+create function forebay._home_token() returns bigint
+language sql stable
+as $$
+    select hashtextextended(pg_relation_filepath('forebay.cluster') collate "C",
+                            (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint)
+$$;
+
+
+create function forebay._is_home() returns boolean
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('forebay.home_seq') = forebay._home_token(), false) $$;
+
+
+-- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
+-- written can ask.
 --
 -- Errors: JQ030.
 create function forebay._require_home() returns void
-language plpgsql stable
+language plpgsql volatile
 as $$
 declare
     v_noted record;
     v_here  record;
 begin
+    if forebay._is_home() then
+        return;
+    end if;
     select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
     select i.* into v_here from forebay._identity() i;
     if v_noted.system_identifier is distinct from v_here.system_identifier
@@ -34,6 +55,13 @@ begin
     end if;
 end
 $$;
+
+
+-- Remember until the server starts again that this schema is at home. Only after forebay._require_home(), and where a
+-- transaction may get its id.
+create function forebay._note_home() returns void
+language sql volatile
+as $$ select setval('forebay.home_seq', forebay._home_token()) where not forebay._is_home() $$;
 
 
 -- Open a lease for a worker process; returns its id.
@@ -61,6 +89,7 @@ begin
                              p_lease_seconds, p_suspect_seconds);
     end if;
     perform forebay._require_home();
+    perform forebay._note_home();
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
