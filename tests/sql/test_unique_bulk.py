@@ -22,6 +22,7 @@ from tests.support.engine import (
     sqlstate,
     state,
 )
+from tests.support.waiting import wait_for
 
 KEYS = 40
 Job = dict[str, Any]
@@ -218,6 +219,34 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
         assert one(conn, query) == 2 + (ending == "commit")
 
 
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_keys_behind_one_that_was_waited_for_are_looked_at_anew(database, conn, ending):
+    """
+    What ended while the call waited does not stand for a new job, and a period does not run out before its job is there.
+    """
+    with psycopg.connect(database) as other, Reader(database) as reader:
+        (done,) = enqueue_many(conn, [job({"once": "b"})])
+        (cancelled,) = enqueue_many(conn, [job({"once": "c"})])
+        enqueue_many(other, [job({"once": "a"})])
+        keys = [{"once": key} for key in "abcd"] + [{"throttle": "e", "period": 1}]
+        thread, answers = in_background(database, [job(key) for key in keys])
+        wait_until_one_waits(conn)
+        one(conn, "select forebay.cancel(%s)", cancelled)
+        reader.finish(reader.claim())
+        began = one(conn, "select clock_timestamp()")
+        wait_for(
+            lambda: one(
+                conn, "select clock_timestamp() > %s::timestamptz + interval '1.2 s'", began
+            )
+        )
+        getattr(other, ending)()
+        thread.join()
+        (ids,) = answers
+        assert not {done, cancelled} & set(ids)
+        assert [state(conn, job_id) for job_id in ids] == ["ready"] * 5
+        assert enqueue_many(conn, [job(keys[-1])]) == ids[-1:]
+
+
 def test_a_repeatable_read_call_that_cannot_see_a_newest_job_is_refused(database, conn):
     """
     It fails as serialization failures do, instead of making a second job, and leaves none of its keys taken.
@@ -233,17 +262,20 @@ def test_a_repeatable_read_call_that_cannot_see_a_newest_job_is_refused(database
 
 def test_generations_are_made_up_to_the_first_that_is_taken(conn):
     """
-    Of a list of keys the call has always taken a beginning: that is what keeps two calls from waiting for each other.
+    Of a list of keys the call has always taken a beginning: that is what keeps two calls from waiting for each other. When the
+    look at them is not good any more, that is the first.
     """
     make = (
         "select forebay._make_generations(array(select row(null, 'q', 'o', 'k' || n, 1, null, 1, false, now(),"
-        " now(), null, null, null, 1)::forebay.unique_key from generate_series(%s::int, %s::int) n order by n))"
+        " now(), null, null, null, 1)::forebay.unique_key from generate_series(%s::int, %s::int) n order by n),"
+        " clock_timestamp() + %s * interval '1 minute')"
     )
-    assert len(one(conn, make, 100, 199)) == 100
-    assert one(conn, make, 100, 199) == []
-    assert len(one(conn, make, 80, 120)) == 20
+    assert len(one(conn, make, 100, 199, 1)) == 100
+    assert one(conn, make, 100, 199, 1) == []
+    assert len(one(conn, make, 80, 120, 1)) == 20
     assert one(conn, "select max(key) from forebay.unique_key") == "k99"
     assert one(conn, "select count(*) from forebay.unique_key") == 120
+    assert len(one(conn, make, 200, 220, -1)) == 1
 
 
 def whoever_joins_in_bulk_looks_again(database: str) -> None:

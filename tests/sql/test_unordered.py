@@ -1,10 +1,13 @@
 """Unordered queues: jobs spread over several public lanes, so that claims need not take turns."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
 
+from tests.sql.test_unique import wait_until_one_waits
 from tests.support.engine import (
     Reader,
     connect,
@@ -32,6 +35,32 @@ def public_lanes(conn: psycopg.Connection, queue: str = "q") -> list[int]:
         [queue],
     ).fetchall()
     return [lane for _, lane in rows]
+
+
+@pytest.mark.parametrize("queues", ["ab", "ba"])
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_spread_that_is_raised_during_a_bulk_call_hides_no_job(database, conn, unique, queues):
+    """
+    The call deals its jobs out over the lanes that it noted, whatever is committed meanwhile.
+    """
+    old, new = queues
+    one(conn, "select forebay.spread_queue(%s, 2)", old)
+    enqueue_many(conn, [{"kind": "work", "queue": old}] * 4)
+    jobs: list[dict[str, Any]] = [
+        {"kind": "work", "queue": old} | ({"unique_as": {"once": f"key {n}"}} if unique else {})
+        for n in range(16)
+    ]
+    jobs.append(jobs[0] | {"queue": new})  # Its lane has to be noted, which waits.
+    with psycopg.connect(database) as stranger, ThreadPoolExecutor(1) as beside:
+        stranger.execute("lock table forebay.lane in share mode")
+        with connect(database) as producer:
+            ids = beside.submit(enqueue_many, producer, jobs)
+            wait_until_one_waits(conn)
+            one(conn, "select forebay.spread_queue(%s, 8)", old)
+            stranger.commit()
+            expected = set(ids.result(10)[:16])
+    with Reader(database, queue=old) as reader:
+        assert expected <= {job_id for batch in reader.claim_all() for job_id in batch.job_ids}
 
 
 def test_jobs_of_an_unordered_queue_lie_in_several_lanes_and_each_is_handed_out_once(

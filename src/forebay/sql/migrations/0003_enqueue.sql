@@ -132,18 +132,34 @@ end
 $$;
 
 
--- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
-create function forebay._note_lanes(p_queue text, p_priority integer) returns bigint[]
-language plpgsql volatile
+-- Over how many public lanes the jobs of some queues are spread, by queue; null: of no queue.
+create function forebay._spreads(p_queues text[]) returns jsonb
+language sql volatile
 as $$
-begin
-    if pg_sequence_last_value('forebay.spread_seq') is null then
-        return array[forebay._note_lane(p_queue, p_priority, 0)];
-    end if;
-    return array(
+    select case when pg_sequence_last_value('forebay.spread_seq') is not null then
+        (select jsonb_object_agg(s.queue, s.lanes) from forebay.spread s where s.queue = any (p_queues)) end
+$$;
+
+
+-- Which of so many public lanes the job of a place goes to.
+create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_spreads jsonb) returns bigint
+language sql immutable
+as $$
+    select case when p_spreads is null then forebay._lane_id(p_queue, p_priority, 0)
+                else forebay._part_id(p_queue, p_priority, (p_place % coalesce((p_spreads ->> p_queue)::integer, 1))::integer) end
+$$;
+
+
+-- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+--
+-- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
+-- nobody noted.
+create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads jsonb) returns bigint[]
+language sql volatile
+as $$
+    select array(
         select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
-        from generate_series(0, forebay._spread_of(p_queue) - 1) part order by part);
-end
+        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) part order by part)
 $$;
 
 
@@ -525,7 +541,7 @@ declare
     v_ready    bigint[];
     v_deferred bigint[];
     v_target   record;
-    v_spread   boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
+    v_spreads  constant jsonb := forebay._spreads(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
         select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
@@ -535,7 +551,7 @@ begin
         elsif v_target.limit_key is not null then
             perform forebay._note_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
         else
-            perform forebay._note_lanes(v_target.queue, v_target.priority);
+            perform forebay._note_lanes(v_target.queue, v_target.priority, v_spreads);
         end if;
         perform forebay._ring(v_target.queue);
     end loop;
@@ -551,8 +567,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
-                    when v_spread then forebay._part_id(u.queue, u.priority, (u.ordinality % forebay._spread_of(u.queue))::integer)
-                    else forebay._lane_id(u.queue, u.priority, 0) end, v_now, u.expires_at, u.max_attempts,
+                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_spreads) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
@@ -570,8 +585,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
-                    when v_spread then forebay._part_id(d.queue, d.priority, (d.ordinality % forebay._spread_of(d.queue))::integer)
-                    else forebay._lane_id(d.queue, d.priority, 0) end, v_now, nextval('forebay.log_seq'),
+                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_spreads) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -721,7 +735,7 @@ begin
     elsif enqueue_many.limit_key is not null then
         v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
     else
-        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority);
+        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority, forebay._spreads(array[enqueue_many.queue]));
     end if;
     if v_start > v_now then
         insert into forebay.deferred (

@@ -766,7 +766,7 @@ $$;
 -- No name is one of unique_key's.
 create type forebay._key_input as (
     nr bigint, first_nr bigint, differs boolean, its_queue text, code "char", word text, unique_as jsonb, its_lane bigint,
-    start timestamptz, ends timestamptz, digest bytea, job forebay._job_input);
+    start timestamptz, ends timestamptz, digest bytea);
 
 -- What became of it: the job that stands for it, and of a new one when it was enqueued and when it starts; null: at once.
 create type forebay._key_taken as (stands_for bigint, is_new boolean, since timestamptz, starts_at timestamptz);
@@ -790,7 +790,7 @@ language plpgsql volatile
 as $$
 declare
     v_now    constant timestamptz := forebay._now();
-    v_spread constant boolean := pg_sequence_last_value('forebay.spread_seq') is not null;
+    v_spreads constant jsonb := forebay._spreads(array(select distinct j.queue from unnest(p_jobs) j));
     v_row    record;
 begin
     for v_row in
@@ -813,22 +813,19 @@ begin
         select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
         if v_row.limit_key is null then
-            perform forebay._note_lanes(v_row.queue, v_row.priority);
+            perform forebay._note_lanes(v_row.queue, v_row.priority, v_spreads);
         else
             perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
         end if;
     end loop;
     return array(
         select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
-                   u.unique_as, u.lane, u.start, u.expires_at, u.digest, u.job)::forebay._key_input
+                   u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          when v_spread then forebay._part_id(j.queue, j.priority, (j.ordinality % forebay._spread_of(j.queue))::integer)
-                          else forebay._lane_id(j.queue, j.priority, 0) end as lane,
+                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_spreads) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
-                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest,
-                     row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag, j.correlation_id,
-                         j.headers, j.ordering_key, j.limit_key)::forebay._job_input as job
+                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
                     where i.unnest is not null offset 0) j) u
         window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
@@ -837,12 +834,13 @@ end
 $$;
 
 
--- Append generations, one after the other, up to the first one that another transaction has made meanwhile; returns their jobs'
--- numbers. None is made after one that was not: what a call has taken is always a beginning of its keys.
+-- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or to the moment
+-- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
+-- is always a beginning of its keys. The first one is tried whatever the time.
 --
 -- How many were made stands in a register, forebay.taken, which each row that is written moves on; a row is taken up only when all
 -- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
-create function forebay._make_generations(p_keys forebay.unique_key[]) returns bigint[]
+create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
 as $$
 declare
@@ -854,7 +852,7 @@ begin
             queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
         select k.queue, k.intent, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
         from unnest(p_keys) with ordinality k
-        where k.ordinality - 1 = current_setting('forebay.taken')::bigint
+        where k.ordinality - 1 = current_setting('forebay.taken')::bigint and (k.ordinality = 1 or clock_timestamp() < p_until)
         on conflict do nothing
         returning job_id, set_config('forebay.taken', (current_setting('forebay.taken')::bigint + 1)::text, true))
     select coalesce(array_agg(m.job_id), '{}') into v_job_ids from made m;
@@ -864,7 +862,8 @@ $$;
 
 
 -- Do for many different keys at once what forebay._enqueue_unique() does for one: look, hold, look again, append. Returns what became
--- of the first of them, up to one for which another transaction was quicker. New jobs are not written yet.
+-- of the first of them, up to one for which another transaction was quicker, or which was not taken within a quarter of a second after the
+-- look: one before it had to wait, and the others are not what they were. New jobs are not written yet.
 --
 -- Errors: JQ005 naming the job by its index.
 create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
@@ -873,6 +872,7 @@ set enable_bitmapscan = off
 as $$
 declare
     v_now    timestamptz;
+    v_until  timestamptz;
     v_lasts  forebay.unique_key[];
     v_stages text[];
     v_later  text[];
@@ -890,6 +890,7 @@ begin
         order by i.ordinality);
     v_stages := forebay._stages(v_lasts);
     v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
+    v_until := clock_timestamp() + interval '250 ms';
     for v_row in
         select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_stages) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
     loop
@@ -937,8 +938,11 @@ begin
           where k.ordinality < v_cut and forebay._key_duty(k.code, k.stage) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
-        v_made := forebay._make_generations(v_make.keys);
+        v_made := forebay._make_generations(v_make.keys, v_until);
         v_cut := coalesce(v_make.places[cardinality(v_made) + 1], v_cut);
+        if clock_timestamp() >= v_until and cardinality(v_made) > 0 then
+            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: those after it, also those that were not to be made.
+        end if;
         for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
             v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
         end loop;
@@ -981,7 +985,7 @@ begin
         if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
             v_item := v_first[cardinality(v_taken) + 1];
             v_taken := v_taken || row((forebay._enqueue_unique(
-                v_item.job, v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
             v_most := least(v_most, 8);
         end if;
         v_most := least(v_most * 4, 1000);
@@ -999,15 +1003,14 @@ begin
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
         seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
-    select i.stands_for, i.its_lane, i.since, i.ends, (i.job).max_attempts, (i.job).kind, (i.job).args, (i.job).tag,
-           (i.job).correlation_id, (i.job).headers, i.word
-    from unnest(v_first, v_taken) i
+    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and (i.starts_at > i.since) is not true;
     insert into forebay.deferred (
         run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
-    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), (i.job).max_attempts,
-           (i.job).kind, (i.job).args, (i.job).tag, (i.job).correlation_id, (i.job).headers, i.word
-    from unnest(v_first, v_taken) i
+    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 
     for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
@@ -1017,7 +1020,7 @@ begin
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
             v_ids[v_item.nr] := (forebay._enqueue_unique(
-                v_item.job, v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
         elsif v_item.differs then
             perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
         else
