@@ -152,8 +152,8 @@ class Turn:
 
     @property
     def claim_pages(self) -> float | None:
-        """How many pages a claim reads on average: those of one lane may need more than those of another."""
-        return round_figure(statistics.mean(self.pages)) if self.pages else None
+        """The median number of pages that a claim reads: a few read more, when a plan is made anew or a segment begins."""
+        return statistics.median(self.pages) if self.pages else None
 
     @property
     def pickup_ms(self) -> float | None:
