@@ -38,6 +38,8 @@ def test_a_ratio_is_the_median_of_the_rounds():
     A round in which the whole machine was slow changes nothing.
     """
     assert ratio_of_rounds([10, 2, 30], [5, 1, 10]) == 2
+    assert ratio_of_rounds([10, 2, 30, 0, 5], [5, 1, 10, 0, 0]) == 2.5
+    assert ratio_of_rounds([0, 0], [0, 0]) == 0
     with pytest.raises(ValueError):
         ratio_of_rounds([1, 2], [1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import time
@@ -54,8 +55,13 @@ def in_turns(
 
 
 def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the ratios of equal rounds: steadier than the ratio of the medians."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    """Return the median of the ratios of equal rounds: steadier than the ratio of the medians.
+
+    In a short turn a disk that stands still may let somebody do nothing at all: infinitely more than that is more. Where neither
+    did anything the round says nothing; nothing in any round is 0.
+    """
+    rounds = [(a, b) for a, b in zip(ours, theirs, strict=True) if a or b]
+    return statistics.median([a / b if b else math.inf for a, b in rounds] or [0.0])
 
 
 def percentile(values: Sequence[float], share: float) -> float:
