@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -178,6 +179,12 @@ def test_indexing_again_enqueues_for_exactly_what_was_chosen(service, place):
             wait_for(lambda: service.ask("GET", "/api/status")[1]["waiting"] == 0)
 
 
+def is_listening(path: Path) -> bool:
+    """Whether somebody answers at a unix socket: it is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 @contextmanager
 def two_programs(place, index: str, folder: Path):
     """Run the service and a worker as in production, with the index at another address."""
@@ -201,7 +208,7 @@ def two_programs(place, index: str, folder: Path):
         subprocess.Popen([sys.executable, "-m", *each], env=environment) for each in commands
     ]
     try:
-        wait_for((folder / "s").exists)
+        wait_for(lambda: is_listening(folder / "s"))
         yield str(folder / "s")
     finally:
         for process in processes:
