@@ -40,6 +40,7 @@ def test_a_ratio_is_the_median_of_the_rounds():
     assert ratio_of_rounds([10, 2, 30], [5, 1, 10]) == 2
     assert ratio_of_rounds([10, 2, 30, 0, 5], [5, 1, 10, 0, 0]) == 2.5
     assert ratio_of_rounds([0, 0], [0, 0]) == 0
+    assert round_figure(ratio_of_rounds([1, 1], [1, 0])) is None
     with pytest.raises(ValueError):
         ratio_of_rounds([1, 2], [1])
 

@@ -78,8 +78,8 @@ def per_second(count: int, work: Callable[[], object]) -> float:
 
 
 def round_figure(value: float | None, digits: int = 3) -> float | None:
-    """Return a figure with so many significant digits; rates keep whole numbers."""
-    if value is None:
+    """Return a figure with so many significant digits; rates keep whole numbers. Infinitely much is no figure: None, as for none."""
+    if value is None or math.isinf(value):
         return None
     if abs(value) >= 1000:
         return round(value)

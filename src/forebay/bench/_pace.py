@@ -46,10 +46,9 @@ class Pace:
             if self._end.wait(_PAUSE_SECONDS):
                 return
             if core is not None:
-                with contextlib.suppress(
-                    OSError
-                ):  # A core that was taken away meanwhile; the loop runs on another.
-                    os.sched_setaffinity(0, {core})  # Of this thread alone.
+                # This thread's alone. Where the core was taken away meanwhile the loop runs on another.
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(0, {core})
             self._seconds.append(_count())
 
     def facts(self) -> dict[str, Any]:
