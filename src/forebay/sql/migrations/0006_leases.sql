@@ -61,7 +61,7 @@ $$;
 -- transaction may get its id.
 create function forebay._note_home() returns void
 language sql volatile
-as $$ select setval('forebay.home_seq', forebay._home_token()) where not forebay._is_home() $$;
+as $$ select setval('forebay.home_seq', forebay._home_token()) $$;
 
 
 -- Open a lease for a worker process; returns its id.
@@ -88,8 +88,10 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
-    perform forebay._require_home();
-    perform forebay._note_home();
+    if not forebay._is_home() then
+        perform forebay._require_home();
+        perform forebay._note_home();
+    end if;
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
