@@ -29,17 +29,21 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
     """
-    SQL files and the type marker are no Python modules, and are shipped all the same.
+    SQL files and the type marker are no Python modules, and are shipped all the same. The sources of the schema are
+    not: what is built from them is.
     """
     package = ROOT / "src" / "forebay"
     wanted = {
         str(path.relative_to(package.parent))
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and package / "sql" / "schema" not in path.parents
     }
     assert any(name.endswith(".sql") for name in wanted)
     assert "forebay/py.typed" in wanted
     assert wanted <= set(wheel.namelist())
+    assert not [name for name in wheel.namelist() if name.startswith("forebay/sql/schema/")]
 
 
 def test_nothing_else_is_in_the_wheel(wheel):

@@ -209,14 +209,13 @@ def test_many_differences_are_counted_not_listed():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (f"delete from forebay.schema_migration where version = {latest_version()}", "too old"),
         (
             """insert into forebay.schema_migration (version, name, checksum)
             values (999, 'post_later', repeat('0', 64))""",
             "too new",
         ),
         (
-            "update forebay.schema_migration set checksum = repeat('0', 64) where version = 3",
+            "update forebay.schema_migration set checksum = repeat('0', 64) where version = 1",
             "applied from other files",
         ),
         ("drop table forebay.schema_migration", "records no migration"),
@@ -224,7 +223,7 @@ def test_many_differences_are_counted_not_listed():
 )
 def test_another_version_of_the_schema_is_an_error(findings, conn, change, said):
     """
-    Too old, too new and tampered with are told apart.
+    Too new, tampered with and without records are told apart.
     """
     conn.execute(change)
     found = findings()
@@ -234,6 +233,20 @@ def test_another_version_of_the_schema_is_an_error(findings, conn, change, said)
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"error"}
     assert said in text(schema)
+
+
+def test_a_schema_that_lacks_a_migration_is_too_old(findings, monkeypatch):
+    """
+    A library whose newest migration was not applied does not work with the schema.
+    """
+    steps = [*migrations(), replace(migrations()[-1], version=latest_version() + 1, name="later")]
+    for module in (loader, _schema):
+        monkeypatch.setattr(module, "migrations", lambda: tuple(steps))
+    found = findings()
+    assert "drift" not in [item["check"] for item in found]
+    schema = [item for item in found if item["check"] == "schema"]
+    assert levels(schema) == {"error"}
+    assert "too old" in text(schema)
 
 
 def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, monkeypatch):

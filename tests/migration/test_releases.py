@@ -29,7 +29,7 @@ def test_a_change_of_what_was_released_would_be_noticed(server, template):
     assert problems(record, steps, spoken) == []
 
     edited = [replace(steps[0], checksum="0" * 64), *steps[1:]]
-    assert problems(record, edited, spoken) == ["0001_tables of 1.0 was changed"]
+    assert problems(record, edited, spoken) == ["0001_initial of 1.0 was changed"]
     fewer = {name: result for name, result in spoken.items() if name != "forebay.seal_v1()"}
     assert problems(record, steps, fewer) == [
         "forebay.seal_v1() of 1.0 is gone or returns something else"

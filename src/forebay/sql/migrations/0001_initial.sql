@@ -1,0 +1,8911 @@
+-- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
+
+-- Functions are made in the order of their files, whatever they call.
+select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
+       set_config('check_function_bodies', 'off', true);
+
+
+-- schema.sql
+
+create schema forebay;
+revoke all on schema forebay from public;
+
+comment on schema forebay is 'Forebay, the transactional job log. Call its functions; never write its tables.';
+
+
+-- roles.sql
+
+-- The four roles that functions are granted to, see functions/roles/grant.sql. Nothing is granted to PUBLIC.
+do $$
+declare
+    v_role text;
+begin
+    foreach v_role in array array['forebay_producer', 'forebay_worker', 'forebay_operator', 'forebay_reader'] loop
+        if not exists (select from pg_roles where rolname = v_role) then
+            begin
+                execute format('create role %I nologin', v_role);
+            exception
+                when insufficient_privilege then
+                    raise notice 'role % was not created: no privilege to do so; forebay doctor will say so', v_role;
+                when duplicate_object or unique_violation then
+                    null;  -- Another database of this cluster made it meanwhile.
+            end;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- tables/backfill.sql
+
+-- Backfills in chunks. A chunk is a range of the key, fixed at the beginning, and is done in the transaction that
+-- enqueues its jobs.
+create table forebay.backfill (
+    backfill_id bigint generated always as identity primary key,
+    made_at     timestamptz not null,
+    made_by     name not null,           -- the query is run again for nobody else
+    kind        text not null,
+    query       text not null,
+    options     jsonb not null,
+    key         text not null,           -- a column of the query
+    is_fixed    boolean not null,        -- begun with a token: a chunk that has other jobs than counted is refused
+    jobs        bigint not null          -- counted at the beginning
+);
+
+create table forebay.backfill_chunk (
+    backfill_id bigint not null references forebay.backfill on delete cascade,
+    no          integer not null,        -- from 1
+    upto        text not null,           -- the last key of the chunk; it begins behind that of the chunk before
+    jobs        bigint not null,         -- counted at the beginning
+    digest      numeric not null,
+    enqueued    bigint,
+    done_at     timestamptz,
+    primary key (backfill_id, no),
+    check ((enqueued is null) = (done_at is null))
+);
+
+comment on table forebay.backfill is 'Backfills in chunks, and how far they are: forebay.backfill_chunk.';
+
+
+-- tables/batch.sql
+
+-- Batches: what each claim took. The newest row of a (group, lane) is its cursor.
+create table forebay.batch (
+    group_id      bigint not null,
+    lane          bigint not null,
+    no            bigint not null,       -- dense per (group, lane); not a name, see lease_id, claim_no
+    lease_id      bigint,                -- null: only moves the cursor
+    claim_no      bigint,                -- counted by the worker, never reused
+    floor         bigint,                -- oldest claim_no of the lease still open
+    snap_from     pg_snapshot not null,
+    snap_to       pg_snapshot,           -- null: same as snap_from, the window is used up
+    pos_segment   bigint not null,
+    pos_xid       xid8 not null,
+    pos_seq       bigint not null,
+    high_seq      bigint not null,       -- highest number in this and all earlier batches
+    handed_total  bigint not null,       -- running totals; of keyed lanes: of jobs of public lanes, at their first time
+    skipped_total bigint not null,
+    claimed_at    timestamptz not null,
+    seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
+    xids          xid8[],                -- one per seq, or a single one when all are equal
+    skipped       bigint[],
+    skipped_as    "char"[],              -- c cancelled, e expired
+    -- Of lanes of jobs with ordering keys only:
+    lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
+    keys          text[] collate "C",    -- one per seq
+    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    edge_from     xid8,                  -- what began after this transaction has a number above low_from,
+    low_from      bigint,                --   and what was visible in snap_from began before it
+    edge_to       xid8,                  -- the same of snap_to
+    low_to        bigint,
+    parked_no     bigint,                -- the last number of forebay.parked when nothing waited for any of the keys; null: something did
+    primary key (group_id, lane, no)
+);
+create unique index batch_by_name on forebay.batch (lease_id, claim_no) where lease_id is not null;
+
+
+-- tables/cluster.sql
+
+-- Which database this schema lives in. xids of one cluster mean nothing in another: a dump that is
+-- restored elsewhere is recognised by this row and must be adopted before anything runs.
+create table forebay.cluster (
+    cluster_no        bigint generated always as identity,
+    system_identifier bigint not null,
+    database_oid      oid not null,
+    noted_at          timestamptz not null default clock_timestamp(),
+    constraint cluster_pk primary key (cluster_no)
+);
+
+
+-- That this schema is at home here is found out once for each start of the server: reading the server's control file takes longer
+-- than most polls. What stands in the register is another number after a start, in a copy of the database, and for a restored table.
+create sequence forebay.home_seq as bigint minvalue -9223372036854775808 cache 1;
+
+
+-- tables/dead_letter.sql
+
+create table forebay.dead_letter (
+    dead_id        bigint generated always as identity primary key,
+    group_id       bigint not null,
+    job_id         bigint not null,
+    seq            bigint not null,      -- number of the row that died: original order
+    reason         text not null check (reason in ('exhausted', 'permanent', 'expired', 'worker lost')),
+    died_at        timestamptz not null,
+    queue          text not null,
+    priority       integer not null,
+    enqueued_at    timestamptz not null,
+    expires_at     timestamptz,
+    attempt        integer not null,     -- attempts used
+    max_attempts   integer,
+    kind           text not null,
+    args           jsonb not null,
+    tag            text,
+    correlation_id text,
+    headers        jsonb,
+    ordering_key   text collate "C",
+    unique_key     text,
+    limit_key      text collate "C",
+    errors         jsonb not null,       -- oldest first
+    redriven_at    timestamptz,
+    redriven_as    bigint,               -- job_id of the new job
+    check ((redriven_at is null) = (redriven_as is null))
+);
+create index dead_letter_by_job on forebay.dead_letter (job_id);
+create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
+create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+
+
+-- tables/deferred.sql
+
+-- Jobs that wait for a time. Appended to the log when due, deleted in bulk behind the cursor.
+create sequence forebay.deferred_seq as bigint cache 1;
+
+create table forebay.deferred (
+    xid            xid8 not null default pg_current_xact_id(),
+    deferred_id    bigint not null default nextval('forebay.deferred_seq'),
+    run_at         timestamptz not null,
+    lane           bigint not null,
+    enqueued_at    timestamptz not null,
+    job_id         bigint not null,
+    expires_at     timestamptz,
+    attempt        integer,
+    max_attempts   integer,
+    pauses         integer,
+    kind           text not null,
+    args           jsonb not null,
+    tag            text,
+    correlation_id text,
+    headers        jsonb,
+    ordering_key   text collate "C",
+    unique_key     text
+);
+create index deferred_due on forebay.deferred (run_at, deferred_id);
+create index deferred_by_xid on forebay.deferred (xid);
+create index deferred_by_job on forebay.deferred (job_id);
+
+-- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the mark.
+create table forebay.promotion (
+    no          bigint primary key,
+    snap        pg_snapshot not null,
+    run_at      timestamptz not null,
+    deferred_id bigint not null,
+    promoted    integer not null,
+    promoted_at timestamptz not null
+);
+
+
+-- tables/enqueue.sql
+
+-- One job of a bulk enqueue, decoded.
+create type forebay._job_input as (
+    kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
+    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
+
+
+-- tables/failure.sql
+
+-- Every failed attempt.
+create table forebay.failure (
+    job_id      bigint not null,
+    group_id    bigint not null,
+    enqueued_at timestamptz not null,    -- of the job: ids can be given out again after a lost commit
+    attempt     integer not null,
+    failed_at   timestamptz not null,
+    outcome     text not null,
+    error_type  text,
+    message     text,
+    traceback   text,
+    worker      text
+);
+create index failure_by_job on forebay.failure (job_id, failed_at);
+
+
+-- tables/group.sql
+
+-- Groups: independent readers of one queue.
+create table forebay.queue_group (
+    group_id    bigint generated always as identity primary key,
+    queue       text not null,
+    name        text not null,
+    start_after pg_snapshot not null,    -- jobs visible in it were there before the group
+    created_at  timestamptz not null,
+    paused_at   timestamptz,
+    unique (queue, name)
+);
+
+
+-- tables/guard.sql
+
+-- The guard's acts: whose transaction it ended, when, and what came of it.
+
+-- One row for each act, written and committed before the act. outcome is filled in afterwards; a row without one
+-- is an act of a guard that was stopped in between, so that it may have happened or not.
+create table forebay.guard_event (
+    event_id      bigint generated always as identity primary key,
+    at            timestamptz not null,
+    acted_as      text not null,         -- the login role the guard ran as
+    server        text not null,         -- leader, or which replica
+    action        text not null check (action in ('cancel', 'terminate', 'rollback prepared')),
+    holder        text not null,         -- session, idle in transaction, handler, prepared transaction
+    name          text not null,         -- pid, or global transaction id
+    user_name     text,
+    application   text,
+    database_name text,
+    state         text,
+    xact_start    timestamptz,
+    seconds       double precision,      -- how old the transaction was
+    age           bigint,                -- and how many were begun since
+    reason        text not null,
+    query         text,                  -- its last statement, the first 200 characters
+    outcome       text,                  -- ended, still there, gone before, or what the server said
+    outcome_at    timestamptz,
+    check ((outcome is null) = (outcome_at is null))
+);
+create index guard_event_by_time on forebay.guard_event (at);
+
+comment on table forebay.guard_event is 'Transactions that forebay guard ended, or tried to; kept as long as errors of jobs.';
+
+
+-- tables/keys.sql
+
+-- Ordering keys: of a key's jobs one at a time, in order. See docs/design/ordering.md.
+--
+-- Jobs with keys have lanes of their own. A claim of such a lane takes a *turn* of each key that is free: some of its jobs,
+-- in order, for one holder; who has a turn already gets another that goes on with it. Jobs of keys that somebody else has are
+-- *parked*: the cursor has passed them, a small row says which. When a turn is over and something waits, a *token*, a row of
+-- the log without a kind, tells the group's claims to look at the key again.
+
+-- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
+-- (group, key) says where the key stands.
+create table forebay.key_turn (
+    group_id     bigint not null,
+    ordering_key text collate "C" not null,
+    no           bigint not null,
+    since        bigint not null,        -- the first turn that this one goes on with: one lease has all jobs of theirs
+    lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
+    claim_no     bigint,
+    offsets      smallint[],             -- the key's jobs within that batch, in order
+    jobs         bigint[],               -- their ids
+    mark         bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- kept back by an earlier turn and not taken by this one, in order
+    rest_seqs    bigint[],
+    low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
+    high_seq     bigint not null,
+    is_suspect   boolean not null,       -- runs alone: its holder gets no more of the key
+    taken_at     timestamptz not null,
+    primary key (group_id, ordering_key, no)
+);
+
+-- Parked: a group's cursor has passed these jobs while their key was taken. They keep the order they came in.
+create sequence forebay.parked_seq as bigint cache 1;
+
+-- Tells a claim, without a look at any table, that nobody ever used an ordering key.
+create sequence forebay.key_seq as bigint cache 1;
+
+create table forebay.parked (
+    group_id     bigint not null,
+    ordering_key text collate "C" not null,
+    parked_no    bigint not null default nextval('forebay.parked_seq'),
+    lane         bigint not null,
+    seq          bigint not null,
+    primary key (group_id, ordering_key, parked_no)
+);
+create index parked_by_seq on forebay.parked (seq);
+
+
+-- tables/known_lanes.sql
+
+-- Registers of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
+-- What stands in them is made by forebay._token() and means nothing after a restart or in a restored database.
+do $$
+begin
+    for i in 0..15 loop
+        execute format('create sequence forebay.known_%s as bigint minvalue -9223372036854775808 cache 1', i);
+    end loop;
+end
+$$;
+
+
+-- tables/lane.sql
+
+-- Which lanes exist. No unique key on purpose: with one, the first user of a lane would make every
+-- other producer of it wait for his commit. Concurrent first users leave a few equal rows.
+create table forebay.lane (
+    lane     bigint not null,
+    queue    text not null,
+    priority integer not null,
+    audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
+    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys;
+                                         -- 1000: the lane of a limit key, 1001: the desk of such lanes, which has no jobs itself
+    noted_at timestamptz not null,
+    limit_key text collate "C"
+);
+create index lane_by_id on forebay.lane (lane);
+create index lane_by_queue on forebay.lane (queue, part);
+
+
+-- A lane that a group may claim from, and up to which snapshot it has.
+create type forebay._place as (
+    group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
+
+
+-- tables/leadership.sql
+
+-- Posts: "held until" in milliseconds since 1970, and by whom in the lowest 20 bits. What one worker at a time does for all:
+-- post 0 is the upkeep, post N looks out for what is ready for group N. Registers like the bells.
+create sequence forebay.post_0 as bigint cache 1;
+
+
+-- tables/lease.sql
+
+-- Leases: one per worker process and database connection epoch. The row is written when it opens and when
+-- it closes and never between; heartbeats live in a table of their own.
+create table forebay.lease (
+    lease_id        bigint generated always as identity primary key,
+    worker          text not null,       -- a name for humans: host:pid:token
+    version         integer,             -- of the schema that its code was made for; null: it did not say
+    lease_seconds   double precision not null,
+    suspect_seconds double precision not null,
+    opened_at       timestamptz not null,
+    closed_at       timestamptz,
+    closed_as       text check (closed_as in ('closed', 'revoked', 'adopted')),
+    check ((closed_at is null) = (closed_as is null))
+);
+create index lease_open on forebay.lease (lease_id) where closed_at is null;
+
+create table forebay.heartbeat (
+    lease_id    bigint not null,
+    beat_at     timestamptz not null,
+    backend_pid integer not null
+);
+create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
+
+
+-- tables/limiter.sql
+
+-- Limits: how many jobs of a queue, and of each of its limit keys, run at once and start per second; and even shares for the
+-- keys. See docs/design/limits.md.
+--
+-- Jobs of a limit key have lanes of their own. Whoever claims from a queue with a pace, or from a *desk* of such lanes, passes
+-- the group's *gate*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
+-- one lane is claimed from like any other. What the gate knows is one row, appended and read newest first.
+
+-- The pace of a queue. null: no limit.
+create table forebay.queue_pace (
+    queue           text primary key,
+    concurrency     integer check (concurrency >= 1),
+    rate            double precision check (rate > 0),       -- starts per second
+    burst           integer check (burst >= 1),              -- tokens that a rested queue has saved up
+    key_concurrency integer check (key_concurrency >= 1),
+    key_rate        double precision check (key_rate > 0),
+    key_burst       integer check (key_burst >= 1),
+    set_at          timestamptz not null
+);
+
+comment on table forebay.queue_pace is 'How many jobs of a queue and of each limit key run at once and start per second; set with forebay.pace_queue().';
+
+-- Tells a claim, without a look at any table, that nobody ever set a pace or used a limit key.
+create sequence forebay.gate_seq as bigint cache 1;
+
+
+-- What a group's gate knows after a claim. Arrays of one kind belong together.
+create table forebay.gate (
+    group_id   bigint not null,
+    no         bigint not null,
+    decided_at timestamptz not null,
+    snap       pg_snapshot not null,      -- a key's lane that is not in `lanes` had nothing to claim then
+    pace_at    timestamptz,               -- set_at of the pace that it knew
+    seed_until timestamptz,               -- until then what is in flight is counted from the leases
+    tat        timestamptz,               -- when the queue's bucket will be full, "theoretical arrival time"
+    leases     bigint[] not null,         -- batches in flight, with how many jobs each took
+    claims     bigint[] not null,
+    claim_keys bigint[] not null,
+    sizes      integer[] not null,
+    lanes      bigint[] not null,         -- lanes of keys that may have something to claim
+    lane_keys  bigint[] not null,
+    desks      bigint[] not null,
+    keys       bigint[] not null,         -- keys about which there is something to remember:
+    turns      bigint[] not null,         --   the row in which each was served last
+    tats       timestamptz[] not null,    --   when its bucket will be full
+    primary key (group_id, no)
+);
+
+
+-- What a gate sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
+-- when all have to be asked; is_changed: there is something to note, whatever is claimed; is_back: the clock was set back.
+create type forebay._gate_view as (
+    no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
+    leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
+    lanes bigint[], lane_keys bigint[], desks bigint[],
+    keys bigint[], turns bigint[], tats timestamptz[],
+    is_changed boolean, is_back boolean, is_new_pace boolean, came bigint[], room bigint, pace forebay.queue_pace);
+
+
+-- tables/log.sql
+
+-- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
+-- rows are inserted, read newest first, and removed in bulk from behind. See docs/design/engine.md.
+
+-- Numbers of the log. CACHE 1 and never altered: a segment is sealed on the strength of
+-- "whoever has a number below last_value has drawn its xid already".
+create sequence forebay.log_seq as bigint cache 1;
+
+-- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row
+-- must draw its transaction id before its number.
+create table forebay.log (
+    xid            xid8 not null default pg_current_xact_id(),
+    seq            bigint not null default nextval('forebay.log_seq'),
+    lane           bigint not null,
+    enqueued_at    timestamptz not null,
+    job_id         bigint,               -- null: the first row of its job, whose id is seq
+    expires_at     timestamptz,          -- null: 30 days after enqueued_at
+    attempt        integer,              -- attempts used before this row; null: none
+    max_attempts   integer,              -- null: what the handler's retry policy says
+    pauses         integer,              -- snoozes and unknown-kind pauses so far; null: none
+    kind           text not null,
+    args           jsonb not null,
+    tag            text,
+    correlation_id text,
+    headers        jsonb,
+    ordering_key   text collate "C",
+    unique_key     text
+) partition by range (seq);
+
+comment on table forebay.log is
+    'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
+
+
+-- tables/max_waiting.sql
+
+-- Backpressure: how many jobs of a queue may wait, asked by enqueues, also while no worker runs.
+--
+-- A queue's depth is counted like a reader counts: what was appended up to a snapshot, plus what became visible since,
+-- minus what the newest batches say was handed out or skipped. Counts are appended and read newest first; nobody updates
+-- one. Most enqueues need not even count what came since: the numbers drawn since bound it from above.
+-- See docs/design/backpressure.md.
+
+-- The sequence tells an enqueue, without a look at the table, that there never was a limit.
+create table forebay.queue_limit (
+    queue text primary key,
+    most  bigint not null check (most >= 1)
+);
+create sequence forebay.limit_seq as bigint cache 1;
+
+-- What had been appended to a queue's public lanes, as a group counts: handed out, skipped or waiting when it was counted.
+create sequence forebay.queue_count_seq as bigint cache 1;
+
+create table forebay.queue_count (
+    queue    text not null,
+    group_id bigint not null,            -- 0: the queue has no group yet
+    no       bigint not null default nextval('forebay.queue_count_seq'),
+    seq      bigint not null,            -- the last number drawn before the snapshot
+    snap     pg_snapshot not null,
+    total    bigint not null
+);
+create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+
+comment on table forebay.queue_limit is 'How many jobs of a queue may wait; set with forebay.limit_queue().';
+
+
+-- tables/mirror.sql
+
+-- What is known of synchronisations: what their passes did, how many jobs waited, which breakers are open, and what audits found.
+--
+-- All of it is appended; upkeep folds and removes what is old. Counts of a pass are part of the settlement of its jobs: they
+-- are there exactly if that is. Invariant "counted with the settlement": docs/design/reconcile.md.
+
+-- What passes and direct writes did. Rows are folded as they grow old: level 0 as they came, 1 by the minute, 2 by the hour,
+-- 3 all that is older than retention, at -infinity. The sum over all levels is all that ever happened.
+create table forebay.sync_count (
+    sync     text not null,
+    at       timestamptz not null,
+    level    smallint not null default 0 check (level between 0 and 3),
+    outcome  text not null,
+    tag      text,
+    priority integer,                    -- null: of no job, as a direct write
+    count    bigint not null
+);
+create index sync_count_by_time on forebay.sync_count (sync, at);
+create index sync_count_by_level on forebay.sync_count (level, at);
+
+-- How many jobs were due, once a minute while passes run or somebody asks.
+create table forebay.sync_sample (
+    sync    text not null,
+    at      timestamptz not null,
+    due     bigint not null,             -- without those that are left out of alerts
+    due_all bigint not null,
+    waiting bigint not null              -- also what is in its grace, or is to be done later
+);
+create index sync_sample_by_time on forebay.sync_sample (sync, at);
+
+-- Circuit breakers, when they open, fail again and close.
+create table forebay.sync_breaker (
+    sync       text not null,
+    at         timestamptz not null,
+    who        text not null,            -- the worker, or the process of direct writes
+    place      text not null check (place in ('pass', 'direct')),
+    open_until timestamptz,              -- null: closed
+    why        text
+);
+create index sync_breaker_by_time on forebay.sync_breaker (sync, at);
+
+-- Audits that ended.
+create table forebay.sync_audit (
+    audit_id bigint generated always as identity primary key,
+    sync     text not null,
+    ended_at timestamptz not null,
+    seconds  double precision not null,
+    compared text not null,              -- version or hash
+    items    bigint not null,
+    copies   bigint not null,
+    rows     bigint not null,            -- read of both stores together
+    ranges   bigint not null,            -- compared by their checksums
+    differed bigint not null,            -- of these
+    suspects bigint not null,
+    missing  bigint not null,
+    stale    bigint not null,
+    orphaned bigint not null,
+    ahead    bigint not null,
+    repaired bigint not null default 0   -- jobs enqueued for what was found
+);
+create index sync_audit_by_time on forebay.sync_audit (sync, ended_at);
+
+comment on table forebay.sync_count is 'What synchronisations did, by outcome, tag and priority; read it with forebay.sync_status().';
+
+
+-- tables/result.sql
+
+-- What handlers return and how far they are: appended, read by job, deleted by age.
+--
+-- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
+-- done. Jobs whose handler keeps nothing pay nothing.
+
+-- "Somebody waits for the end of a job until", in milliseconds since 1970: a register like the bells.
+create sequence forebay.result_bell as bigint cache 1;
+
+create table forebay.result (
+    job_id      bigint not null,
+    group_id    bigint not null,
+    enqueued_at timestamptz not null,     -- of the job: ids can be given out again after a lost commit
+    kept_at     timestamptz not null,
+    kept_until  timestamptz not null,
+    value       jsonb,
+    problem     text,                     -- why there is no value, though one was to be kept
+    check ((value is null) <> (problem is null))
+);
+create index result_by_job on forebay.result (job_id);
+create index result_by_age on forebay.result (kept_until);
+
+create table forebay.progress (
+    job_id   bigint not null,
+    group_id bigint not null,
+    noted_at timestamptz not null,
+    done     double precision not null,   -- 0 to 1
+    note     text not null
+);
+create index progress_by_job on forebay.progress (job_id, noted_at);
+create index progress_by_age on forebay.progress (noted_at);
+
+
+-- tables/segment.sql
+
+-- Segments: the partitions of the log, ranges of seq, each with a reader function.
+create table forebay.segment (
+    segment_id bigint primary key,
+    lo         bigint not null unique,   -- first number
+    hi         bigint not null,          -- first number of the next segment
+    created_at timestamptz not null,
+    removed_at timestamptz,              -- emptied by retention
+    check (hi > lo)
+);
+
+-- A sealed segment gets no more rows, and all its rows have an xid below `xid`. Appended in order.
+create table forebay.seal (
+    segment_id bigint primary key,
+    xid        xid8 not null,
+    sealed_at  timestamptz not null
+);
+create index seal_by_xid on forebay.seal (xid);
+
+
+-- tables/setting.sql
+
+-- Settings that concern the database rather than one process. Read by maintenance, and by an
+-- enqueue only when its arguments are large enough to come near a limit.
+create table forebay.setting (
+    name  text primary key,
+    value bigint not null
+);
+
+insert into forebay.setting (name, value) values
+    ('segment_rows', 1000000),          -- numbers per segment of the log
+    ('reserve_rows', 64000000),         -- numbers for which segments exist ahead of the sequence
+    ('retention_days', 30),             -- settled segments older than this are emptied
+    ('retention_bytes', 20000000000),   -- and the oldest settled ones beyond this total size
+    ('args_bytes_max', 1048576),
+    ('args_depth_max', 64),
+    ('result_bytes_max', 65536);
+
+comment on table forebay.setting is 'Database-wide settings; change them with forebay.configure().';
+
+
+-- tables/settlement.sql
+
+-- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) is a flush's name, so that a
+-- flush whose answer was lost can be repeated. A negative flush_no settles the single job -flush_no.
+create table forebay.settlement (
+    lease_id   bigint not null,
+    claim_no   bigint not null,
+    flush_no   integer not null,
+    settled_at timestamptz not null,
+    offsets    smallint[],               -- null: the whole batch
+    outcomes   "char"[],                 -- null: all done. d done, c cancelled, x dead, and for jobs
+                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost;
+                                         -- k kept back behind an earlier job of its ordering key
+    millis     integer[],                -- durations, null: not measured
+    primary key (lease_id, claim_no, flush_no)
+);
+
+-- A suspect is claimed alone and its start is recorded, so that a death can be put down to it.
+create table forebay.suspect_start (
+    lease_id   bigint not null,
+    claim_no   bigint not null,
+    started_at timestamptz not null,
+    primary key (lease_id, claim_no)
+);
+
+
+-- tables/shard.sql
+
+-- Unordered queues: over how many public lanes of each priority their jobs are spread.
+-- The sequence tells an enqueue, without a look at the table, that there never was one.
+create table forebay.spread (
+    queue text primary key,
+    lanes integer not null check (lanes between 1 and 64)
+);
+create sequence forebay.spread_seq as bigint cache 1;
+
+
+-- tables/tombstone.sql
+
+-- Requests to cancel, expiries decided by the sweep, and what unique keys have to say: that a job was replaced by a newer
+-- one of its key, and that a claim must look closely before it starts this one. Read by claims and settlements.
+-- The sequence tells a claim, without a look at the table, that nothing was ever requested.
+create sequence forebay.tombstone_seq as bigint cache 1;
+
+create table forebay.tombstone (
+    tombstone_no bigint not null default nextval('forebay.tombstone_seq'),
+    job_id     bigint not null,
+    group_id   bigint,                   -- null: for every group
+    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- cancel, expired, replaced, key: look closely
+    noted_at   timestamptz not null,
+    enqueued_at timestamptz              -- of the job an expiry was decided for
+);
+create index tombstone_by_job on forebay.tombstone (job_id);
+
+
+-- tables/trimming.sql
+
+-- What trimming remembers: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since
+-- 1970, deferred rows were removed. While somebody holds a snapshot whatever was removed lies in front of what is to be.
+create sequence forebay.trim_pass_seq as bigint cache 1;
+create sequence forebay.trim_mark_seq as bigint cache 1;
+
+
+-- tables/unique.sql
+
+-- Uniqueness by intent: what a key means while another job of the same key waits or runs.
+--
+-- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
+-- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
+-- release anything, and no key can be left behind.
+--
+-- Invariant "one generation": of a key's jobs only the newest can ever start. See docs/design/unique.md.
+
+create table forebay.unique_key (
+    xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
+    queue       text collate "C" not null,
+    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- once, idempotent, coalesce, replace, debounce, throttle
+    key         text collate "C" not null,
+    gen         bigint not null,
+    job_id      bigint not null default nextval('forebay.log_seq'),
+    lane        bigint not null,         -- the public lane the job was put in
+    is_deferred boolean not null,        -- it had to wait for a time: its first row is not in the log under its own number
+    taken_at    timestamptz not null,
+    expires_at  timestamptz not null,    -- the job does not start from then on
+    free_at     timestamptz,             -- throttle: when the period is over
+    first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
+    payload     bytea,                   -- idempotent: hash of kind and arguments
+    origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
+    primary key (queue, intent, key, gen)
+);
+create index unique_key_by_job on forebay.unique_key (job_id) where intent = 'c';
+create index unique_key_by_time on forebay.unique_key (taken_at);
+
+comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
+
+
+-- One job with a unique key of a bulk enqueue; first_nr is the first job of its key, and differs what an idempotency key refuses.
+-- No name is one of unique_key's.
+create type forebay._key_input as (
+    nr bigint, first_nr bigint, differs boolean, its_queue text, code "char", word text, unique_as jsonb, its_lane bigint,
+    start timestamptz, ends timestamptz, digest bytea);
+
+-- What became of it: the job that stands for it, and of a new one when it was enqueued and when it starts; null: at once.
+create type forebay._key_taken as (stands_for bigint, is_new boolean, since timestamptz, starts_at timestamptz);
+
+
+-- tables/version.sql
+
+-- Which migrations were applied, and when. Written by `forebay migrate` and by the script of `forebay sql`.
+
+create table forebay.schema_migration (
+    version    integer primary key check (version > 0),
+    name       text not null,
+    checksum   text not null check (checksum ~ '^[0-9a-f]{64}$'),   -- SHA-256 of the file
+    applied_at timestamptz not null default clock_timestamp()
+);
+
+comment on table forebay.schema_migration is 'The migrations of this schema; a file that changed afterwards is refused.';
+
+
+-- tables/wakeup.sql
+
+-- Bells: "somebody sleeps until", in milliseconds since 1970, one register per hash of a queue name.
+-- Sequences because their value is read and set outside transactions and leaves no dead rows.
+do $$
+begin
+    for i in 0..15 loop
+        execute format('create sequence forebay.bell_%s as bigint cache 1', i);
+    end loop;
+end
+$$;
+
+
+-- functions/adopt/adopt.sql
+
+-- Adoption: what to do with a log that was restored from another cluster.
+-- grant: none
+
+-- The transaction that divides the rows: whatever is older was restored, whatever is younger was written here.
+--
+-- A restore copies the rows before it makes the constraints, so the catalog row of a primary key that nobody ever
+-- touches again divides the two. In a copy that was made within the cluster that row is as old as the original; there the
+-- catalog row of the database itself does.
+create function forebay._native_after() returns xid
+language sql stable
+as $$
+    select case when n.system_identifier = i.system_identifier and age(d.xmin) < age(c.xmin) then d.xmin else c.xmin end
+    from (select * from forebay.cluster order by cluster_no desc limit 1) n, forebay._identity() i, pg_database d, pg_constraint c
+    where d.datname = current_database() and c.conname = 'cluster_pk' and c.conrelid = 'forebay.cluster'::regclass
+$$;
+
+
+-- Adopt a log restored from another cluster.
+--
+-- Every old segment becomes archive, new rows go to fresh segments, cursors begin anew. With p_resume, jobs that were
+-- waiting, deferred or claimed but not settled when the dump was taken are appended anew, once for each group that had
+-- not had them; without, they count as cancelled. Jobs enqueued here since the restore are kept in either case.
+--
+-- Returns: how many jobs were appended anew, and how many were discarded.
+-- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
+-- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues under way there, new ones go on
+--   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
+create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '60s'
+set jit = off
+as $$
+declare
+    v_last    bigint;
+    v_start   bigint;
+    v_segment record;
+    v_lane    record;
+    v_lease   record;
+    v_row     record;
+    v_queue   record;
+    v_mark    forebay.promotion;
+    v_count   bigint;
+    v_skipped bigint[];
+    v_border  constant xid := forebay._native_after();
+begin
+    perform forebay._require_alone('forebay.adopt_v1()');
+    resumed := 0;
+    discarded := 0;
+    if exists (select from forebay._identity() i,
+                           (select c.* from forebay.cluster c order by c.cluster_no desc limit 1) n
+               where n.system_identifier = i.system_identifier and n.database_oid = i.database_oid) then
+        raise exception using errcode = 'JQ031',
+            message = 'this log belongs to this cluster, there is nothing to adopt',
+            hint = 'Adopt only what was restored from a dump of another cluster.';
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), 1);
+    perform pg_advisory_xact_lock(forebay._lock_class(), 2);
+
+    -- Fresh segments for whatever is enqueued from here on; enqueues under way in the old ones are waited for.
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
+    if v_start is null then
+        perform forebay._make_segment(s.segment_id + 1, s.hi, s.hi + forebay._setting_value('segment_rows'))
+        from forebay.segment s order by s.segment_id desc limit 1;
+        select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
+    end if;
+    perform setval('forebay.log_seq', v_start);
+    for v_segment in select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null loop
+        execute format('lock table forebay.log_%s in share mode', v_segment.segment_id);
+    end loop;
+
+    -- Queues that nobody served yet.
+    for v_queue in select distinct l.queue from forebay.lane l
+                   where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
+        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+    end loop;
+
+    -- Behind a cursor, waiting for their ordering key; those of the leases are counted with these.
+    select count(*) into v_count from forebay._all_parked();
+    if p_resume then
+        resumed := v_count;
+    else
+        discarded := v_count;
+    end if;
+
+    -- Claimed and not settled.
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+        if p_resume then
+            resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
+        else
+            discarded := discarded + coalesce(forebay._discard_lease(v_lease.lease_id), 0);
+        end if;
+    end loop;
+
+    if p_resume then
+        for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
+            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
+            perform forebay._go_on(
+                r.job, forebay._note_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
+            from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
+        end loop;
+    end if;
+    delete from forebay.parked;
+    delete from forebay.key_turn;
+
+    -- Waiting in the log.
+    for v_lane in
+        select l.lane, l.queue, l.priority, l.audience, l.limit_key, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
+               b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, s.lo, s.hi
+        from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+        join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or abs(l.audience) = g.group_id)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+    loop
+        v_skipped := '{}';
+        for v_segment in
+            select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null order by s.segment_id
+        loop
+            for v_row in execute format(
+                'select row(l.*)::forebay.log as r, age(l.xmin) < age($2) as native
+                 from forebay.log_%s l where l.lane = $1 and l.kind <> '''' order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane, v_border
+            loop
+                if not v_row.native then
+                    continue when v_lane.snap_from is null and v_lane.audience = 0
+                                  and pg_visible_in_snapshot((v_row.r).xid, v_lane.start_after);
+                    continue when v_lane.snap_from is not null and forebay._is_consumed(
+                        (v_row.r).xid, (v_row.r).seq, v_lane.snap_from, v_lane.snap_to, v_lane.lo, v_lane.hi,
+                        v_lane.pos_xid, v_lane.pos_seq);
+                    if not p_resume then
+                        discarded := discarded + 1;
+                        v_skipped := v_skipped || (v_row.r).seq;
+                        continue;
+                    end if;
+                end if;
+                resumed := resumed + 1;
+                perform forebay._go_on(
+                    v_row.r,
+                    forebay._note_private_lane(v_lane.queue, v_lane.priority,
+                                               case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
+                                               (v_row.r).ordering_key, v_lane.limit_key),
+                    coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
+            end loop;
+        end loop;
+        insert into forebay.batch (
+            group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total,
+            claimed_at, skipped, skipped_as)
+        values (v_lane.group_id, v_lane.lane, coalesce(v_lane.no, 0) + 1, '1:1:', 0, '0', 0,
+                greatest(v_lane.high_seq, v_last), coalesce(v_lane.handed_total, 0),
+                coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
+                v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
+    end loop;
+    update forebay.queue_group g set start_after = '1:1:';
+    delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
+    delete from forebay.gate;
+
+    -- Deferred and not yet promoted: written anew, under this cluster's xids.
+    select * into v_mark from forebay.promotion p order by p.no desc limit 1;
+    create temp table adopted_deferred on commit drop as
+        select d.* from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id));
+    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
+    if p_resume then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
+               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+        from pg_temp.adopted_deferred d order by d.run_at, d.deferred_id;
+        get diagnostics v_count = row_count;
+        resumed := resumed + v_count;
+    else
+        select count(*) into v_count from pg_temp.adopted_deferred;
+        discarded := discarded + v_count;
+    end if;
+    delete from forebay.promotion;
+
+    -- An enqueue that drew its number before the move and writes its row after this commit would write it where nobody
+    -- reads any more: refuse it, and the transaction with it.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= v_last and s.removed_at is null
+          and not exists (select from forebay.seal f where f.segment_id = s.segment_id)
+    loop
+        execute format('alter table forebay.log_%s add constraint adopted check (false) not valid', v_segment.segment_id);
+    end loop;
+
+    delete from forebay.seal;
+    insert into forebay.seal (segment_id, xid, sealed_at)
+    select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
+    insert into forebay.cluster (system_identifier, database_oid)
+    select i.system_identifier, i.database_oid from forebay._identity() i;
+end
+$$;
+
+
+-- Close a restored lease and count its unsettled jobs as cancelled; returns how many.
+create function forebay._discard_lease(p_lease_id bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_batch record;
+    v_open  smallint[];
+    v_count bigint := 0;
+begin
+    update forebay.lease l set closed_at = forebay._now(), closed_as = 'adopted' where l.lease_id = p_lease_id;
+    for v_batch in select b.claim_no, b.seqs from forebay.batch b where b.lease_id = p_lease_id loop
+        v_open := array(
+            select i::smallint from generate_subscripts(v_batch.seqs, 1) i
+            where not exists (select from forebay.settlement s
+                              where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no
+                                and (s.offsets is null or i::smallint = any (s.offsets))));
+        continue when cardinality(v_open) = 0;
+        insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+        values (p_lease_id, v_batch.claim_no, 2147483647, forebay._now(), v_open,
+                array_fill('c'::"char", array[cardinality(v_open)]));
+        v_count := v_count + cardinality(v_open);
+    end loop;
+    return v_count;
+end
+$$;
+
+
+-- functions/backfill/backfill.sql
+
+-- Backfill: a job for each row of a query, in one statement or chunk by chunk.
+--
+-- The query is the caller's SQL and must be read with the caller's rights, while the log is written with the owner's. So
+-- the functions that run it are no security definers; they hand arrays of values to those that are. They have no
+-- search_path of their own either, since the query's names are the caller's: whatever stands beside the query is written
+-- with its schema.
+-- See docs/design/backfill.md.
+-- grant: producer, worker
+
+-- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
+--
+-- Parameters:
+--   kind     which handler
+--   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job; with a column args,
+--            that is, and the other columns are options of the job: ordering_key, unique_as, delay and so on
+--   options  of all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments that all have
+--   token    of forebay.backfill_plan: enqueue the jobs that it counted, or nothing
+-- Errors: as forebay.enqueue_many; JQ040 the jobs are not those of the token.
+create function forebay.backfill(kind text, query text, options jsonb default '{}', token text default null) returns bigint
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_found pg_catalog.record;
+begin
+    if token is not null then
+        -- Before anything is written, since jobs that are rolled back leave dead rows in the log.
+        v_found := forebay.backfill_count_v1(query);
+        perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+    end if;
+    v_found := forebay.backfill_run_v1(kind, query, options, null, token is not null);
+    if token is not null then
+        perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+    end if;
+    return v_found.jobs;
+end
+$$;
+
+
+-- functions/backfill/begin.sql
+
+-- grant: producer, worker
+
+-- Begin a backfill in chunks; returns its number. Nothing is enqueued yet: forebay.backfill_next does that, chunk by chunk.
+--
+-- The rows are read once, in the order of the key, and where each chunk ends is noted. Rows beyond the last key are not part
+-- of the backfill, whenever they come.
+--
+-- Parameters: as forebay.backfill, and
+--   key    a column of the query, without nulls; rows with the same key are in one chunk. Where it has an index, a chunk
+--          costs the same however many rows there are
+--   chunk  jobs of a chunk, 1 to 1,000,000
+--   token  of forebay.backfill_plan: a chunk that does not have the jobs counted here is refused
+-- Errors: JQ001, JQ040 the jobs are not those of the token.
+create function forebay.backfill_begin(
+    kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
+returns bigint
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_row     pg_catalog.record;
+    v_last    pg_catalog.text;
+    v_count   pg_catalog.int8 := 0;
+    v_digest  pg_catalog.numeric := 0;
+    v_upto    pg_catalog.text[] := '{}';
+    v_jobs    pg_catalog.int8[] := '{}';
+    v_digests pg_catalog.numeric[] := '{}';
+begin
+    if key is null or chunk is null or chunk operator(pg_catalog.<) 1 or chunk operator(pg_catalog.>) 1000000 then
+        raise exception using errcode = 'JQ001', column = 'chunk',
+            message = pg_catalog.format('cannot make chunks of %s jobs by key %s', coalesce(chunk::pg_catalog.text, 'null'), coalesce(pg_catalog.quote_literal(key), 'null')),
+            hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
+    end if;
+    for v_row in execute pg_catalog.format(
+        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
+                 pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
+          from (%s\n) q order by q.%I', key, query, key)
+    loop
+        if v_row.key is null then
+            raise exception using errcode = 'JQ001', column = 'key',
+                message = pg_catalog.format('key %s has nulls', pg_catalog.quote_literal(key)),
+                hint = 'Nothing was enqueued. Take a column without nulls, such as the primary key.';
+        end if;
+        if v_count operator(pg_catalog.>=) chunk::pg_catalog.int8 and v_row.key operator(pg_catalog.<>) v_last then
+            v_upto := pg_catalog.array_append(v_upto, v_last);
+            v_jobs := pg_catalog.array_append(v_jobs, v_count);
+            v_digests := pg_catalog.array_append(v_digests, v_digest);
+            v_count := 0;
+            v_digest := 0;
+        end if;
+        v_last := v_row.key;
+        v_count := v_count operator(pg_catalog.+) 1::pg_catalog.int8;
+        v_digest := v_digest operator(pg_catalog.+) v_row.digest::pg_catalog.numeric;
+    end loop;
+    if v_count operator(pg_catalog.>) 0::pg_catalog.int8 then
+        v_upto := pg_catalog.array_append(v_upto, v_last);
+        v_jobs := pg_catalog.array_append(v_jobs, v_count);
+        v_digests := pg_catalog.array_append(v_digests, v_digest);
+    end if;
+    return forebay.backfill_note_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
+end
+$$;
+
+
+-- functions/backfill/count.sql
+
+-- grant: producer, worker
+
+-- Count the rows of a query, and the bytes of the arguments they give. With the rights and the search_path of the caller.
+create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+begin
+    execute pg_catalog.format(
+        E'select pg_catalog.count(*),
+                 coalesce(pg_catalog.sum(pg_catalog.octet_length(
+                     coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
+                 coalesce(pg_catalog.sum(pg_catalog.hashtextextended(r.row::pg_catalog.text collate pg_catalog."C", 0)), 0)
+          from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', query)
+        into jobs, bytes, digest;
+end
+$$;
+
+
+-- functions/backfill/done.sql
+
+-- grant: producer, worker
+
+-- Note that a chunk is done; returns how far the backfill is.
+--
+-- Errors: JQ040 it was begun with a token, and the chunk has other jobs than were counted; JQ041 no such chunk to be done.
+create function forebay.backfill_done_v1(
+    backfill_id bigint, no integer, enqueued bigint, digest numeric, out jobs_done bigint, out jobs_all bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_chunk record;
+begin
+    update forebay.backfill_chunk c set enqueued = backfill_done_v1.enqueued, done_at = forebay._now()
+    from forebay.backfill b
+    where c.backfill_id = backfill_done_v1.backfill_id and c.no = backfill_done_v1.no and c.done_at is null
+      and b.backfill_id = c.backfill_id and b.made_by = session_user
+    returning b.is_fixed, c.jobs, c.digest into v_chunk;
+    if v_chunk.jobs is null then
+        raise exception using errcode = 'JQ041',
+            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id);
+    elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
+        raise exception using errcode = 'JQ040',
+            message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
+                             backfill_done_v1.backfill_id, backfill_done_v1.enqueued, v_chunk.jobs),
+            hint = 'The chunks before it are enqueued, and nothing of this one. Look at a new dry run of the rest.';
+    end if;
+    select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
+    from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
+end
+$$;
+
+
+-- functions/backfill/next.sql
+
+-- grant: producer, worker
+
+-- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all are done.
+--
+-- Invariant "a chunk and its mark are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
+-- transaction of its own, and after a crash again.
+--
+-- Returns how many jobs this chunk has, and of how many that were counted at the beginning those done are now.
+-- Errors: as forebay.backfill; JQ040 the chunk has not the jobs that were counted; JQ041 no such backfill, or another's.
+-- Locks: the backfill.
+create function forebay.backfill_next(backfill_id bigint)
+returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_chunk pg_catalog.record;
+    v_found pg_catalog.record;
+    v_done  pg_catalog.record;
+begin
+    select t.* into v_chunk from forebay.backfill_take_v1(backfill_id) t;
+    if v_chunk.no is null then
+        return;
+    end if;
+    v_found := forebay.backfill_run_v1(
+        v_chunk.kind,
+        pg_catalog.format(
+            E'select * from (%1$s\n) chunk where chunk.%2$I <= %3$L%4$s order by chunk.%2$I',
+            v_chunk.query, v_chunk.key, v_chunk.upto,
+            case when v_chunk.behind is not null then pg_catalog.format(' and chunk.%I > %L', v_chunk.key, v_chunk.behind) end),
+        v_chunk.options, v_chunk.key, v_chunk.is_fixed);
+    v_done := forebay.backfill_done_v1(backfill_id, v_chunk.no, v_found.jobs, v_found.digest);
+    enqueued := v_found.jobs;
+    jobs_done := v_done.jobs_done;
+    jobs_all := v_done.jobs_all;
+    return next;
+end
+$$;
+
+
+-- functions/backfill/note.sql
+
+-- grant: producer, worker
+
+-- Note a backfill in chunks; returns its number.
+--
+-- Parameters: upto, jobs and digests have an element for each chunk.
+-- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+create function forebay.backfill_note_v1(
+    kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   bigint;
+    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_note_v1.jobs) j), 0);
+begin
+    perform forebay.backfill_token_v1(
+        backfill_note_v1.kind, backfill_note_v1.options, v_jobs,
+        coalesce((select sum(d) from unnest(backfill_note_v1.digests) d), 0), backfill_note_v1.token);
+    delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
+    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
+    values (forebay._now(), session_user, backfill_note_v1.kind, backfill_note_v1.query, backfill_note_v1.options,
+            backfill_note_v1.key, backfill_note_v1.token is not null, v_jobs)
+    returning backfill_id into v_id;
+    insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
+    select v_id, u.nr, u.upto, u.jobs, u.digest
+    from rows from (unnest(backfill_note_v1.upto), unnest(backfill_note_v1.jobs), unnest(backfill_note_v1.digests))
+         with ordinality u (upto, jobs, digest, nr);
+    return v_id;
+end
+$$;
+
+
+-- functions/backfill/options.sql
+
+-- The options of a backfill with their defaults, checked.
+--
+-- Errors: JQ001.
+create function forebay._backfill_options(p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
+                                    'tag', 'correlation_id', 'headers', 'ordering_key', 'limit_key'];
+    v_given jsonb;
+begin
+    if p_options is null or jsonb_typeof(p_options) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('options must be a JSON object, not %s', coalesce(jsonb_typeof(p_options), 'null'));
+    elsif p_options - v_keys <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_options - v_keys) k limit 1)),
+            hint = format('The options of all jobs are %s. What differs from job to job, such as unique_as, is a column of the query.',
+                          array_to_string(v_keys, ', '));
+    end if;
+    v_given := coalesce((select jsonb_object_agg(o.key, o.value) from jsonb_each(p_options) o where o.value <> 'null'), '{}');
+    if jsonb_typeof(coalesce(v_given -> 'args', '{}')) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
+    end if;
+    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+end
+$$;
+
+
+-- functions/backfill/plan.sql
+
+-- grant: producer, worker
+
+-- Say what forebay.backfill would enqueue, and enqueue nothing.
+--
+-- Returns the token of exactly these jobs, how many they are, the bytes of their arguments as JSON; the seconds that
+-- enqueuing them would take, from the time this took and from that of up to 2,000 of them, enqueued and rolled back (null where
+-- that is not possible); and how many jobs wait in the queue already, in all and of the same priority.
+--
+-- Parameters and errors: as forebay.backfill.
+create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_begun   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    v_count   pg_catalog.record;
+    v_reading pg_catalog.float8;
+    v_some    pg_catalog.int8;
+begin
+    v_count := forebay.backfill_count_v1(query);
+    v_reading := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+    token := forebay.backfill_token_v1(kind, options, v_count.jobs, v_count.digest);
+    jobs := v_count.jobs;
+    bytes := v_count.bytes;
+    begin
+        v_begun := pg_catalog.clock_timestamp();
+        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null, false)).jobs;
+        seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+        raise exception using errcode = 'ZF000';
+    exception
+        when sqlstate 'ZF000' then  -- It was there to be rolled back.
+            seconds := case when v_some operator(pg_catalog.=) 0::pg_catalog.int8 then 0.0::pg_catalog.float8
+                            -- Written so, operators have no precedence.
+                            else v_reading operator(pg_catalog.+)
+                                 (seconds operator(pg_catalog.*) (jobs::pg_catalog.float8 operator(pg_catalog./) v_some::pg_catalog.float8)) end;
+        when read_only_sql_transaction or configuration_limit_exceeded then
+            seconds := null;
+    end;
+    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    return next;
+end
+$$;
+
+
+-- functions/backfill/run.sql
+
+-- grant: producer, worker
+
+-- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest if asked for it.
+--
+-- With the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
+create function forebay.backfill_run_v1(
+    kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_row   pg_catalog.jsonb;
+    v_rows  pg_catalog.jsonb[] := '{}';
+    v_bytes pg_catalog.int8 := 0;
+    v_part  pg_catalog.record;
+begin
+    jobs := 0;
+    digest := 0;
+    for v_row in execute pg_catalog.format(E'select pg_catalog.to_jsonb(q.*) from (%s\n) q', query) loop
+        v_rows := pg_catalog.array_append(v_rows, v_row);
+        v_bytes := v_bytes operator(pg_catalog.+) pg_catalog.pg_column_size(v_row)::pg_catalog.int8;
+        if pg_catalog.cardinality(v_rows) operator(pg_catalog.>=) 20000 or v_bytes operator(pg_catalog.>=) 8000000::pg_catalog.int8 then
+            v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
+            jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
+            digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
+            v_rows := '{}';
+            v_bytes := 0;
+        end if;
+    end loop;
+    v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
+    jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
+    digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
+end
+$$;
+
+
+-- functions/backfill/take.sql
+
+-- grant: producer, worker
+
+-- Take the next chunk of a backfill: the parts of its query, and what was counted of it; no row when all are done.
+--
+-- Errors: JQ041 no such backfill, or it is another's.
+-- Locks: the backfill, so that a chunk is done by one at a time.
+create function forebay.backfill_take_v1(backfill_id bigint)
+returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_run forebay.backfill;
+begin
+    select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
+    if v_run.backfill_id is null then
+        raise exception using errcode = 'JQ041',
+            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
+    elsif v_run.made_by <> session_user then
+        -- Its query would run with the rights of whoever goes on with it.
+        raise exception using errcode = 'JQ041',
+            message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            hint = 'Only who began a backfill goes on with it.';
+    end if;
+    return query
+    select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
+           (select p.upto from forebay.backfill_chunk p where p.backfill_id = c.backfill_id and p.no = c.no - 1),
+           c.upto
+    from forebay.backfill_chunk c
+    where c.backfill_id = backfill_take_v1.backfill_id and c.done_at is null
+    order by c.no limit 1;
+end
+$$;
+
+
+-- functions/backfill/token.sql
+
+-- grant: producer, worker
+
+-- The token of a set of jobs: how many there are, and a digest of kind, options and rows; with a token, refuse any other.
+--
+-- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
+returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_found constant text := format(
+        '%s-%s', backfill_token_v1.jobs,
+        left(encode(sha256(convert_to(jsonb_build_array(
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+begin
+    if v_found <> backfill_token_v1.token then
+        raise exception using errcode = 'JQ040',
+            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
+    end if;
+    return v_found;
+end
+$$;
+
+
+-- functions/backfill/waiting.sql
+
+-- grant: producer, worker
+
+-- How many jobs wait, now or for a time, for the group of a queue that is furthest behind: in all, and of one priority.
+-- It visits each of them. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
+    from (select sum(d.ready + d.deferred) as waiting,
+                 sum(d.ready + d.deferred) filter (where d.priority::text = o.options ->> 'priority') as alike
+          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
+          group by d.group_name) g
+$$;
+
+
+-- functions/backfill/write.sql
+
+-- grant: producer, worker
+
+-- Enqueue a job for each of some rows; returns how many, and, if asked for it, what tells these rows from others, in any order.
+--
+-- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
+--
+-- Parameters: key, a field that is neither; null: none.
+-- Errors: as forebay.enqueue_many.
+create function forebay.backfill_write_v1(
+    kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_names  constant text[] := array['queue', 'priority', 'delay', 'run_at', 'expires_at', 'max_attempts', 'tag',
+                                      'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_kind   constant text := backfill_write_v1.kind;
+    v_key    constant text := backfill_write_v1.key;
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_rows   jsonb[] := backfill_write_v1.rows;
+    v_common constant jsonb := v_options -> 'args';
+    v_priority integer;
+    v_delay  interval;
+    v_run_at timestamptz;
+    v_expires_at timestamptz;
+    v_max_attempts integer;
+begin
+    jobs := cardinality(v_rows);
+    if is_digested then
+        -- Of the text: a hash of jsonb does not know the sign of a number.
+        select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
+    end if;
+    if jobs = 0 then
+        return;
+    end if;
+    begin
+        -- Nothing is written in here: a subtransaction for each batch would soon be more than a snapshot can list.
+        v_priority := (v_options ->> 'priority')::integer;
+        v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
+        v_run_at := (v_options ->> 'run_at')::timestamptz;
+        v_max_attempts := (v_options ->> 'max_attempts')::integer;
+        v_expires_at := coalesce(
+            (v_options ->> 'expires_at')::timestamptz,
+            coalesce(v_run_at, forebay._now() + coalesce(v_delay, interval '0'))
+            + make_interval(secs => (v_options ->> 'expires_in')::double precision));
+    exception when data_exception then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('an option has the wrong type: %s', sqlerrm), hint = 'Nothing was enqueued.';
+    end;
+    if not v_rows[1] ? 'args' then
+        if v_common is not null then
+            v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
+        end if;
+        perform forebay.enqueue_many(
+            v_kind, v_rows, queue => v_options ->> 'queue', priority => v_priority, delay => v_delay, run_at => v_run_at,
+            expires_at => v_expires_at, max_attempts => v_max_attempts, tag => v_options ->> 'tag',
+            correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
+            ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
+        return;
+    end if;
+    perform forebay.enqueue_many((
+        select jsonb_agg(
+            jsonb_strip_nulls(v_options - '{args,expires_in}'::text[] || jsonb_build_object('expires_at', v_expires_at))
+            || coalesce((select jsonb_object_agg(f.key, f.value) from jsonb_each(r.row - 'args') f
+                         where f.value <> 'null' and (f.key <> v_key or f.key = any (v_names)) is not false), '{}')
+            || jsonb_build_object(
+                'kind', v_kind,
+                'args', case when jsonb_typeof(r.row -> 'args') = 'object' then coalesce(v_common, '{}') || (r.row -> 'args')
+                             else r.row -> 'args' end)
+            order by r.nr)
+        from unnest(v_rows) with ordinality r (row, nr)));
+end
+$$;
+
+
+-- functions/claim/claim.sql
+
+-- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+--
+-- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
+-- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+-- grant: worker
+
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
+-- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
+--
+-- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
+-- Of suspects one is taken at a time.
+--
+-- Parameters:
+--   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
+--   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
+--   p_group_id, p_lane      as reported by ready_v1
+--   p_limit                 1 to 10000
+-- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
+-- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
+-- hands back all behind it.
+-- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
+--   JQ030 foreign cluster.
+-- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Commits asynchronously: a durable settlement makes the earlier claim durable.
+create function forebay.claim_v1(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_segment bigint;
+    v_jobs    text;
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
+    end if;
+    if (p_claim_no >= 1 and p_floor between 0 and p_claim_no) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('claim %s with floor %s: the number is at least 1, the floor at most the number',
+                             coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
+    end if;
+    -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
+    if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
+        perform forebay._require_alone('forebay.claim_v1()');
+        if exists (select from forebay.lane l
+                   where l.lane = p_lane
+                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
+            return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
+    end if;
+    if set_config('synchronous_commit', 'off', true) is null
+       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+        raise exception 'unreachable';
+    end if;
+    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+            return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
+    end if;
+    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    v_segment := coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- functions/claim/job_json.sql
+
+-- One job as a claim hands it out: a JSON array of seq, kind, when it was enqueued (microseconds since 1970) and args; and
+-- when one of them says something, of job_id, expires_at (microseconds), attempt, max_attempts, pauses, tag, correlation_id
+-- and headers.
+create function forebay._job_json(
+    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
+    p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb)
+returns text
+language sql stable
+as $$
+    select '[' || p_seq || ',"' || p_kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || p_args
+           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_max_attempts, p_pauses, p_tag, p_correlation_id, p_headers) = 0
+                   then ']'
+                   else ',' || ltrim(json_build_array(
+                       coalesce(p_job_id, p_seq), (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_max_attempts, p_pauses,
+                       p_tag, p_correlation_id, p_headers)::text, '[') end
+$$;
+
+
+-- functions/claim/ready.sql
+
+-- grant: worker
+
+-- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+--
+-- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with a pace or with
+-- limit keys (is_paced) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
+-- back set no bell.
+--
+-- Errors: JQ030 foreign cluster.
+create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_now     pg_snapshot;
+    v_last    bigint;
+    v_seal_id bigint;
+    v_hi      bigint;
+    v_before  xid8;
+    v_tail    bigint[];
+    v_segment bigint;
+    v_until   bigint;
+    v_gates   bigint[] := '{}';
+    v_shut    bigint[] := '{}';
+    v_any     boolean;
+    v_row     record;
+begin
+    if not forebay._is_home() then
+        perform forebay._require_home();
+    end if;
+    if pg_sequence_last_value('forebay.gate_seq') is not null then
+        v_gates := array(select g.group_id from forebay.queue_group g
+                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                           and (exists (select from forebay.queue_pace p where p.queue = g.queue)
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    select f.segment_id, i.hi into v_seal_id, v_hi
+    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
+    v_tail := array(
+        select s.segment_id from forebay.segment s
+        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
+        order by s.lo);
+    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
+    if v_seal_id is not null then
+        v_tail := v_seal_id || v_tail;
+    end if;
+
+    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
+           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
+    from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
+                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
+          from forebay.queue_group g
+          join lateral (
+              select distinct i.lane, i.queue, i.priority, i.audience
+              from forebay.lane i
+              where i.queue = g.queue and i.part < 1000 and i.audience in (0, g.group_id, -g.group_id)) l on true
+          left join lateral (
+              select c.snap_from, c.snap_to, c.claimed_at
+              from forebay.batch c
+              where c.group_id = g.group_id and c.lane = l.lane
+              order by c.no desc limit 1) b on true
+          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+
+    foreach v_segment in array v_tail loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+    end loop;
+
+    return query
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
+    from rows from (unnest(v_places), unnest(v_moved)) with ordinality
+         as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
+    where p.group_id <> all (v_gates) and case
+        when p.moved then true
+        -- A late committer of an older segment: let the claim look.
+        when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
+             and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
+        else forebay._should_move(p.snap, v_now, p.claimed_at) end;
+    v_any := found;
+
+    if v_gates <> '{}' then
+        for v_row in select * from forebay._ready_at_gates(v_gates, v_places, v_moved, v_now, v_before) loop
+            if v_row.lane is null then
+                v_shut := v_shut || v_row.group_id;
+                continue;
+            end if;
+            return query select v_row.group_id, v_row.lane, v_row.queue, v_row.priority, v_row.audience <> 0, v_row.audience < 0, true;
+            v_any := true;
+        end loop;
+    end if;
+
+    if not v_any and p_sleep_millis is not null then
+        perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
+        if not forebay._is_home() then
+            perform forebay._note_home();
+        end if;
+        v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
+        perform setval(bell.register, v_until)
+        from (select distinct forebay._bell(g.queue) as register
+              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) bell
+        where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
+    end if;
+end
+$$;
+
+
+-- functions/claim/segment_functions.sql
+
+-- Make the functions of one segment, or make them anew: a migration that changes one of them calls this for each segment.
+-- Their texts are the files of functions/claim/segment.
+--
+-- Locks: the caller holds the maintenance key.
+create function forebay._make_readers(p_segment_id bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_sealed_before constant text :=
+        case when exists (select from forebay.segment s where s.segment_id = p_segment_id - 1)
+             then format('exists (select from forebay.seal f where f.segment_id = %s and f.xid <= pg_snapshot_xmax(s.stop))', p_segment_id - 1)
+             else 'true' end;
+begin
+    execute format($segment$
+-- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
+-- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+create or replace function forebay._arrivals_%1$s(
+    p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+language plpgsql stable
+as $body$
+begin
+    pairs := 0;
+    if not exists (select from forebay.log_%1$s l
+                   where l.lane >> 48 = p_shelf and l.lane & 1 = 1
+                     and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
+       and p_late = '{}' then
+        return;
+    end if;
+    with recursive step as (
+        (select i.xid, i.lane from forebay.log_%1$s i
+         where i.lane >> 48 = p_shelf and i.lane & 1 = 1
+           and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
+         order by i.lane >> 48, i.xid, i.lane limit 1)
+        union all
+        select n.xid, n.lane from step s, lateral (
+            select i.xid, i.lane from forebay.log_%1$s i
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1
+              and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
+            order by i.lane >> 48, i.xid, i.lane limit 1) n
+    ), late as (
+        select f.xid, f.lane from unnest(p_late) x (xid), lateral (
+            select i.xid, i.lane from forebay.log_%1$s i
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+            order by i.lane >> 48, i.xid, i.lane limit 1) f
+        union all
+        select n.xid, n.lane from late s, lateral (
+            select i.xid, i.lane from forebay.log_%1$s i
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+            order by i.lane >> 48, i.xid, i.lane limit 1) n
+    )
+    select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
+    into pairs, lanes
+    from (select * from (select * from step union all select * from late) a limit p_most) u;
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._arrivals_%s from public', p_segment_id);
+
+    execute format($segment$
+-- Rows of keyed jobs by their places.
+create or replace function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
+language plpgsql stable
+as $body$
+begin
+    return array(
+        select row(l.*)::forebay.log
+        from unnest(p_lanes, p_seqs) as u (lane, seq),
+             lateral (select * from forebay.log_%1$s i
+                      where i.lane = u.lane and i.seq = u.seq and i.ordering_key is not null limit 1) l);
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
+
+    execute format($segment$
+-- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
+create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+language plpgsql stable
+as $body$
+begin
+    return array(
+        select case
+            when p.moved then true
+            when exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+            when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
+            else exists (
+                select from pg_snapshot_xip(p.snap) as late (xid)
+                where exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid)) end
+        from rows from (unnest(p_places), unnest(p_moved)) with ordinality
+             as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
+        order by p.nr);
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
+
+    execute format($segment$
+-- Rows of one lane that a window covers, in the order (xid, seq), after a position.
+-- Range part: from the window's start on. Late part: xids that were in progress at its start.
+create or replace function forebay._read_%1$s(
+    p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+language plpgsql stable
+as $body$
+declare
+    v_lo_xid xid8 := p_from_xmax;
+    v_lo_seq bigint := -1;
+begin
+    if p_pos_xid >= p_from_xmax then
+        v_lo_xid := p_pos_xid;
+        v_lo_seq := p_pos_seq;
+    end if;
+    if cardinality(p_late) = 0 then
+        return array(
+            select row(l.*)::forebay.log
+            from forebay.log_%1$s l
+            where l.lane = p_lane
+              and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
+              and l.xid < pg_snapshot_xmax(p_to)
+              and pg_visible_in_snapshot(l.xid, p_to)
+            order by l.xid, l.seq
+            limit p_limit);
+    end if;
+    return array(
+        select w.r
+        from (
+            (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
+             from unnest(p_late) as late (xid),
+                  lateral (select * from forebay.log_%1$s i
+                           where i.lane = p_lane and i.xid = late.xid
+                             and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
+                           order by i.seq limit p_limit) l)
+            union all
+            (select row(l.*)::forebay.log, l.xid, l.seq
+             from forebay.log_%1$s l
+             where l.lane = p_lane
+               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
+               and l.xid < pg_snapshot_xmax(p_to)
+               and pg_visible_in_snapshot(l.xid, p_to)
+             order by l.xid, l.seq
+             limit p_limit)
+        ) w
+        order by w.x, w.s
+        limit p_limit);
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._read_%s from public', p_segment_id);
+
+    execute format($segment$
+-- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
+-- start has a number above p_low; what was at work then is looked for by its xid below that.
+create or replace function forebay._read_keyed_%1$s(
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
+returns forebay.log[]
+language plpgsql stable
+as $body$
+begin
+    return array(
+        select w.r
+        from (
+            (select row(l.*)::forebay.log as r, l.seq as s
+             from unnest(p_late) as late (xid),
+                  lateral (select * from forebay.log_%1$s i
+                           where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
+                           order by i.seq limit p_limit) l)
+            union all
+            (select row(l.*)::forebay.log, l.seq
+             from forebay.log_%1$s l
+             where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
+               and pg_visible_in_snapshot(l.xid, p_to)
+               and not pg_visible_in_snapshot(l.xid, p_from)
+             order by l.seq
+             limit p_limit)
+        ) w
+        order by w.s
+        limit p_limit);
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
+
+    execute format($segment$
+-- The claim of jobs that all lie in this segment, in one statement: what claims nearly always come to, at half the
+-- cost of forebay._take(), which does whatever this leaves. It takes nothing, and returns null, unless
+--   * the lane has a cursor, its group is not paused, and it is no lane of suspects,
+--   * no late committer is among what the window in hand, or the next one, has to deliver,
+--   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the window in hand
+--     are found here,
+--   * none of the jobs is cancelled or expired,
+--   * the lease is open.
+-- With `whole` both windows are one range of the index: without late committers, who began before the end of the
+-- first and is visible in it is visible now, and the reverse.
+--
+-- Most of what it costs is the making of its expressions, anew in each transaction: each column counts.
+create or replace function forebay._take_%1$s(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile
+as $body$
+declare
+    v_jobs text;
+begin
+    with cur as materialized (
+        select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
+               b.whole, case when b.whole then pg_current_snapshot() else b.snap_to end as upto, forebay._now() as at
+        from (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
+                     n.skipped_total, s.stop,
+                     pg_sequence_last_value('forebay.log_seq') < %2$s
+                     and (pg_snapshot_xmin(s.stop) = pg_snapshot_xmax(s.stop)
+                          or not exists (select from pg_snapshot_xip(s.stop) late (xid)
+                                         where pg_visible_in_snapshot(late.xid, pg_current_snapshot())))
+                     and %3$s as whole
+              from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
+              where n.group_id = p_group_id and n.lane = p_lane
+              order by n.no desc limit 1) b
+        where (b.snap_to is null
+               or b.pos_segment = %1$s
+               and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
+                    or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)
+                                   where pg_visible_in_snapshot(late.xid, b.snap_to))))
+          and exists (select from forebay.queue_group g where g.group_id = p_group_id and g.paused_at is null)
+          and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
+    ), taken as materialized (
+        select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
+               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
+               string_agg(t.job, ',') as jobs
+        from cur, lateral (
+            select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
+                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+            from forebay.log_%1$s j
+            where j.lane = p_lane
+              and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
+                                    case when cur.pos_xid >= pg_snapshot_xmax(cur.snap_from) then cur.pos_seq else -1 end)
+              and j.xid < pg_snapshot_xmax(cur.upto)
+              and pg_visible_in_snapshot(j.xid, cur.upto)
+            order by j.xid, j.seq
+            limit p_limit) t
+    ), written as (
+        insert into forebay.batch (
+            group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq,
+            high_seq, handed_total, skipped_total, claimed_at, seqs, xids)
+        select p_group_id, p_lane, c.no + 1, p_lease_id, p_claim_no, p_floor,
+               -- Used up, still in the window in hand, or in the next one.
+               case when t.size < p_limit then c.upto when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_from else c.stop end,
+               case when t.size < p_limit then null when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_to else c.upto end,
+               case when t.size < p_limit then 0 else %1$s end,
+               case when t.size < p_limit then '0' else t.xids[t.size] end,
+               case when t.size < p_limit then 0 else t.seqs[t.size] end,
+               greatest(c.high_seq, t.high), c.handed_total + t.size, c.skipped_total, c.at,
+               t.seqs, case when t.xids[1] = all (t.xids) then t.xids[:1] else t.xids end
+        from cur c, taken t,
+             (select from forebay.lease i
+              where i.lease_id = p_lease_id and i.closed_at is null
+              for key share) held
+        where t.size > 0 and (c.whole or t.size = p_limit) and t.expires > c.at
+          and (pg_sequence_last_value('forebay.tombstone_seq') is null
+               or not exists (select from forebay.tombstone x where x.job_id = any (t.job_ids)))
+        returning true
+    )
+    select t.jobs into v_jobs from written, taken t;
+    return v_jobs;
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._take_%s from public', p_segment_id);
+end
+$$;
+
+
+-- functions/claim/take.sql
+
+-- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
+-- job that still can run. Null: it did not look, since the group is paused or the lane unknown.
+create function forebay._take(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    p_sweep boolean)
+returns forebay.log[]
+language plpgsql volatile
+as $$
+declare
+    c          record;
+    v_from     pg_snapshot;              -- the window in hand
+    v_to       pg_snapshot;
+    v_limit    integer := p_limit;
+    v_window   record;
+    v_rows     forebay.log[] := '{}';
+    v_segments bigint[] := '{}';
+    v_looked   integer := 0;
+    v_old      integer := 0;             -- how many of the rows belong to the window in hand
+    v_count    integer;                  -- how many rows this call disposes of
+    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
+    v_taken    forebay.log[];
+    v_seqs     bigint[];
+    v_xids     xid8[];
+    v_skipped  bigint[];
+    v_as       "char"[];
+    v_high     bigint;
+    v_used_up  boolean;
+    v_tombstones boolean;
+    v_buried   bigint;
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+
+    -- A later statement than the lock: its snapshot sees whatever the last holder committed.
+    select pg_current_snapshot() as now, forebay._now() as at,
+           g.start_after, g.queue, g.paused_at, l.audience, l.priority,
+           f.xid as seal_xid,
+           array(select s.segment_id from forebay.segment s
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
+           b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
+           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
+                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
+           end as late_in_hand,
+           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
+                else array(select x from pg_snapshot_xip(w.stop) x
+                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
+           end as late_in_next
+    into c
+    from forebay.queue_group g
+    left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
+    left join lateral (select s.xid, i.hi from forebay.seal s join forebay.segment i using (segment_id)
+                       order by s.segment_id desc limit 1) f on true
+    left join lateral (select * from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = p_lane
+                       order by i.no desc limit 1) b on true
+    cross join lateral (
+        select coalesce(b.snap_from, f.first) as start, coalesce(b.snap_to, b.snap_from, f.first) as stop
+        from (select case l.audience when 0 then g.start_after else '1:1:' end as first) f) w
+    where g.group_id = p_group_id;
+
+    if c.queue is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    end if;
+    if c.audience is null or (c.paused_at is not null and not p_sweep) then
+        return null;
+    end if;
+
+    v_from := c.start;
+    v_to := c.stop;
+    if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
+        raise exception using errcode = 'JQ030',
+            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
+                             p_lane, pg_snapshot_xmax(v_to), pg_snapshot_xmax(c.now)),
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+    if c.audience < 0 and not p_sweep then
+        v_limit := 1;
+    end if;
+
+    -- What is left of the window in hand, then the next one, from its end to now.
+    if c.snap_to is not null then
+        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+                                    c.unsealed, c.seal_xid);
+        v_rows := v_window.rows;
+        v_segments := v_window.segments;
+        v_looked := v_window.looked;
+        v_old := cardinality(v_rows);
+    end if;
+    if v_old < v_limit then
+        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+        v_rows := v_rows || v_window.rows;
+        v_segments := v_segments || v_window.segments;
+        v_looked := v_looked + v_window.looked;
+    end if;
+    v_count := cardinality(v_rows);
+    v_used_up := v_count < v_limit;
+    -- After the rows were read: whoever is among them had written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
+
+    if v_count = 0 then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) then
+            insert into forebay.batch (
+                group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
+                handed_total, skipped_total, claimed_at)
+            values (p_group_id, p_lane, coalesce(c.no, 0) + 1, c.now, 0, '0', 0, coalesce(c.high_seq, 0),
+                    coalesce(c.handed_total, 0), coalesce(c.skipped_total, 0), c.at);
+        end if;
+        return '{}';
+    end if;
+
+    select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
+           array_agg(case when t.reason in ('c', 'r') then 'c'
+                          when t.reason = 'e' then 'E'
+                          when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
+                     end::"char" order by u.ordinality)
+    into v_seqs, v_xids, v_high, v_verdicts
+    from unnest(v_rows) with ordinality u
+    left join lateral (
+        select i.reason from forebay.tombstone i
+        where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
+          and i.reason <> 'k'
+        order by i.reason = 'e' desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
+
+    v_taken := v_rows;
+    if p_sweep then
+        v_count := coalesce(array_position(v_verdicts, null) - 1, v_count);
+        if v_count = 0 then
+            return '{}';
+        end if;
+        v_used_up := v_used_up and v_count = cardinality(v_rows);
+        v_high := (select max(s) from unnest(v_seqs[:v_count]) s);
+    end if;
+    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
+       or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
+        select array_agg((u.r).seq order by u.nr) filter (where u.verdict is not null),
+               array_agg(lower(u.verdict)::"char" order by u.nr) filter (where u.verdict is not null),
+               array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
+               array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
+               array_agg(u.r order by u.nr) filter (where u.verdict is null),
+               count(forebay._bury(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+                   filter (where u.verdict = 'e')
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_buried
+        from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
+        where u.nr <= v_count;
+    end if;
+    if v_xids[1] = all (v_xids) then
+        v_xids := v_xids[:1];
+    end if;
+    if v_tombstones and v_seqs is not null then
+        perform forebay._follow_up(v_taken);
+    end if;
+
+    -- The window that the last row belongs to, or an empty one at now when everything is used up.
+    if v_count > v_old then
+        v_from := v_to;
+        v_to := c.now;
+    end if;
+    insert into forebay.batch (
+        group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
+        handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as)
+    select p_group_id, p_lane, coalesce(c.no, 0) + 1,
+           case when v_seqs is not null then p_lease_id end, case when v_seqs is not null then p_claim_no end, p_floor,
+           case when v_used_up then c.now else v_from end,
+           case when v_used_up then null else v_to end,
+           case when v_used_up then 0 else v_segments[v_count] end,
+           case when v_used_up then '0' else v_rows[v_count].xid end,
+           case when v_used_up then 0 else v_rows[v_count].seq end,
+           greatest(c.high_seq, v_high),
+           coalesce(c.handed_total, 0) + coalesce(cardinality(v_seqs), 0),
+           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0),
+           c.at, v_seqs, v_xids, v_skipped, v_as
+    from (select where p_sweep
+          union all
+          select from (select from forebay.lease i
+                       where i.lease_id = p_lease_id and i.closed_at is null
+                       for key share) held) fence;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers. Open a new lease.';
+    end if;
+    return coalesce(v_taken, '{}');
+end
+$$;
+
+
+-- functions/claim/window.sql
+
+-- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
+--
+-- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
+-- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+create function forebay._window(
+    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
+    p_unsealed bigint[], p_last_seal xid8,
+    out rows forebay.log[], out segments bigint[], out looked integer)
+language plpgsql volatile
+as $$
+declare
+    v_needed  bigint[] := p_unsealed;
+    v_piece   forebay.log[];
+    v_segment bigint;
+begin
+    rows := '{}';
+    segments := '{}';
+    looked := 0;
+    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+        v_needed := array(
+            select s.segment_id from forebay.seal s
+            where s.segment_id >= p_pos_segment
+              and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
+              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+            order by s.segment_id) || v_needed;
+    end if;
+    foreach v_segment in array v_needed loop
+        continue when v_segment < p_pos_segment;
+        looked := looked + 1;
+        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+            into v_piece
+            using p_lane, p_xmax, p_to, p_late,
+                  case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
+                  case when v_segment = p_pos_segment then p_pos_seq else 0 end,
+                  p_limit - cardinality(rows);
+        if cardinality(v_piece) > 0 then
+            rows := rows || v_piece;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
+            exit when cardinality(rows) >= p_limit;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Should an idle cursor move although nothing was found?
+--
+-- Yes when a writer that began after the cursor is still at work, at most once a second: from the next
+-- window on its uncommitted rows are not walked over, however many they are.
+create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
+       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
+end
+$$;
+
+
+-- functions/deferred/promote.sql
+
+-- grant: worker
+
+-- Append at most p_limit due jobs to the log; returns how many.
+--
+-- Promoted so far are the rows visible in a snapshot at or below a mark (run_at, deferred_id). A promotion takes two
+-- disjoint sets: rows between the old mark and the new one, and rows at or below the old mark that became visible
+-- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
+--
+-- Invariant "nothing lost".
+-- Parameters: p_limit, 1 to 100000.
+-- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the promoter's advisory key, or returns 0 when another promoter has it.
+create function forebay.promote_v1(p_limit integer default 5000) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_cursor forebay.promotion;
+    v_now    pg_snapshot;
+    v_at     timestamptz;
+    v_run_at timestamptz[];
+    v_ids    bigint[];
+    v_mark   timestamptz;
+    v_mark_id bigint;
+    v_due    integer := 0;
+    v_late   integer := 0;
+begin
+    -- A promotion of none would move the mark past jobs that it did not promote.
+    if p_limit is null or p_limit not between 1 and 100000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.promote_v1()');
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
+        return 0;
+    end if;
+    select pg_current_snapshot(), forebay._now() into v_now, v_at;
+    select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
+    if not found then
+        v_cursor := row(0, '1:1:', '-infinity', 0, 0, v_at);
+    end if;
+    if pg_snapshot_xmax(v_cursor.snap) > pg_snapshot_xmax(v_now) then
+        raise exception using errcode = 'JQ030',
+            message = 'the promotion cursor is ahead of this cluster',
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+    if v_cursor.run_at > v_at then
+        -- The clock was set back. Without the rows promoted already the mark may follow it.
+        delete from forebay.deferred d
+        where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+          and pg_visible_in_snapshot(d.xid, v_cursor.snap);
+        v_cursor.run_at := v_at;
+        v_cursor.deferred_id := 0;
+    end if;
+
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction that was at work.
+    if not exists (select from forebay.deferred d
+                   where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
+       and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       and not exists (select from pg_snapshot_xip(v_cursor.snap) x, lateral (select from forebay.deferred j where j.xid = x) i)
+       and not forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
+        return 0;
+    end if;
+
+    select array_agg(d.run_at order by d.run_at, d.deferred_id), array_agg(d.deferred_id order by d.run_at, d.deferred_id)
+    into v_run_at, v_ids
+    from (select i.run_at, i.deferred_id from forebay.deferred i
+          where (i.run_at, i.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+            and i.run_at <= v_at
+            and pg_visible_in_snapshot(i.xid, v_now)
+          order by i.run_at, i.deferred_id
+          limit p_limit) d;
+    if cardinality(v_ids) = p_limit then
+        v_mark := v_run_at[p_limit];
+        v_mark_id := v_ids[p_limit];
+    else
+        v_mark := v_at;
+        v_mark_id := 9223372036854775807;
+    end if;
+
+    if v_ids is not null then
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+        from forebay.deferred d
+        where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+          and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id)
+          and pg_visible_in_snapshot(d.xid, v_now)
+        order by d.run_at, d.deferred_id;
+        get diagnostics v_due = row_count;
+    end if;
+
+    -- At or below the old mark, and visible only since: by xid from the snapshot's end on, and one probe for each
+    -- xid that was in progress then.
+    insert into forebay.log (
+        lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+        ordering_key, unique_key)
+    select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+    from (select i.* from forebay.deferred i
+          where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
+          union all
+          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
+          offset 0) d  -- Keeps the planner from reading everything below the mark by its time instead.
+    where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+      and pg_visible_in_snapshot(d.xid, v_now)
+    order by d.run_at, d.deferred_id;
+    get diagnostics v_late = row_count;
+
+    if v_due + v_late > 0
+       or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
+        insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
+        values (v_cursor.no + 1, v_now, v_mark, v_mark_id, v_due + v_late, v_at);
+        if v_due + v_late > 0 then
+            perform forebay._ring(q.queue)
+            from (select distinct l.queue from forebay.lane l where l.lane in (
+                      select d.lane from forebay.deferred d
+                      where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+                        and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id))) q;
+        end if;
+    end if;
+    return v_due + v_late;
+end
+$$;
+
+
+-- functions/enqueue/append_jobs.sql
+
+-- Write checked jobs; returns their ids in input order.
+create function forebay._enqueue_jobs(p_jobs forebay._job_input[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_now      timestamptz := forebay._now();
+    v_ready    bigint[];
+    v_deferred bigint[];
+    v_target   record;
+    v_spreads  constant jsonb := forebay._spreads(array(select distinct u.queue from unnest(p_jobs) u));
+begin
+    for v_target in
+        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
+    loop
+        if v_target.is_keyed then
+            perform forebay._note_keyed_lane(v_target.queue, v_target.priority, 0);
+        elsif v_target.limit_key is not null then
+            perform forebay._note_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
+        else
+            perform forebay._note_lanes(v_target.queue, v_target.priority, v_spreads);
+        end if;
+        perform forebay._ring(v_target.queue);
+    end loop;
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_room(q.queue, q.more)
+        from (select u.queue, count(*) as more from unnest(p_jobs) u
+              where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
+              group by u.queue) q;
+    end if;
+
+    with written as (
+        insert into forebay.log (
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
+                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
+                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_spreads) end, v_now, u.expires_at, u.max_attempts,
+               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
+        from unnest(p_jobs) with ordinality u
+        where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
+        order by u.ordinality
+        returning seq)
+    select array_agg(w.seq) into v_ready from written w;
+
+    if coalesce(cardinality(v_ready), 0) = cardinality(p_jobs) then
+        return coalesce(v_ready, '{}');
+    end if;
+
+    with written as (
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select d.start,
+               case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
+                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
+                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_spreads) end, v_now, nextval('forebay.log_seq'),
+               coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
+               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
+        from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
+              from unnest(p_jobs) with ordinality u
+              where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now
+              order by u.ordinality) d
+        returning job_id)
+    select array_agg(w.job_id) into v_deferred from written w;
+
+    -- Both lists are in input order: merge them by what each job was.
+    return (
+        select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
+        from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place
+              from (select u.ordinality as nr, coalesce(coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now, false) as is_deferred
+                    from unnest(p_jobs) with ordinality u
+                   ) c) m);
+end
+$$;
+
+
+-- functions/enqueue/check_job.sql
+
+-- What is wrong with one job's options, or null. One line, lower case, with the value.
+create function forebay._job_problem(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
+    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
+    p_ordering_key text, p_limit_key text default null)
+returns text
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_starts timestamptz;
+begin
+    if p_kind is null or p_kind !~ v_name then
+        return format('kind %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_kind, 40)), 'null'));
+    elsif p_queue is null or p_queue !~ v_name then
+        return format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'));
+    elsif p_args is null or jsonb_typeof(p_args) <> 'object' then
+        return format('args must be a JSON object, not %s', coalesce(jsonb_typeof(p_args), 'null'));
+    elsif p_priority is null or p_priority not between -32768 and 32767 then
+        return format('priority %s is outside -32768 to 32767', coalesce(p_priority::text, 'null'));
+    elsif p_delay is not null and p_run_at is not null then
+        return 'delay and run_at exclude each other';
+    elsif p_delay is not null and (p_delay < interval '0' or p_delay > interval '100 years') then
+        return format('delay %s is outside 0 to 100 years', p_delay);
+    elsif p_run_at is not null and not isfinite(p_run_at) then
+        return format('run_at %s is not a finite time', p_run_at);
+    elsif p_run_at is not null and p_run_at > forebay._now() + interval '100 years' then
+        return format('run_at %s is more than 100 years away', p_run_at);
+    elsif p_expires_at is not null and (not isfinite(p_expires_at) or p_expires_at > forebay._now() + interval '200 years') then
+        return format('expires_at %s is not a time within 200 years', p_expires_at);
+    elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
+        return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+        return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+        return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+        return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+        return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
+    elsif p_limit_key is not null and p_ordering_key is not null then
+        return 'ordering_key and limit_key exclude each other';
+    end if;
+    if p_headers is not null then
+        if jsonb_typeof(p_headers) <> 'object' then
+            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_headers));
+        elsif octet_length(p_headers::text) > 8192 then
+            return format('headers take %s bytes, the limit is 8192', octet_length(p_headers::text));
+        elsif (select count(*) from jsonb_object_keys(p_headers)) > 64 then
+            return 'headers have more than 64 entries';
+        elsif exists (select from jsonb_each(p_headers) h where jsonb_typeof(h.value) <> 'string') then
+            return 'headers must have string values';
+        end if;
+    end if;
+    if p_expires_at is not null then
+        v_starts := coalesce(p_run_at, forebay._now() + coalesce(p_delay, interval '0'));
+        if p_expires_at <= v_starts then
+            return format('expires_at %s is not after the job''s start %s', p_expires_at, v_starts);
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+
+-- Refuse arguments that are too large, too deep, or hold a number that clients do not read. A value of at most 500
+-- bytes and 500 characters is none of these: a level takes 8 bytes. Both are asked, since a number like 1e100000
+-- takes a few bytes and a hundred thousand characters.
+--
+-- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
+create function forebay._check_args(p_args jsonb, p_index bigint) returns void
+language plpgsql stable
+as $$
+declare
+    v_bytes_max bigint := forebay._setting_value('args_bytes_max');
+    v_depth_max bigint := forebay._setting_value('args_depth_max');
+    v_bytes     bigint := octet_length(p_args::text);
+    v_where     text := case when p_index is null then '' else format('job %s: ', p_index) end;
+begin
+    if v_bytes > v_bytes_max then
+        raise exception using
+            errcode = 'JQ002',
+            message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            hint = 'Store the data in a table of yours and pass its key.';
+    end if;
+    if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
+        raise exception using
+            errcode = 'JQ003',
+            message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            hint = 'Pass flat arguments, or the nested document as a string.';
+    end if;
+    if v_bytes > 4300 and jsonb_path_exists(
+           p_args, 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
+        raise exception using
+            errcode = 'JQ001', column = 'args',
+            message = format('%sargs hold a number of more than 4300 digits', v_where),
+            hint = 'Pass it as a string.';
+    end if;
+end
+$$;
+
+
+-- functions/enqueue/enqueue.sql
+
+-- Enqueue: the public contract for producers, in any language.
+-- grant: producer, worker
+
+-- The public lane for one job, noted in the registry; where many jobs go, its register comes to know it.
+--
+-- Errors: JQ001 the queue's name.
+create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
+    v_committed boolean;
+begin
+    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.spread_seq')) = 0 then
+        -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
+        select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
+        if v_committed is not null then
+            -- Seldom, so that two lanes with one register do not take it from each other at every job.
+            perform setval(forebay._lane_register(v_lane), forebay._token(v_lane)) where v_committed and random() < 0.03;
+            return v_lane;
+        end if;
+    end if;
+    if p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' is not true then
+        raise exception using errcode = 'JQ001',
+            message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
+            hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+    end if;
+    return case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, 0)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when pg_sequence_last_value('forebay.spread_seq') is not null then forebay._pick_lane(p_queue, p_priority)
+                else forebay._note_lane(p_queue, p_priority, 0) end;
+end
+$$;
+
+
+-- Enqueue one job in the caller's transaction; returns its id.
+--
+-- Invariant "commit is the gate": the job exists exactly if this transaction commits.
+--
+-- Parameters:
+--   kind            which handler
+--   args            JSON object, the handler's keyword arguments
+--   queue           where it waits
+--   priority        -32768 to 32767, lower first
+--   delay, run_at   earliest start; at most one of them; null: at once
+--   expires_at      not started at or after this; null: 30 days after the enqueue or its start
+--   max_attempts    1 to 10000; null: what the handler's retry policy says
+--   tag             where it came from
+--   correlation_id  carried through retries, dead letters and redrives
+--   headers         JSON object of strings
+--   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
+--   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+--   limit_key       jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
+--   queue is full. Nothing is written then.
+-- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+create function forebay.enqueue(
+    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz;
+    v_problem text;
+    v_lane    bigint;
+    v_job_id  bigint;
+begin
+    -- A good, plain job passes on one expression, since each costs more than what it asks. A pattern without a bound is matched
+    -- in a fraction of the time. The queue's name is looked at when its lane is not known.
+    -- 124 characters make at most 62 levels. The concatenation makes of a value that comes compressed out of a table what it is
+    -- in full.
+    if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
+        and jsonb_typeof(enqueue.args) = 'object'
+        and enqueue.priority between -32768 and 32767
+        and (octet_length(enqueue.args::text) <= 124
+             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
+        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+       ) is not true then
+        if enqueue.unique_as is not null then
+            return (forebay.enqueue_unique(
+                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key, enqueue.limit_key)).job_id;
+        end if;
+        v_problem := forebay._job_problem(
+            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+            enqueue.ordering_key, enqueue.limit_key);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001', message = v_problem,
+                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+        end if;
+        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+            perform forebay._check_args(enqueue.args, null);
+        end if;
+        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+    end if;
+
+    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
+    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
+                    pg_sequence_last_value('forebay.limit_seq')) > 0
+       or not forebay._is_known(v_lane) then
+        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
+        if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+            perform forebay._require_room(enqueue.queue, 1);
+        end if;
+    end if;
+
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        values (
+            v_start, v_lane, v_now, nextval('forebay.log_seq'),
+            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+        returning job_id into v_job_id;
+        return v_job_id;
+    end if;
+
+    insert into forebay.log (
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+    values (
+        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
+    -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
+    v_job_id := currval('forebay.log_seq');
+    if forebay._is_awaited(enqueue.queue) then
+        perform forebay._ring(enqueue.queue);
+    end if;
+    return v_job_id;
+end
+$$;
+
+
+-- functions/enqueue/enqueue_many.sql
+
+-- grant: producer, worker
+
+-- Refuse the first bad job of a bulk enqueue by its index. Good jobs that are plain, but for an ordering key, pass on one expression.
+--
+-- Errors: JQ001, JQ002, JQ003.
+create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]*$';  -- A bound in the pattern would take several times as long.
+    v_odd     record;
+    v_problem text;
+begin
+    for v_odd in
+        select u.*
+        from unnest(p_jobs) with ordinality u
+        where (u.kind ~ v_name and length(u.kind) <= 128 and u.queue ~ v_name and length(u.queue) <= 128
+               and jsonb_typeof(u.args) = 'object'
+               and u.priority between -32768 and 32767
+               and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ '[\x01-\x1f\x7f]')
+              ) is not true
+        order by u.ordinality
+    loop
+        if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
+            v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
+        else
+            v_problem := forebay._job_problem(
+                v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
+                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key,
+                v_odd.limit_key);
+        end if;
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
+            perform forebay._check_args(v_odd.args, v_odd.ordinality - 1);
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+--
+-- All or none: one bad job refuses the call, and the message names its index, from 0.
+--
+-- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
+--   kind optional.
+-- Errors: as forebay.enqueue.
+create function forebay.enqueue_many(jobs jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
+                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_bad  record;
+    v_jobs forebay._job_input[];
+begin
+    if jobs is null or jsonb_typeof(jobs) <> 'array' then
+        raise exception using errcode = 'JQ001',
+            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(jobs), 'null')),
+            hint = 'Pass an array of objects, one for each job.';
+    end if;
+
+    for v_bad in
+        select e.ordinality - 1 as index, e.value as job
+        from jsonb_array_elements(jobs) with ordinality e
+        where case when jsonb_typeof(e.value) = 'object' then (e.value - v_keys) <> '{}'::jsonb else true end
+        limit 1
+    loop
+        raise exception using errcode = 'JQ001',
+            message = case when jsonb_typeof(v_bad.job) <> 'object'
+                then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
+                else format('job %s: unknown option %s', v_bad.index,
+                            (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
+    end loop;
+
+    begin
+        select array_agg(
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
+            order by r.ordinality)
+        into v_jobs
+        from rows from (jsonb_to_recordset(jobs) as (
+                kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
+                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
+                ordering_key text, limit_key text))
+             with ordinality r;
+    exception when data_exception then
+        raise exception using errcode = 'JQ001',
+            message = format('an option of a job has the wrong type: %s', sqlerrm),
+            hint = 'Nothing was enqueued: a bulk call is all or none.';
+    end;
+    if v_jobs is null then
+        return '{}';
+    end if;
+    perform forebay._check_jobs(v_jobs);
+    if jobs @? '$[*].unique_as ? (@ != null)' then
+        if jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
+            raise exception using errcode = 'JQ001',
+                message = 'ordering_key and unique_as exclude each other',
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        return forebay._enqueue_mixed(v_jobs, array(
+            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
+    end if;
+    return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Enqueue one job of a kind for each element of args; returns how many. For INSERT ... SELECT:
+--   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
+--
+-- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+create function forebay.enqueue_many(
+    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, ordering_key text default null, limit_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + enqueue_many.delay);
+    v_problem text;
+    v_odd     record;
+    v_lanes   bigint[];
+begin
+    if coalesce(cardinality(enqueue_many.args), 0) = 0 then
+        return 0;
+    end if;
+    v_problem := forebay._job_problem(
+        enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
+        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+        enqueue_many.ordering_key, enqueue_many.limit_key);
+    for v_odd in
+        select a.args, a.nr - 1 as index
+        from unnest(enqueue_many.args) with ordinality a (args, nr)
+        where v_problem is not null
+           or (jsonb_typeof(a.args) = 'object'
+               and pg_column_size(a.args) <= 500 and octet_length(a.args::text) <= 500) is not true
+        order by a.nr
+    loop
+        v_problem := coalesce(
+            v_problem,
+            case when v_odd.args is null or jsonb_typeof(v_odd.args) <> 'object'
+                 then format('args must be a JSON object, not %s', coalesce(jsonb_typeof(v_odd.args), 'null')) end);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.index, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        perform forebay._check_args(v_odd.args, v_odd.index);
+    end loop;
+
+    if enqueue_many.ordering_key is not null then
+        v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+    elsif enqueue_many.limit_key is not null then
+        v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+    else
+        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority, forebay._spreads(array[enqueue_many.queue]));
+    end if;
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
+               coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
+    else
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
+        end if;
+        insert into forebay.log (
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
+        perform forebay._ring(enqueue_many.queue);
+    end if;
+    return cardinality(enqueue_many.args);
+end
+$$;
+
+
+-- functions/enqueue/known_lanes.sql
+
+-- The register that may name a lane.
+create function forebay._lane_register(p_lane bigint) returns regclass
+language sql stable
+as $$
+    select (array[
+        'forebay.known_0', 'forebay.known_1', 'forebay.known_2', 'forebay.known_3', 'forebay.known_4', 'forebay.known_5', 'forebay.known_6', 'forebay.known_7',
+        'forebay.known_8', 'forebay.known_9', 'forebay.known_10', 'forebay.known_11', 'forebay.known_12', 'forebay.known_13', 'forebay.known_14', 'forebay.known_15']::regclass[])[((p_lane >> 1) & 15) + 1]
+$$;
+
+
+-- What stands in the register of a lane that is known: another number for each lane, each start of the server and each file of
+-- the registry. So a register that was dumped with a later state than the registry, or outlived it, names no lane.
+create function forebay._token(p_lane bigint) returns bigint
+language sql stable
+as $$
+    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
+$$;
+
+
+-- Is the lane's row in the registry committed, as far as its register tells?
+--
+-- Invariant "known is committed": a register names a lane only after its row was. Read and set outside transactions.
+create function forebay._is_known(p_lane bigint) returns boolean
+language sql volatile
+as $$
+    select coalesce(pg_sequence_last_value(forebay._lane_register(p_lane)) = forebay._token(p_lane), false)
+$$;
+
+
+-- functions/enqueue/lane_ids.sql
+
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it. Its number is
+-- even, as are those of all lanes but those of limit keys.
+create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
+
+
+-- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
+create function forebay._part_id(p_queue text, p_priority integer, p_part integer) returns bigint
+language sql immutable
+as $$
+    select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) & -2 end
+$$;
+
+
+-- The lane of jobs with ordering keys for (queue, priority, audience).
+create function forebay._keyed_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0) & -2
+$$;
+
+
+-- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits are the queue's, and it is odd: so an
+-- index finds what came to all such lanes of a queue.
+create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language sql immutable
+as $$
+    select (hashtextextended(p_queue collate "C", 0) << 48) | 1
+         | (hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '//' || p_limit_key) collate "C", 0)
+            & 281474976710654)
+$$;
+
+
+-- The desk of (queue, priority, audience): where claims ask for jobs of any limit key.
+create function forebay._desk_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/desk') collate "C", 0) & -2
+$$;
+
+
+-- functions/enqueue/register_lane.sql
+
+-- Note a lane in the registry when no row of it is visible; returns it.
+--
+-- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
+-- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
+create function forebay._note(
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer, p_limit_key text default null)
+returns bigint
+language plpgsql volatile
+as $$
+begin
+    if not exists (select from forebay.lane l where l.lane = p_lane) then
+        insert into forebay.lane (lane, queue, priority, audience, part, noted_at, limit_key)
+        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now(), p_limit_key);
+    end if;
+    return p_lane;
+end
+$$;
+
+
+-- The lane of (queue, priority, audience), noted in the registry.
+create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql volatile
+as $$
+    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+$$;
+
+
+-- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
+create function forebay._note_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null then
+        perform nextval('forebay.key_seq');
+    end if;
+    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, -1);
+end
+$$;
+
+
+-- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its desk.
+create function forebay._note_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
+begin
+    if not exists (select from forebay.lane l where l.lane = v_lane) then
+        if pg_sequence_last_value('forebay.gate_seq') is null then
+            perform nextval('forebay.gate_seq');
+        end if;
+        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 1001);
+        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 1000, p_limit_key);
+    end if;
+    return v_lane;
+end
+$$;
+
+
+-- The lane in which a group's job goes on, noted in the registry.
+create function forebay._note_private_lane(
+    p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
+returns bigint
+language sql volatile
+as $$
+    select case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, p_audience)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                else forebay._note_lane(p_queue, p_priority, p_audience) end
+$$;
+
+
+-- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+--
+-- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
+-- nobody noted.
+create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads jsonb) returns bigint[]
+language sql volatile
+as $$
+    select array(
+        select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
+        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) part order by part)
+$$;
+
+
+-- functions/enqueue/shards.sql
+
+-- Over how many public lanes of each priority the jobs of a queue are spread; 1 where their order is kept.
+create function forebay._spread_of(p_queue text) returns integer
+language sql stable
+as $$ select coalesce((select s.lanes from forebay.spread s where s.queue = p_queue), 1) $$;
+
+
+-- A public lane for one job, noted in the registry: any of an unordered queue's.
+create function forebay._pick_lane(p_queue text, p_priority integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_part integer := floor(random() * forebay._spread_of(p_queue));
+begin
+    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, v_part);
+end
+$$;
+
+
+-- Over how many public lanes the jobs of some queues are spread, by queue; null: of no queue.
+create function forebay._spreads(p_queues text[]) returns jsonb
+language sql volatile
+as $$
+    select case when pg_sequence_last_value('forebay.spread_seq') is not null then
+        (select jsonb_object_agg(s.queue, s.lanes) from forebay.spread s where s.queue = any (p_queues)) end
+$$;
+
+
+-- Which of so many public lanes the job of a place goes to.
+create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_spreads jsonb) returns bigint
+language sql immutable
+as $$
+    select case when p_spreads is null then forebay._lane_id(p_queue, p_priority, 0)
+                else forebay._part_id(p_queue, p_priority, (p_place % coalesce((p_spreads ->> p_queue)::integer, 1))::integer) end
+$$;
+
+
+-- functions/enqueue/wakeup.sql
+
+-- The bell of a queue.
+create function forebay._bell(p_queue text) returns regclass
+language sql stable
+as $$
+    select (array[
+        'forebay.bell_0', 'forebay.bell_1', 'forebay.bell_2', 'forebay.bell_3', 'forebay.bell_4', 'forebay.bell_5', 'forebay.bell_6', 'forebay.bell_7',
+        'forebay.bell_8', 'forebay.bell_9', 'forebay.bell_10', 'forebay.bell_11', 'forebay.bell_12', 'forebay.bell_13', 'forebay.bell_14', 'forebay.bell_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
+$$;
+
+
+-- Does somebody sleep who wants to be woken for the queue?
+create function forebay._is_awaited(p_queue text) returns boolean
+language sql volatile
+as $$
+    select coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+$$;
+
+
+-- May a transaction notify, if somebody waits for it?
+--
+-- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
+-- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
+-- over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a database, a role or a
+-- session.
+create function forebay._may_notify() returns boolean
+language sql volatile
+as $$
+    select coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
+                    current_setting('max_prepared_transactions') = '0')
+           and pg_notification_queue_usage() < 0.25
+$$;
+
+
+-- Wake a sleeping worker of the queue when this transaction commits.
+--
+-- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The bell shortens the wait and guarantees
+-- nothing; workers poll.
+create function forebay._ring(p_queue text) returns void
+language plpgsql volatile
+as $$
+begin
+    if forebay._is_awaited(p_queue) and forebay._may_notify() then
+        perform pg_notify('forebay_bell', p_queue);
+    end if;
+end
+$$;
+
+
+-- functions/guard/note_act.sql
+
+-- grant: operator
+
+-- Record an act of the guard that is about to happen; returns the event's number.
+--
+-- Invariant: "no act without its record". Durable on this server when it returns, whatever the session's
+-- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
+--
+-- Errors: JQ001 an unknown action, or something missing.
+create function forebay.note_act(
+    p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
+    p_application text default null, p_database text default null, p_state text default null,
+    p_xact_start timestamptz default null, p_seconds double precision default null, p_age bigint default null,
+    p_query text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_event_id bigint;
+begin
+    if (p_action in ('cancel', 'terminate', 'rollback prepared')) is not true then
+        raise exception using errcode = 'JQ001', column = 'action',
+            message = format('%s is no action of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
+    elsif p_server is null or p_holder is null or p_name is null or p_reason is null then
+        raise exception using errcode = 'JQ001', message = 'an act needs a server, a holder, its name and a reason';
+    end if;
+    perform set_config('synchronous_commit', 'local', true);
+    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+                                     state, xact_start, seconds, age, reason, query)
+    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+            p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
+            left(p_reason, 200), left(p_query, 200))
+    returning event_id into v_event_id;
+    return v_event_id;
+end
+$$;
+
+
+-- functions/guard/note_outcome.sql
+
+-- grant: operator
+
+-- Record what came of an act: once, and only by whoever recorded the act.
+--
+-- Errors: JQ001 no such act of this role that is without an outcome.
+create function forebay.note_outcome(p_event_id bigint, p_outcome text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update forebay.guard_event e
+    set outcome = left(coalesce(p_outcome, ''), 200), outcome_at = forebay._now()
+    where e.event_id = p_event_id and e.outcome is null and e.acted_as = session_user;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'event_id',
+            message = format('there is no act %s of %s without an outcome', coalesce(p_event_id::text, 'null'), session_user);
+    end if;
+end
+$$;
+
+
+-- functions/keys/announce.sql
+
+-- Let the group's claims look at some keys again: a token for each.
+create function forebay._announce_keys(p_queue text, p_priority integer, p_group_id bigint, p_keys text[]) returns void
+language plpgsql volatile
+as $$
+begin
+    insert into forebay.log (lane, enqueued_at, kind, args, ordering_key)
+    select l.lane, l.at, '', '{}', k.key
+    from unnest(p_keys) k (key),
+         (select forebay._note_keyed_lane(p_queue, p_priority, p_group_id) as lane, forebay._now() as at offset 0) l;
+end
+$$;
+
+
+-- functions/keys/before.sql
+
+-- Keys of a batch whose next job is on its way in a new row.
+create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
+language sql stable
+as $$
+    select array(select p_keys[u.place] from forebay.settlement s, unnest(s.offsets, s.outcomes) u (place, code)
+                 where s.lease_id = p_lease_id and s.claim_no = p_claim_no and u.code in ('r', 'l', 's', 'u', 'h'))
+$$;
+
+
+-- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
+create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
+language sql stable
+set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
+as $$
+    with entry as materialized (
+        select k.key, e.claim_no, o.place
+        from (select distinct u.key from unnest(p_keys) u (key)) k
+        cross join lateral (select i.since from forebay.key_turn i
+                            where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t
+        cross join lateral (select i.claim_no, i.offsets from forebay.key_turn i
+                            where i.group_id = p_group_id and i.ordering_key = k.key and i.no >= t.since
+                              and i.lease_id = p_lease_id and i.claim_no < p_claim_no offset 0) e
+        cross join lateral unnest(e.offsets) o (place)
+    ), flush as materialized (
+        select b.claim_no, s.offsets, s.outcomes
+        from (select distinct e.claim_no from entry e) b
+        cross join lateral (select i.offsets, i.outcomes from forebay.settlement i
+                            where i.lease_id = p_lease_id and i.claim_no = b.claim_no offset 0) s
+    ), final as materialized (
+        select f.claim_no, u.place from flush f, unnest(f.offsets, f.outcomes) u (place, code)
+        where coalesce(u.code, 'd') in ('d', 'c', 'x')
+    )
+    select array(
+        select distinct e.key from entry e
+        where not exists (select from flush f where f.claim_no = e.claim_no and f.offsets is null)
+          and not exists (select from final f where f.claim_no = e.claim_no and f.place = e.place))
+$$;
+
+
+-- functions/keys/claim.sql
+
+-- How a job of a keyed lane is handed out: as any other, with its ordering key at the end.
+create function forebay._keyed_json(
+    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
+    p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb,
+    p_ordering_key text) returns text
+language sql stable
+as $$
+    select '[' || p_seq || ',"' || p_kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || p_args
+           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_max_attempts, p_pauses, p_tag, p_correlation_id, p_headers) = 0
+                   then ',0,null,null,null,null,null,null,null,'
+                   else ',' || btrim(json_build_array(
+                       coalesce(p_job_id, p_seq), (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_max_attempts,
+                       p_pauses, p_tag, p_correlation_id, p_headers)::text, '[]') || ',' end
+           || to_json(p_ordering_key) || ']'
+$$;
+
+
+-- forebay.claim_v1() of a keyed lane.
+create function forebay._claim_keyed(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+begin
+    -- In the order of the array, as long as nothing else is done to its rows.
+    return (select string_agg(forebay._keyed_json(
+                       u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                       u.tag, u.correlation_id, u.headers, u.ordering_key), ',')
+            from unnest(v_rows) u);
+end
+$$;
+
+
+-- functions/keys/fetch.sql
+
+-- Rows of keyed jobs by their places, in no order.
+create function forebay._fetch(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
+language plpgsql stable
+as $$
+declare
+    v_rows  forebay.log[] := '{}';
+    v_part  forebay.log[];
+    v_piece record;
+begin
+    for v_piece in
+        select s.segment_id, array_agg(u.lane) as lanes, array_agg(u.seq) as seqs
+        from unnest(p_lanes, p_seqs) as u (lane, seq)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        execute 'select forebay._fetch_' || v_piece.segment_id || '($1, $2)' into v_part using v_piece.lanes, v_piece.seqs;
+        v_rows := v_rows || v_part;
+    end loop;
+    return v_rows;
+end
+$$;
+
+
+-- functions/keys/lock.sql
+
+-- Decisions about the keys of a group are made under this advisory key: by claims alone, by settlements together.
+create function forebay._keys_lock(p_group_id bigint) returns integer
+language sql immutable
+as $$ select hashint8(hashtextextended('keys', p_group_id)) $$;
+
+
+-- functions/keys/parked.sql
+
+-- Is a keyed job that a group's cursor has passed still waiting for its key?
+create function forebay._is_parked(p_group_id bigint, p_ordering_key text, p_seq bigint) returns boolean
+language sql stable
+as $$
+    select exists (
+        select from forebay._key_states(p_group_id, array[p_ordering_key]) s
+        where p_seq = any (s.waiting_seqs)
+           or exists (select from forebay.parked p
+                      where p.seq = p_seq and p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > s.mark))
+$$;
+
+
+-- The batch that last handed out a row of a keyed job, or null.
+create function forebay._keyed_batch_of(p_group_id bigint, p_ordering_key text, p_seq bigint) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_batch forebay.batch;
+begin
+    for v_batch in
+        select b.* from forebay.key_turn t
+        join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
+        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
+          and p_seq = any (b.seqs)
+        order by t.no desc limit 1
+    loop
+        return v_batch;
+    end loop;
+    return null;
+end
+$$;
+
+
+-- All keyed jobs that wait behind a cursor: parked or kept back.
+create function forebay._all_parked()
+returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
+language sql stable
+as $$
+    with recursive key as (
+        (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+        union all
+        select n.group_id, n.ordering_key
+        from key k, lateral (
+            select t.group_id, t.ordering_key from forebay.key_turn t
+            where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
+            order by t.group_id, t.ordering_key limit 1) n
+    ), state as materialized (
+        select g.group_id, s.*
+        from (select k.group_id, array_agg(k.ordering_key) as keys from key k group by k.group_id) g,
+             lateral forebay._key_states(g.group_id, g.keys) s
+    )
+    select s.group_id, s.ordering_key, u.lane, u.seq, u.nr - 1000000000
+    from state s, unnest(s.waiting_lanes, s.waiting_seqs) with ordinality u (lane, seq, nr)
+    union all
+    select p.group_id, p.ordering_key, p.lane, p.seq, p.parked_no
+    from forebay.parked p
+    left join state s on s.group_id = p.group_id and s.ordering_key = p.ordering_key
+    where p.parked_no > coalesce(s.mark, 0)
+$$;
+
+
+-- functions/keys/release.sql
+
+-- The outcomes of a flush, with k for every job that would go on although an earlier one of its key has not ended: it
+-- stays behind that one. So of a key at most one job is on its way in a new row.
+create function forebay._kept_back(
+    p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
+returns "char"[]
+language sql stable
+set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
+as $$
+    with now as materialized (
+        select u.place, u.code, u.nr from unnest(p_offsets, p_outcomes) with ordinality u (place, code, nr)
+    ), ended as materialized (
+        select n.place, n.code from now n
+        union all
+        select u.place, coalesce(u.code, 'd')
+        from (select i.offsets, i.outcomes from forebay.settlement i
+              where i.lease_id = p_lease_id and i.claim_no = p_claim_no offset 0) s, unnest(s.offsets, s.outcomes) u (place, code)
+    ), entry as materialized (
+        select b.key, b.place, e.code is not null and e.code in ('d', 'c', 'x') as is_final
+        from unnest(p_keys) with ordinality b (key, place) left join ended e on e.place = b.place
+    ), first as materialized (
+        select e.key, min(e.place) as place from entry e where not e.is_final group by e.key
+    ), before as materialized (
+        select k.key from unnest(forebay._keys_before(p_group_id, p_lease_id, p_claim_no, array(
+            select p_keys[n.place] from now n where n.code not in ('d', 'c', 'x')))) k (key)
+    )
+    select array_agg(case when n.code not in ('d', 'c', 'x') and (n.place > f.place or b.key is not null) then 'k' else n.code end
+                     order by n.nr)
+    from now n
+    join entry e on e.place = n.place
+    left join first f on f.key = e.key
+    left join before b on b.key = e.key
+$$;
+
+
+-- Announce the keys of a flush whose turn may be over, with the last of its jobs settled, now or before, and for which
+-- something waits.
+--
+-- What waits is looked at under the key that claims decide under: whoever has parked a job by then is seen, and whoever does
+-- later sees this settlement. A handler's own transaction may be held open; it neither takes that key nor looks, and
+-- announces in any case. A token too many is read and forgotten.
+--
+-- Parameters: p_parked_no, see batch.parked_no.
+-- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
+create function forebay._release_keys(
+    p_lease_id bigint, p_claim_no bigint, p_lane bigint, p_group_id bigint, p_keys text[], p_tails smallint[],
+    p_parked_no bigint, p_flush_no integer, p_offsets smallint[], p_outcomes "char"[])
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_lane  record;
+    v_tails smallint[];
+    v_keys  text[];
+    v_looks constant boolean := p_flush_no > 0 and current_setting('transaction_isolation') = 'read committed'
+                            and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
+begin
+    if v_looks then
+        perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
+        -- Nobody parked anything since the claim, and nothing of these keys goes on or was kept back.
+        if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
+           and not exists (select from forebay.settlement s
+                           where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and s.outcomes is not null) then
+            return;
+        end if;
+    end if;
+    if p_offsets is null then
+        v_tails := array(select distinct o from unnest(p_tails) o);
+    elsif p_outcomes is null and p_flush_no > 0 then
+        v_tails := array(select distinct p_tails[o] from unnest(p_offsets) o);
+        if not v_tails <@ p_offsets then
+            v_tails := array(select o from unnest(v_tails) o
+                             where o = any (p_offsets)
+                                or exists (select from forebay.settlement s
+                                           where s.lease_id = p_lease_id and s.claim_no = p_claim_no and o = any (s.offsets)));
+        end if;
+    else
+        -- Where a job goes on in a new row, that row is what the key waits for.
+        v_tails := array(
+            select p_tails[u.place] from unnest(p_offsets, p_outcomes) u (place, code)
+            group by 1
+            having bool_or(u.code in ('r', 'l', 's', 'u', 'h')) is not true);
+    end if;
+    if v_tails = '{}' then
+        return;
+    end if;
+    v_keys := array(select p_keys[o] from unnest(v_tails) o);
+    if v_looks and not exists (select from forebay.settlement s
+                               where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and 'k' = any (s.outcomes)) then
+        v_keys := array(
+            select k.key
+            from unnest(v_keys) k (key)
+            left join lateral (select i.mark, i.rest_seqs from forebay.key_turn i
+                               where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t on true
+            where t.rest_seqs is not null
+               or exists (select from forebay.parked p
+                          where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)));
+    end if;
+    if v_keys <> '{}' then
+        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+        perform forebay._announce_keys(v_lane.queue, v_lane.priority, p_group_id, v_keys);
+    end if;
+end
+$$;
+
+
+-- functions/keys/states.sql
+
+-- Where keys stand for a group: one row for each.
+--
+-- open: how many jobs of its newest turns have not ended; the lease holder has them, the first is of turn first_open. head: the
+-- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was kept back, in order; the
+-- first is next, before all that is parked.
+create function forebay._key_states(p_group_id bigint, p_keys text[])
+returns table (
+    ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
+    waiting_lanes bigint[], waiting_seqs bigint[])
+language sql stable
+set enable_nestloop = off  -- Arrays of a thousand are joined with each other; a look-up by index, behind OFFSET 0, stays one.
+set jit = off
+as $$
+    with last as materialized (
+        select k.key, t.no, t.since, t.mark, t.is_suspect, t.rest_lanes, t.rest_seqs
+        from unnest(p_keys) k (key)
+        left join lateral (select * from forebay.key_turn i
+                           where i.group_id = p_group_id and i.ordering_key = k.key
+                           order by i.no desc limit 1) t on true
+    ), turn as materialized (
+        select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
+        from last l
+        cross join lateral (select * from forebay.key_turn i
+                            where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
+                              and i.lease_id is not null offset 0) t
+    ), flush as materialized (
+        select b.lease_id, b.claim_no, s.offsets, s.outcomes
+        from (select distinct t.lease_id, t.claim_no from turn t) b
+        cross join lateral (select i.offsets, i.outcomes from forebay.settlement i
+                            where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) s
+    ), ended as materialized (
+        select f.lease_id, f.claim_no, u.place, coalesce(u.code, 'd') as code
+        from flush f, unnest(f.offsets, f.outcomes) u (place, code)
+    ), open as materialized (
+        -- Batches that are not settled as a whole. One that was removed meanwhile ended long ago.
+        select b.lease_id, b.claim_no
+        from (select distinct t.lease_id, t.claim_no from turn t) b
+        cross join lateral (select from forebay.batch i
+                            where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i
+        where not exists (select from flush f where f.lease_id = b.lease_id and f.claim_no = b.claim_no and f.offsets is null)
+    ), partial as materialized (
+        select t.key, t.no, t.lease_id, t.claim_no, u.place, u.job, e.code
+        from open o
+        join turn t on t.lease_id = o.lease_id and t.claim_no = o.claim_no
+        cross join lateral unnest(t.offsets, t.jobs) u (place, job)
+        left join ended e on e.lease_id = t.lease_id and e.claim_no = t.claim_no and e.place = u.place
+    ), kept as materialized (
+        select p.key, array_agg(u.lane order by p.no, p.place) as lanes, array_agg(u.seq order by p.no, p.place) as seqs
+        from partial p
+        join (select b.lease_id, b.claim_no, u.place, u.seq, coalesce(u.lane, i.lane) as lane
+              from (select distinct k.lease_id, k.claim_no from partial k where k.code = 'k') b
+              cross join lateral (select i.lane, i.seqs, i.lanes from forebay.batch i
+                                  where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i
+              cross join lateral unnest(i.seqs, i.lanes) with ordinality u (seq, lane, place)) u
+          on u.lease_id = p.lease_id and u.claim_no = p.claim_no and u.place = p.place
+        where p.code = 'k'
+        group by p.key
+    ), state as materialized (
+        select p.key, count(*) filter (where p.code is null) as open, min(p.lease_id) as holder,
+               min(p.no) filter (where p.code is null) as first_open,
+               min(p.job) filter (where p.code in ('r', 'l', 's', 'u', 'h')) as head
+        from partial p
+        group by p.key
+    )
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.mark, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
+           coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
+    from last l
+    left join state s on s.key = l.key
+    left join kept k on k.key = l.key
+$$;
+
+
+-- functions/keys/take.sql
+
+-- The claim of a keyed lane: what forebay._take() is for the others.
+--
+-- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
+-- numbers of its claims; a turn is the first of what waits, in the order: what was kept back, what is parked, what the cursor
+-- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
+-- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
+--
+-- Who has a key gets more of it while nothing of it went wrong, and while it has at most v_ahead jobs open, after what it asks
+-- for: those behind a slow one are better in the log, where they can be cancelled.
+create function forebay._take_keyed(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns forebay.log[]
+language plpgsql volatile
+set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
+as $$
+declare
+    c          record;
+    v_low      bigint;
+    v_from     pg_snapshot;
+    v_to       pg_snapshot;
+    v_limit    integer := p_limit;       -- how many may be taken
+    v_most     integer;                  -- how many are read from the log
+    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- who has more jobs of a key open gets no more of it
+    v_window   record;
+    v_rows     forebay.log[] := '{}';
+    v_segments bigint[] := '{}';
+    v_looked   integer := 0;
+    v_old      integer := 0;
+    v_count    integer;
+    v_used_up  boolean;
+    v_found    record;                   -- what may be taken, and of which keys, as arrays
+    v_taken    record;                   -- what is taken and skipped
+    v_tombstones boolean;
+    v_is_plain   boolean := false;
+    v_parked_no  bigint;                 -- see batch.parked_no
+    v_public     bigint[];               -- the queue's keyed lanes that everybody reads
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
+    -- Before the snapshot, and before this transaction has a number itself: see batch.low_from.
+    v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+
+    select pg_current_snapshot() as now, forebay._now() as at,
+           g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
+           array(select s.segment_id from forebay.segment s
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+           b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
+           b.keys is not null and b.parked_no is null as has_waiting,
+           coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
+           coalesce(b.low_to, b.low_from, 0) as low_to, coalesce(b.edge_to, b.edge_from, '0') as edge_to,
+           coalesce(b.snap_from, w.first) as start, coalesce(b.snap_to, b.snap_from, w.first) as stop
+    into c
+    from forebay.queue_group g
+    left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
+    left join lateral (select s.xid, (select i.hi from forebay.segment i where i.segment_id = s.segment_id) as hi
+                       from forebay.seal s order by s.segment_id desc limit 1) f on true
+    left join lateral (select * from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b on true
+    cross join lateral (select case l.audience when 0 then g.start_after else '1:1:' end as first) w
+    where g.group_id = p_group_id;
+
+    if c.queue is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    end if;
+    if c.audience is null or c.paused_at is not null then
+        return '{}';
+    end if;
+    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
+        raise exception using errcode = 'JQ030',
+            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
+                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+    if c.audience < 0 then
+        v_limit := 1;
+    end if;
+    -- Where jobs are parked, fewer are read than may be taken: else as many would be parked anew.
+    v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
+
+    if c.snap_to is not null then
+        v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
+                                          c.unsealed, c.seal_xid);
+        v_rows := v_window.rows;
+        v_segments := v_window.segments;
+        v_looked := v_window.looked;
+        v_old := cardinality(v_rows);
+    end if;
+    if v_old < v_most then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+        v_rows := v_rows || v_window.rows;
+        v_segments := v_segments || v_window.segments;
+        v_looked := v_looked + v_window.looked;
+    end if;
+    v_count := cardinality(v_rows);
+    v_used_up := v_count < v_most;
+
+    if v_count = 0 then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
+            insert into forebay.batch (
+                group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
+                handed_total, skipped_total, claimed_at, edge_from, low_from)
+            values (p_group_id, p_lane, coalesce(c.no, 0) + 1, c.now, 0, '0', 0, coalesce(c.high_seq, 0),
+                    coalesce(c.handed_total, 0), coalesce(c.skipped_total, 0), c.at, pg_current_xact_id(), v_low);
+        end if;
+        return '{}';
+    end if;
+
+    -- From here on nobody else decides about the group's keys, and later statements see what was decided before.
+    perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
+
+    -- Nearly always each key is free or ours, nothing of it waits or goes on, and all that was read is taken.
+    if c.audience = 0 then
+        with met as materialized (
+            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
+                   coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
+            from unnest(v_rows) with ordinality u
+        ), key as materialized (
+            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs, max(m.place) as tail,
+                   min(m.seq) as low, max(m.seq) as high
+            from met m group by m.key
+        ), last as materialized (
+            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.mark, t.is_suspect,
+                   t.has_rest is true
+                   or exists (select from forebay.parked p
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)) as waits
+            from key k
+            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.mark, i.is_suspect, i.rest_seqs is not null as has_rest
+                               from forebay.key_turn i
+                               where i.group_id = p_group_id and i.ordering_key = k.key
+                               order by i.no desc limit 1) t on true
+        ), turn as materialized (
+            select l.key, l.no, l.lease_id, l.claim_no, l.is_suspect from last l where l.since = l.no and l.lease_id is not null
+            union all
+            select l.key, t.no, t.lease_id, t.claim_no, l.is_suspect
+            from last l
+            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_turn i
+                                where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
+                                  and i.lease_id is not null offset 0) t
+            where l.since < l.no
+        ), lot as materialized (
+            select b.lease_id, b.is_suspect, s.goes_on, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
+            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from turn t group by t.lease_id, t.claim_no) b
+            cross join lateral (
+                select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as goes_on
+                from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
+            left join lateral (select cardinality(i.seqs) as size from forebay.batch i
+                               where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
+        ), verdict as materialized (
+            select not exists (select from last l where l.waits)
+               and not exists (select from lot b where b.goes_on or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
+               and coalesce((select sum(b.open) from lot b where b.lease_id = p_lease_id), 0) <= v_ahead
+               and (select min(m.expires) from met m) > c.at
+               and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
+        ), written as (
+            insert into forebay.key_turn (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, low_seq, high_seq, is_suspect, taken_at)
+            select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
+                   coalesce(l.mark, 0), k.low, k.high, false, c.at
+            from key k
+            join last l on l.key = k.key
+            left join (select t.key, min(t.no) as no from turn t
+                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
+            where (select v.is_plain from verdict v)
+        )
+        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
+               (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
+               (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+        into v_taken
+        from verdict v;
+        v_is_plain := v_taken.is_plain;
+    end if;
+
+    if v_is_plain then
+        v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
+    else
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
+        with met as materialized (
+            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
+            from unnest(v_rows) with ordinality u
+        ), stands as materialized (
+            select s.*, s.open > 0 as is_busy,
+                   s.head is not null
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_token) as waits,
+                   s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
+                   and s.head is null and s.waiting_seqs = '{}' as goes_on
+            from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
+        ), state as materialized (
+            select s.ordering_key as key, s.no, s.mark, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+                   case when s.goes_on then s.first_open else s.no + 1 end as since,
+                   greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
+            from stands s cross join lateral (select s.is_busy and not s.goes_on or s.waits as is_taken) t
+        ), parked as materialized (
+            select s.key, i.parked_no, i.lane, i.seq
+            from state s, lateral (
+                select p.parked_no, p.lane, p.seq from forebay.parked p
+                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.mark
+                order by p.parked_no limit s.quota) i
+            where not s.is_taken
+        ), behind as materialized (
+            select p.key, count(*) as jobs from parked p group by p.key
+        ), candidate as (
+            -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
+            select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
+            from met m join state s on s.key = m.key
+            where m.job_id = s.head and not m.is_token and not s.is_busy
+            union all
+            -- 1: kept back. 2: parked.
+            select s.key, 1, u.nr, u.lane, u.seq, null
+            from state s, unnest(s.waiting_lanes, s.waiting_seqs) with ordinality u (lane, seq, nr)
+            where not s.is_taken
+            union all
+            select p.key, 2, p.parked_no, p.lane, p.seq, p.parked_no from parked p
+            union all
+            -- 3: new. 4: new, and to be parked: the key is taken, or there is more before it than was read.
+            select s.key, case when s.is_taken or b.jobs >= s.quota
+                                    or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
+                   m.nr, m.lane, m.seq, null
+            from met m join state s on s.key = m.key left join behind b on b.key = m.key
+            where m.job_id is distinct from s.head and not m.is_token
+            union all
+            -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
+            select s.key, 5, m.nr, m.lane, m.seq, null
+            from met m join state s on s.key = m.key
+            where m.job_id = s.head and not m.is_token and s.is_busy
+        ), listed as materialized (
+            select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
+        )
+        select (select array_agg(x.key order by x.place) from listed x) as keys,
+               (select array_agg(x.class order by x.place) from listed x) as classes,
+               (select array_agg(x.lane order by x.place) from listed x) as lanes,
+               (select array_agg(x.seq order by x.place) from listed x) as seqs,
+               (select array_agg(x.parked_no order by x.place) from listed x) as parked,
+               (select array_agg(x.lane order by x.place) from listed x where x.class in (1, 2)) as fetch_lanes,
+               (select array_agg(x.seq order by x.place) from listed x where x.class in (1, 2)) as fetch_seqs,
+               array(select s.key from state s order by s.key) as state_keys,
+               array(select s.no from state s order by s.key) as state_nos,
+               array(select s.since from state s order by s.key) as state_since,
+               array(select s.mark from state s order by s.key) as state_marks
+        into v_found;
+
+        with row_of as materialized (
+            select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
+                   case when n.reason = 'c' then 'c'
+                        when n.reason = 'e' then 'E'
+                        when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
+            from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
+            left join lateral (
+                select i.reason from forebay.tombstone i
+                where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
+                  and i.reason <> 'k'
+                order by i.reason desc limit 1) n on true
+            where u.kind <> ''
+        ), candidate as materialized (
+            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
+                   a.may and r.verdict is null as runs, a.may,
+                   x.class in (2, 3) and x.lane = any (v_public) as is_fresh,
+                   count(*) filter (where a.may and r.verdict is null) over (partition by x.key order by x.nr) as rank
+            from unnest(v_found.keys, v_found.classes, v_found.lanes, v_found.seqs, v_found.parked) with ordinality x (key, class, lane, seq, parked_no, nr)
+            join row_of r on r.seq = x.seq and r.lane = x.lane
+            cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
+        ), chosen as materialized (
+            -- The first of each key before the second of any.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
+            from candidate i where i.runs
+            order by i.rank, i.nr limit v_limit
+        ), reach as materialized (
+            -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
+            select s.key, s.no, s.since, s.mark, h.places, h.jobs, h.low, h.high,
+                   coalesce(h.upto, case when not i.runs then i.upto end) as upto
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_marks) s (key, no, since, mark)
+            left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
+                              array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
+                       from chosen x group by x.key) h on h.key = s.key
+            left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
+                       from candidate x group by x.key) i on i.key = s.key
+        ), rest as materialized (
+            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as mark,
+                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
+                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
+                   min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
+            from candidate i join reach t on t.key = i.key
+            where t.upto is not null
+            group by i.key
+        ), turn as (
+            insert into forebay.key_turn (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, rest_lanes, rest_seqs, low_seq, high_seq,
+                is_suspect, taken_at)
+            select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.mark, r.mark), r.lanes, r.seqs,
+                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
+                   c.at
+            from reach t join rest r on r.key = t.key
+        ), parking as (
+            insert into forebay.parked (group_id, ordering_key, lane, seq)
+            select p_group_id, i.key, i.lane, i.seq
+            from candidate i join reach t on t.key = i.key
+            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0)
+            order by i.nr
+        ), skipped as materialized (
+            select i.nr, i.seq, i.job, i.verdict, i.is_fresh from candidate i join reach t on t.key = i.key and i.nr <= t.upto
+            where i.may and i.verdict is not null
+        )
+        select (select array_agg(i.lane order by i.place) from chosen i) as lanes,
+               (select array_agg(i.seq order by i.place) from chosen i) as seqs,
+               (select array_agg(i.xid order by i.place) from chosen i) as xids,
+               (select array_agg(i.key order by i.place) from chosen i) as keys,
+               (select array_agg(i.places[cardinality(i.places)] order by o.place)
+                from chosen o join reach i on i.key = o.key) as tails,
+               (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
+               (select array_agg(i.job order by i.place) from chosen i) as jobs,
+               (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
+               (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
+               (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
+               (select count(forebay._bury(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
+                from skipped i where i.verdict = 'e') as buried,
+               (select count(forebay._bounce(i.job, c.at)) from candidate i where i.class = 5) as bounced,
+               -- Nothing of these is taken, and there may be more of them than was read.
+               array(select i.key from reach i where i.upto is not null and i.places is null) as again
+        into v_taken;
+        if v_taken.again <> '{}' then
+            perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
+        end if;
+    end if;
+
+    v_from := c.start;
+    v_to := c.stop;
+    if v_count > v_old then
+        v_from := c.stop;
+        v_to := c.now;
+        c.low_from := c.low_to;
+        c.edge_from := c.edge_to;
+        c.low_to := v_low;
+        c.edge_to := pg_current_xact_id();
+    end if;
+    insert into forebay.batch (
+        group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
+        handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as, lanes, keys, tails,
+        edge_from, low_from, edge_to, low_to, parked_no)
+    select p_group_id, p_lane, coalesce(c.no, 0) + 1,
+           case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
+           case when v_used_up then c.now else v_from end,
+           case when v_used_up then null else v_to end,
+           case when v_used_up then 0 else v_segments[v_count] end,
+           '0', case when v_used_up then 0 else v_rows[v_count].seq end,
+           greatest(c.high_seq, v_taken.high),
+           coalesce(c.handed_total, 0) + v_taken.fresh, coalesce(c.skipped_total, 0) + v_taken.fresh_skipped,
+           c.at, v_taken.seqs, case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
+           case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys, v_taken.tails,
+           case when v_used_up then pg_current_xact_id() else c.edge_from end,
+           case when v_used_up then v_low else c.low_from end,
+           case when not v_used_up then c.edge_to end,
+           case when not v_used_up then c.low_to end,
+           v_parked_no
+    from (select from forebay.lease i
+          where i.lease_id = p_lease_id and i.closed_at is null
+          for key share) held;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers. Open a new lease.';
+    end if;
+    return coalesce(v_taken.jobs, '{}');
+end
+$$;
+
+
+-- Let a key's next job, that came too early, come again in a moment.
+create function forebay._bounce(p_row forebay.log, p_at timestamptz) returns boolean
+language plpgsql volatile
+as $$
+begin
+    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    return true;
+end
+$$;
+
+
+-- functions/keys/trim.sql
+
+-- Delete parked rows whose jobs have been taken, and turns that say nothing any more: not the newest of their key, or of jobs
+-- that all left the archive. Returns how many rows.
+create function forebay._trim_turns(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_key   record;
+    v_first bigint;
+    v_rows  bigint;
+    v_total bigint := 0;
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null then
+        return 0;
+    end if;
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    for v_key in
+        with recursive key as (
+            (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+            union all
+            select n.group_id, n.ordering_key
+            from key k, lateral (
+                select t.group_id, t.ordering_key from forebay.key_turn t
+                where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
+                order by t.group_id, t.ordering_key limit 1) n
+        )
+        select k.group_id, k.ordering_key, s.mark, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
+        from (select k.* from key k
+              -- Most keys have nothing that could go: numbers rise from turn to turn.
+              where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
+                 or v_first > (select t.high_seq from forebay.key_turn t
+                               where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
+              offset 0) k,
+             lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
+    loop
+        exit when v_total >= p_most;
+        delete from forebay.parked p
+        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.mark;
+        get diagnostics v_rows = row_count;
+        v_total := v_total + v_rows;
+        delete from forebay.key_turn t
+        where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
+          and (t.no < v_key.since or not v_key.is_needed);
+        get diagnostics v_rows = row_count;
+        v_total := v_total + v_rows;
+    end loop;
+    return v_total;
+end
+$$;
+
+
+-- functions/keys/window.sql
+
+-- The rows of one keyed lane in a window, in the order of their numbers; see forebay._window().
+--
+-- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low.
+create function forebay._window_keyed(
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
+    p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
+    out rows forebay.log[], out segments bigint[], out looked integer)
+language plpgsql volatile
+as $$
+declare
+    v_needed  bigint[] := p_unsealed;
+    v_piece   forebay.log[];
+    v_segment bigint;
+    v_xmax    constant xid8 := pg_snapshot_xmax(p_from);
+    v_late    xid8[] := '{}';
+begin
+    rows := '{}';
+    segments := '{}';
+    looked := 0;
+    if p_low > 0 then
+        v_late := array(
+            select x.xid
+            from (select pg_snapshot_xip(p_from) as xid
+                  union
+                  select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
+            where pg_visible_in_snapshot(x.xid, p_to)
+            order by x.xid);
+    end if;
+    if p_last_seal > v_xmax or p_last_seal > v_late[1] then
+        v_needed := array(
+            select s.segment_id from forebay.seal s
+            where s.segment_id >= p_pos_segment
+              and s.segment_id <> all (p_unsealed)
+              and (s.xid > v_xmax or s.xid > v_late[1])
+            order by s.segment_id) || v_needed;
+    end if;
+    foreach v_segment in array v_needed loop
+        continue when v_segment < p_pos_segment;
+        looked := looked + 1;
+        execute 'select forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+            into v_piece
+            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows);
+        if cardinality(v_piece) > 0 then
+            rows := rows || v_piece;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
+            exit when cardinality(rows) >= p_limit;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/lease/close_lease.sql
+
+-- grant: worker
+
+-- Close a lease whose worker is done with it; jobs that it holds without knowing (the answer to their claim was lost)
+-- go back unstarted. Returns how many; null when it was closed already.
+create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set lock_timeout = '2s'
+as $$
+begin
+    return forebay._revoke(p_lease_id, 'closed', false);
+end
+$$;
+
+
+-- functions/lease/heartbeat.sql
+
+-- grant: worker
+
+-- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which posts nobody
+-- holds, and how large the crowd is: how many leases are open in all, at most 1,000, or null for who runs jobs.
+--
+-- Touches no lease row and takes no lock that anything else holds.
+--
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_posts, posts it would take.
+create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_posts bigint[] default '{}')
+returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[], crowd integer)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_post bigint;
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
+    open_leases := array(select l.lease_id from forebay.lease l
+                         where l.lease_id = any (p_lease_ids) and l.closed_at is null);
+    cancelled_jobs := '{}';
+    if cardinality(p_job_ids) > 0 and pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
+                                where t.job_id = any (p_job_ids) and t.reason = 'c');
+    end if;
+    vacant_posts := '{}';
+    foreach v_post in array p_posts loop
+        if forebay._holder(v_post) is null then
+            vacant_posts := vacant_posts || v_post;
+        end if;
+    end loop;
+    if cardinality(p_job_ids) = 0 then
+        crowd := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
+    end if;
+    return next;
+end
+$$;
+
+
+-- functions/lease/leadership.sql
+
+-- The register of a post; null when there is none.
+create function forebay._register(p_post bigint) returns regclass
+language sql stable
+as $$ select to_regclass('forebay."post_' || p_post::text || '"') $$;
+
+
+-- Who holds a post now, a number below 2^20; null when nobody does, or it has no register.
+--
+-- A time too far ahead was written before the clock was set back.
+create function forebay._holder(p_post bigint) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_value constant bigint := pg_sequence_last_value(forebay._register(p_post));
+begin
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+        return (v_value & 1048575)::integer;
+    end if;
+    return null;
+end
+$$;
+
+
+-- functions/lease/missing_batches.sql
+
+-- grant: worker
+
+-- Which of a worker's batches the database does not know: an asynchronously committed claim that a crash of the
+-- server took back. Their jobs are claimed anew; the worker stops its handlers of them.
+create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+    select array(select c.claim_no from unnest(p_claim_nos) c (claim_no)
+                 where not exists (select from forebay.batch b
+                                   where b.lease_id = p_lease_id and b.claim_no = c.claim_no))
+$$;
+
+
+-- functions/lease/open_lease.sql
+
+-- Leases: a worker process's right to its batches; heartbeats; revocation.
+-- grant: worker
+
+-- Open a lease for a worker process; returns its id.
+--
+-- Parameters:
+--   p_worker           a name for humans
+--   p_lease_seconds    the lease is lost after so long without a heartbeat
+--   p_suspect_seconds  or after so long, when its heartbeat connection is gone too
+--   p_version          of the schema that the worker's code was made for; null: it does not say
+-- Errors: JQ001 a bad duration, JQ020 code of that version is not served any more, JQ030 foreign cluster.
+create function forebay.open_lease_v1(
+    p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
+    p_version integer default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lease_id bigint;
+begin
+    if p_worker is null or not (p_lease_seconds > 0 and p_lease_seconds <= 86400)
+       or not (p_suspect_seconds > 0 and p_suspect_seconds <= p_lease_seconds) then
+        raise exception using errcode = 'JQ001',
+            message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
+                             p_lease_seconds, p_suspect_seconds);
+    end if;
+    if not forebay._is_home() then
+        perform forebay._require_home();
+        perform forebay._note_home();
+    end if;
+    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    returning lease_id into v_lease_id;
+    -- A later statement than the insert, which waits for a migration that takes away what older code calls.
+    if p_version < forebay._served_from() then
+        raise exception using errcode = 'JQ020',
+            message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
+                             forebay.schema_version(), forebay._served_from(), p_version),
+            hint = 'Install a newer version of the library; a schema is never downgraded.';
+    end if;
+    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    values (v_lease_id, forebay._now(), pg_backend_pid());
+    return v_lease_id;
+end
+$$;
+
+
+-- The oldest code that this schema serves: made for this version or a later one. A migration named post_ takes away what
+-- code of earlier versions calls.
+create function forebay._served_from() returns integer
+language sql stable
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
+
+
+-- functions/lease/resign.sql
+
+-- grant: worker
+
+-- Leave posts that the caller holds, and tell everybody who listens: NOTIFY forebay_bell with the post's number.
+--
+-- It is no producer's transaction, so that it may notify where enqueues may not.
+create function forebay.leave_posts_v1(p_holder integer, p_posts bigint[]) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_post bigint;
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    foreach v_post in array p_posts loop
+        if forebay._holder(v_post) = p_holder then
+            perform setval(forebay._register(v_post), 1);
+            if pg_notification_queue_usage() < 0.25 then
+                perform pg_notify('forebay_bell', v_post::text);
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/lease/revoke.sql
+
+-- Take a lease away: close it and send its unsettled jobs to the group's private lanes.
+--
+-- Invariants: "single holder", "nothing lost". The lease row is locked FOR UPDATE, which waits for
+-- every claim and settlement that holds it FOR KEY SHARE; what is settled is read in later statements.
+-- A death is put down to a job only if it was a suspect, claimed alone, and its start is recorded.
+--
+-- Parameters: p_suspects, whether the jobs come back as suspects; false when the worker itself says
+--   that it never started them.
+-- Returns: how many jobs were sent back; null when the lease was closed already.
+-- Errors: 55P03 when a settlement is held open by its transaction; try again.
+-- Locks: the lease (FOR UPDATE).
+create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_worker  text;
+    v_floor   bigint;
+    v_batch   record;
+    v_lane    record;
+    v_row     forebay.log;
+    v_attempt integer;
+    v_target  bigint;
+    v_open    integer;
+    v_started boolean;
+    v_sent    bigint := 0;
+    v_held    text[];  -- keys whose next job is on its way
+    v_dead    text[];
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for update;
+    if not found then
+        return null;
+    end if;
+    update forebay.lease l set closed_at = forebay._now(), closed_as = p_closed_as where l.lease_id = p_lease_id;
+
+    select b.floor into v_floor from forebay.batch b
+    where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
+
+    for v_batch in
+        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, s.whole, s.offsets
+        from forebay.batch b
+        cross join lateral (
+            select coalesce(bool_or(i.offsets is null), false) as whole,
+                   array(select o from forebay.settlement j, unnest(j.offsets) o
+                         where j.lease_id = p_lease_id and j.claim_no = b.claim_no) as offsets
+            from forebay.settlement i
+            where i.lease_id = p_lease_id and i.claim_no = b.claim_no) s
+        where b.lease_id = p_lease_id and b.claim_no >= coalesce(v_floor, 0)
+        order by b.claim_no
+    loop
+        continue when v_batch.whole;
+        select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        v_held := null;
+        v_dead := '{}';
+        if v_batch.keys is not null then
+            v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys)
+                      || forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys);
+        end if;
+        v_started := v_lane.audience < 0 and exists (
+            select from forebay.suspect_start s where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no);
+        for v_open in
+            select i from generate_subscripts(v_batch.seqs, 1) i
+            where i <> all (v_batch.offsets) order by i
+        loop
+            v_sent := v_sent + 1;
+            -- Of a key's jobs only the first can have been started.
+            if v_batch.keys[v_open] = any (v_held) then
+                insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+                values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);
+                continue;
+            end if;
+            v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
+                                  coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
+            v_attempt := coalesce(v_row.attempt, 0);
+            if p_suspects and v_started then
+                v_attempt := v_attempt + 1;
+                perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
+                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
+                if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                    perform forebay._bury(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
+                    if v_row.ordering_key is not null then
+                        v_dead := v_dead || v_row.ordering_key;
+                    end if;
+                    continue;
+                end if;
+            end if;
+            if v_row.ordering_key is not null then
+                v_held := v_held || v_row.ordering_key;
+            end if;
+            v_target := forebay._note_private_lane(
+                v_lane.queue, v_lane.priority,
+                case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
+                v_row.ordering_key, v_lane.limit_key);
+            perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
+                case when p_suspects and v_started
+                     then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+            values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint],
+                    array[case when p_suspects then 'l' else 'h' end::"char"]);
+        end loop;
+        if v_dead <> '{}' then
+            perform forebay._announce_keys(
+                v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
+        end if;
+    end loop;
+    return v_sent;
+end
+$$;
+
+
+-- functions/lease/revoke_lost.sql
+
+-- grant: worker
+
+-- Revoke at most one lease that is lost; returns it, or no row.
+--
+-- Lost: no sign of life, heartbeat or claim, for lease_seconds; or none for suspect_seconds while the connection that
+-- sent the last heartbeat is gone and the lease has jobs: without any there is no hurry. The caller's own session must
+-- be that old as well: after a restart, a crash of one backend or a failover every session is new, and the living get
+-- their time to report. A lease that a settlement's open transaction holds is passed over until that has ended: idle, it
+-- ends by itself after five seconds; a forgotten prepared transaction keeps its own lease from being revoked and nobody
+-- else's.
+--
+-- Errors: JQ012 not called alone, JQ030 foreign cluster.
+create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set lock_timeout = '500ms'
+as $$
+declare
+    v_at      constant timestamptz := clock_timestamp();
+    v_session double precision;
+    v_lost    record;
+begin
+    perform forebay._require_alone('forebay.revoke_lost_v1()');
+    perform forebay._require_home();
+    for v_lost in
+        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
+        from forebay.lease l
+        cross join lateral (
+            select b.beat_at, b.backend_pid from forebay.heartbeat b
+            where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+        left join lateral (
+            select b.claimed_at, b.floor from forebay.batch b
+            where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+        cross join lateral (select extract(epoch from v_at - greatest(h.beat_at, c.claimed_at)) as silent) s
+        where l.closed_at is null
+          and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and s.silent > l.suspect_seconds
+          and (s.silent > l.lease_seconds
+               or exists (select from forebay.batch b
+                          where b.lease_id = l.lease_id and b.claim_no >= c.floor
+                            and not exists (select from forebay.settlement t
+                                            where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
+        order by h.beat_at
+    loop
+        -- Only now, since a look at one session is a look at all of them.
+        if v_session is null then
+            select extract(epoch from v_at - a.backend_start) into v_session
+            from pg_stat_get_activity(pg_backend_pid()) a;
+        end if;
+        continue when v_session <= v_lost.suspect_seconds
+            or v_lost.silent <= v_lost.lease_seconds
+               and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
+        begin
+            jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
+        exception when lock_not_available then
+            continue;
+        end;
+        if jobs is not null then
+            lease_id := v_lost.lease_id;
+            worker := v_lost.worker;
+            silent_seconds := v_lost.silent;
+            return next;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/lease/same_cluster.sql
+
+-- Identity of this database: the cluster and the database within it.
+create function forebay._identity(out system_identifier bigint, out database_oid oid)
+language sql stable
+as $$
+    select c.system_identifier, d.oid
+    from pg_control_system() c, pg_database d where d.datname = current_database()
+$$;
+
+
+create function forebay._home_token() returns bigint
+language sql stable
+as $$
+    select hashtextextended(pg_relation_filepath('forebay.cluster') collate "C",
+                            (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint)
+$$;
+
+
+create function forebay._is_home() returns boolean
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('forebay.home_seq') = forebay._home_token(), false) $$;
+
+
+-- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
+-- written can ask.
+--
+-- Errors: JQ030.
+create function forebay._require_home() returns void
+language plpgsql volatile
+as $$
+declare
+    v_noted record;
+    v_here  record;
+begin
+    if forebay._is_home() then
+        return;
+    end if;
+    select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
+    select i.* into v_here from forebay._identity() i;
+    if v_noted.system_identifier is distinct from v_here.system_identifier
+       or v_noted.database_oid is distinct from v_here.database_oid then
+        raise exception using errcode = 'JQ030',
+            message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
+                             v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
+    end if;
+end
+$$;
+
+
+-- Remember until the server starts again that this schema is at home. Only after forebay._require_home(), and where a
+-- transaction may get its id.
+create function forebay._note_home() returns void
+language sql volatile
+as $$ select setval('forebay.home_seq', forebay._home_token()) $$;
+
+
+-- functions/lease/take_leadership.sql
+
+-- grant: worker
+
+-- Take vacant posts and keep those that the caller holds, for some seconds; returns which it holds now.
+--
+-- A register is read and set outside transactions and locks nothing. Of two who take a post at the same moment the later
+-- one is written down; the other learns it at its next call. What a post asks for may be done by several. A post without
+-- a register is everybody's.
+--
+-- Parameters:
+--   p_holder   who asks, 0 to 1048575, drawn at random by each worker
+--   p_posts    0 is the upkeep, any other the group of that number
+--   p_seconds  how long they are kept unless renewed, at most 600
+-- Errors: JQ001 a bad holder or time.
+create function forebay.hold_posts_v1(p_holder integer, p_posts bigint[], p_seconds double precision) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_post     bigint;
+    v_register regclass;
+    v_held     bigint[] := '{}';
+begin
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+                             coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    foreach v_post in array p_posts loop
+        continue when forebay._holder(v_post) <> p_holder;
+        v_register := forebay._register(v_post);
+        if v_register is not null then
+            perform setval(v_register,
+                ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder);
+        end if;
+        v_held := v_held || v_post;
+    end loop;
+    return v_held;
+end
+$$;
+
+
+-- functions/limits/arrivals.sql
+
+-- Lanes of limit keys of a queue to which something came between two snapshots; null when that is more than p_most pairs of a
+-- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
+    v_late    xid8[] := '{}';
+    v_lanes   bigint[] := '{}';
+    v_left    integer := p_most;
+    v_segment bigint;
+    v_found   record;
+begin
+    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
+        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+        order by s.segment_id desc
+    loop
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
+            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        v_left := v_left - v_found.pairs;
+        if v_left <= 0 then
+            return null;
+        end if;
+        v_lanes := v_lanes || v_found.lanes;
+    end loop;
+    return v_lanes;
+end
+$$;
+
+
+-- All lanes of limit keys of a queue that may have something to claim for a group: asked of each, as forebay.ready_v1() does.
+create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_segment bigint;
+    v_before  xid8;
+begin
+    -- Older than the last sealed segment: let the claim look.
+    select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
+    select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
+           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
+    into v_places, v_moved
+    from (select l.lane, b.snap_to is not null as in_hand,
+                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
+          from forebay.queue_group g
+          join lateral (select distinct i.lane, i.audience from forebay.lane i
+                        where i.queue = p_queue and i.part = 1000 and i.audience in (0, p_group_id, -p_group_id)) l on true
+          left join lateral (select c.snap_from, c.snap_to from forebay.batch c
+                             where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
+          where g.group_id = p_group_id) p;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.segment_id >= coalesce((select f.segment_id from forebay.seal f order by f.segment_id desc limit 1), 0)
+        order by s.segment_id
+    loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+    end loop;
+    return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
+end
+$$;
+
+
+-- functions/limits/choose.sql
+
+-- The lanes of limit keys that a gate lets through, best first, with at most how many jobs of each: the key with the fewest jobs
+-- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
+create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
+returns table (lane bigint, key bigint, desk bigint, most integer)
+language plpgsql stable
+set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
+                 least(coalesce((v.pace).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
+                       case when (v.pace).key_rate is null then 9223372036854775807
+                            else forebay._tokens(k.tat, (v.pace).key_rate, (v.pace).key_burst, v.at) end) as most
+          from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
+          left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
+          left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
+                 on o.key = l.key
+          where v.room > 0 and (p_lane is null or l.desk = p_lane or l.lane = p_lane)) w
+    where w.most > 0
+    order by w.open, w.turn nulls first, random();
+end
+$$;
+
+
+-- functions/limits/claim.sql
+
+-- forebay.claim_v1() of a desk, or of a lane whose queue has a pace: jobs of one lane, as many as the gate lets through.
+--
+-- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
+-- and the gate's row and the batch are one commit.
+-- Locks, in order: the gate, then as any claim.
+create function forebay._claim_at_gate(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v      forebay._gate_view;
+    v_lane record;
+    v_try  record;
+    v_jobs text;
+    v_took record;
+    v_gone bigint[] := '{}';
+begin
+    perform set_config('synchronous_commit', 'off', true),
+            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
+    -- Later statements than the lock: they see whatever its last holder committed.
+    select l.queue, l.part, g.group_id, g.paused_at into v_lane
+    from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
+    where l.lane = p_lane limit 1;
+    if v_lane.group_id is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    elsif v_lane.paused_at is not null then
+        return null;
+    end if;
+    v := forebay._look_at_gate(p_group_id, v_lane.queue);
+
+    for v_try in
+        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.part >= 1000
+        union all
+        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.part < 1000 and v.room > 0
+        limit 200
+    loop
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        if v_jobs = '' then
+            return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
+        end if;
+        select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
+        into v_took
+        from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
+        if v_lane.part >= 1000 and v_took.is_empty is not false then
+            v_gone := v_gone || v_try.lane;
+        end if;
+        exit when v_jobs is not null;
+    end loop;
+    if v_jobs is not null or v_gone <> '{}' or v.is_changed then
+        perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
+                                   case when v_jobs is not null then v_took.size else 0 end);
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- The claim of one lane behind a gate: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+create function forebay._claim_one(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v_segment bigint;
+    v_jobs    text;
+    v_rows    forebay.log[];
+begin
+    if p_keyed then
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    select coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
+    into v_segment;
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
+        if v_rows is null then
+            return '';
+        end if;
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(v_rows) with ordinality u;
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- functions/limits/decide.sql
+
+-- Append what a gate knows after a claim that took p_count jobs of a key and found p_gone without any more.
+--
+-- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
+-- comes again at once shall not come first.
+create function forebay._note_gate(
+    v forebay._gate_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+as $$
+begin
+    with line as materialized (
+        select l.lane, l.key, l.desk, l.nr from unnest(v.lanes, v.lane_keys, v.desks) with ordinality l (lane, key, desk, nr)
+        where l.lane <> all (p_gone)
+    ), known as materialized (
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
+               case when k.key = p_key and p_count > 0
+                    then forebay._tat_after(k.tat, (v.pace).key_rate, v.at, p_count) else k.tat end as tat
+        from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
+        union all
+        select p_key, v.no + 1, forebay._tat_after(null, (v.pace).key_rate, v.at, p_count)
+        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
+    ), first as materialized (
+        select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
+    ), kept as materialized (
+        select k.* from known k, first f where k.tat > v.at or k.turn >= f.turn
+    ), flight as materialized (
+        select b.* from (
+            select u.*, count(*) over () - u.nr as younger
+            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
+                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+                  union all
+                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
+        -- Without a limit on what runs at once this only says whose turn it is.
+        where b.younger < 256 or num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0
+    )
+    insert into forebay.gate (
+        group_id, no, decided_at, snap, pace_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
+        keys, turns, tats)
+    select p_group_id, v.no + 1, v.at, v.snap, (v.pace).set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v.at, p_count) else v.tat end,
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
+    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
+                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
+          from flight i) f,
+         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
+                 coalesce(array_agg(i.desk order by i.nr), '{}') as desks from line i) l,
+         (select coalesce(array_agg(i.key order by i.turn), '{}') as keys, coalesce(array_agg(i.turn order by i.turn), '{}') as turns,
+                 coalesce(array_agg(i.tat order by i.turn), '{}') as tats from kept i) k;
+end
+$$;
+
+
+-- functions/limits/in_flight.sql
+
+-- A limit key as gates know it; 0 is none.
+create function forebay._limit_key_id(p_limit_key text) returns bigint
+language sql immutable
+as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
+
+
+-- What is in flight for a group, counted from the open leases: batches, their keys, how many jobs each took and has unsettled.
+create function forebay._in_flight(p_group_id bigint)
+returns table (lease_id bigint, claim_no bigint, key bigint, size integer, open integer)
+language sql volatile
+as $$
+    select b.lease_id, b.claim_no, forebay._limit_key_id(k.limit_key), cardinality(b.seqs), cardinality(b.seqs) - s.settled
+    from forebay.lease e
+    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral (select l.limit_key from forebay.lane l where l.lane = b.lane limit 1) k
+    cross join lateral (
+        select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+        from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
+    where e.closed_at is null and b.group_id = p_group_id and not s.whole and s.settled < cardinality(b.seqs)
+$$;
+
+
+-- functions/limits/limit_queue.sql
+
+-- grant: operator
+
+-- Limit how many jobs of a queue may wait; returns the limit before, null for none.
+--
+-- Parameters: most, at least 1; null: no limit.
+-- Errors: JQ001 a bad name or number.
+create function forebay.limit_queue(queue text, most bigint default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_before bigint;
+begin
+    if (limit_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true or limit_queue.most < 1 then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot limit queue %s to %s jobs', coalesce(quote_literal(left(limit_queue.queue, 40)), 'null'),
+                             coalesce(limit_queue.most::text, 'null')),
+            hint = 'Names have letters, digits and _ . : - only; the number is at least 1, or null for no limit.';
+    end if;
+    select l.most into v_before from forebay.queue_limit l where l.queue = limit_queue.queue;
+    if limit_queue.most is null then
+        delete from forebay.queue_limit l where l.queue = limit_queue.queue;
+        return v_before;
+    end if;
+    perform nextval('forebay.limit_seq');
+    insert into forebay.queue_limit (queue, most) values (limit_queue.queue, limit_queue.most)
+    on conflict on constraint queue_limit_pkey do update set most = excluded.most;
+    -- The first count visits all that waits; enqueues go on from it.
+    perform forebay._waiting(limit_queue.queue, g.group_id, -1, 0)
+    from forebay.queue_group g where g.queue = limit_queue.queue;
+    return v_before;
+end
+$$;
+
+
+-- functions/limits/look.sql
+
+-- What a group's gate sees now: its newest row, less what has ended, plus what has come.
+--
+-- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
+-- a pace was set, all is counted from the leases for a second: claims under way then did not pass the gate.
+create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
+language plpgsql volatile
+as $$
+declare
+    v forebay._gate_view;
+begin
+    -- One statement: in each transaction an expression costs more to make than to evaluate.
+    select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
+           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
+           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
+           c.no is null or p.set_at is distinct from c.pace_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           p.set_at is distinct from c.pace_at,
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
+                when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
+           0, p
+    into v
+    from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
+    left join forebay.queue_pace p on p.queue = p_queue
+    left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
+               array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
+               array_agg(i.size - s.settled order by i.nr) as opens
+        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size
+          and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
+
+    if v.is_changed or v.seed_until >= v.at then
+        v := forebay._look_closely(v, p_group_id);
+    end if;
+    v.room := least(coalesce((v.pace).concurrency - (select sum(o) from unnest(v.opens) o), (v.pace).concurrency, 9223372036854775807),
+                    forebay._tokens(v.tat, (v.pace).rate, (v.pace).burst, v.at));
+    if v.came is null or v.came <> '{}' then
+        if v.came is null then
+            v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
+            v.is_changed := true;
+        end if;
+        select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
+               v.desks || coalesce(array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
+        into v.lanes, v.lane_keys, v.desks, v.is_changed
+        from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
+        cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
+        where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
+    end if;
+    return v;
+end
+$$;
+
+
+-- What a gate has to do seldom: after a pace was set it counts what is in flight from the leases, and no bucket owes more than
+-- it can hold; a clock that was set back takes the buckets with it.
+create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
+language plpgsql volatile
+as $$
+declare
+    v_back interval := interval '0';
+begin
+    if v.is_new_pace then
+        v.seed_until := v.at + interval '1 second';
+    end if;
+    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
+        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
+               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
+        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
+        from forebay._in_flight(p_group_id) f;
+    end if;
+    if v.is_back then
+        v_back := (select g.decided_at - v.at from forebay.gate g where g.group_id = p_group_id and g.no = v.no);
+    end if;
+    v.tat := v.tat - v_back;
+    v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if v.is_new_pace then
+        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
+        v.tats := array(select forebay._tat_within(t, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
+                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    end if;
+    return v;
+end
+$$;
+
+
+-- functions/limits/max_waiting.sql
+
+-- How many jobs of a queue wait for a group (0: it has none), or an upper bound of it that is at most p_enough.
+--
+-- Not counted are jobs that wait for a time, and those that one group alone reads again: retries, redrives.
+-- Of open transactions only the own one is counted.
+--
+-- Parameters: p_keep_from, append the count when so many rows had to be counted for it; null: never.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
+    v_count    forebay.queue_count;
+    v_lanes    bigint[];
+    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
+    v_consumed bigint;
+    v_sql      text;
+    v_rows     bigint;
+    v_parked   bigint;
+    v_others   bigint;
+    v_snap     pg_snapshot;
+begin
+    select c.* into v_count from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
+    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
+    v_readers := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    from unnest(v_readers) l (lane),
+         lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+        return v_count.total + v_last - v_count.seq - v_consumed;
+    end if;
+
+    if v_count.total is null then
+        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+                from unnest(v_readers) l (lane),
+                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
+               case when pg_sequence_last_value('forebay.key_seq') is null then 0
+                    else (select count(*) from forebay._all_parked() p
+                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+        into v_rows, v_others, v_snap, v_consumed, v_parked
+        from unnest(v_lanes) l (lane)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        left join forebay.queue_group g on g.group_id = p_group_id
+        join lateral (
+            select i.xid from forebay.log i
+            where i.lane = l.lane and i.seq >= forebay._archived_below()
+              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
+              and (b.snap_from is null or not forebay._is_consumed(
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        v_count.total := v_consumed + v_parked;
+    else
+        select string_agg(format(
+                   'select i.xid from forebay.log_%s i
+                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   s.segment_id), ' union all ')
+        into v_sql
+        from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        execute format(
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
+            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+    end if;
+    if v_rows >= p_keep_from then
+        insert into forebay.queue_count (queue, group_id, seq, snap, total)
+        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
+    end if;
+    return v_count.total + v_rows - v_consumed;
+end
+$$;
+
+
+-- Refuse p_more jobs when they would exceed the queue's limit for the group that is furthest behind.
+--
+-- Errors: 53400.
+create function forebay._require_room(p_queue text, p_more bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_most    bigint;
+    v_group   record;
+    v_waiting bigint;
+begin
+    select l.most into v_most from forebay.queue_limit l where l.queue = p_queue;
+    if v_most is null or p_more = 0 then
+        return;
+    end if;
+    for v_group in
+        select g.group_id from forebay.queue_group g where g.queue = p_queue
+        union all
+        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
+    loop
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_most - p_more, 100);
+        if v_waiting + p_more > v_most then
+            raise exception using errcode = '53400',
+                message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/limits/ready.sql
+
+-- What gates would let through now: for each group its desks and its other lanes, and a row without a lane for a group with
+-- jobs that are held back.
+create function forebay._ready_at_gates(
+    p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
+returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v       forebay._gate_view;
+    v_plain bigint[];
+    v_open  bigint[];
+begin
+    for v_group in select g.group_id, g.queue from forebay.queue_group g where g.group_id = any (p_group_ids) loop
+        v := forebay._look_at_gate(v_group.group_id, v_group.queue);
+        v_plain := array(
+            select p.lane
+            from rows from (unnest(p_places), unnest(p_moved))
+                 as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
+            where p.group_id = v_group.group_id
+              and (p.moved
+                   or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
+                      and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
+                   or forebay._should_move(p.snap, p_now, p.claimed_at)));
+        v_open := array(select distinct l.desk from forebay._line_up(v, null, 1) l);
+        if v.room > 0 or v.is_back then
+            v_open := v_open || v_plain || case when v.is_back then v.desks end;
+        end if;
+        if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then
+            group_id := v_group.group_id;
+            lane := null;
+            return next;
+        end if;
+        return query
+        select v_group.group_id, o.lane, n.queue, n.priority, n.audience
+        from (select distinct u from unnest(v_open) u) o (lane)
+        cross join lateral (select l.queue, l.priority, l.audience from forebay.lane l where l.lane = o.lane limit 1) n;
+    end loop;
+end
+$$;
+
+
+-- functions/limits/set_limits.sql
+
+-- grant: operator
+
+-- Set the pace of a queue: how many of its jobs run at once and how many start per second, in all and of each limit key. What
+-- is not given has no limit; nothing given, the queue has no pace any more. Returns the pace before, null for none.
+--
+-- Each group of the queue has its own. It holds from the next claim on; what runs goes on, and counts.
+--
+-- Parameters: concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst, key_burst, how
+--   many may start at once after a rest: null, what comes in a second, at least 1.
+-- Errors: JQ001 a bad name or number.
+create function forebay.pace_queue(
+    queue text, concurrency integer default null, rate double precision default null, burst integer default null,
+    key_concurrency integer default null, key_rate double precision default null, key_burst integer default null)
+returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_before  jsonb;
+    v_problem text;
+begin
+    v_problem := case
+        when (pace_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
+            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(pace_queue.queue, 40)), 'null'))
+        when pace_queue.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', pace_queue.concurrency)
+        when pace_queue.key_concurrency not between 1 and 1000000 then format('key_concurrency %s is outside 1 to 1000000', pace_queue.key_concurrency)
+        when pace_queue.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', pace_queue.rate)
+        when pace_queue.key_rate not between 0.000001 and 1000000 then format('key_rate %s is outside 0.000001 to 1000000 per second', pace_queue.key_rate)
+        when pace_queue.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', pace_queue.burst)
+        when pace_queue.key_burst not between 1 and 1000000 then format('key_burst %s is outside 1 to 1000000', pace_queue.key_burst)
+        when pace_queue.burst is not null and pace_queue.rate is null then format('burst %s without a rate', pace_queue.burst)
+        when pace_queue.key_burst is not null and pace_queue.key_rate is null then format('key_burst %s without a key_rate', pace_queue.key_burst) end;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.pace_queue in the reference.';
+    end if;
+    select to_jsonb(p) - 'queue' - 'set_at' into v_before from forebay.queue_pace p where p.queue = pace_queue.queue;
+    if num_nonnulls(pace_queue.concurrency, pace_queue.rate, pace_queue.key_concurrency, pace_queue.key_rate) = 0 then
+        delete from forebay.queue_pace p where p.queue = pace_queue.queue;
+    else
+        perform nextval('forebay.gate_seq');
+        insert into forebay.queue_pace (queue, concurrency, rate, burst, key_concurrency, key_rate, key_burst, set_at)
+        values (pace_queue.queue, pace_queue.concurrency, pace_queue.rate, pace_queue.burst, pace_queue.key_concurrency,
+                pace_queue.key_rate, pace_queue.key_burst, forebay._now())
+        on conflict on constraint queue_pace_pkey do update
+        set concurrency = excluded.concurrency, rate = excluded.rate, burst = excluded.burst, key_concurrency = excluded.key_concurrency,
+            key_rate = excluded.key_rate, key_burst = excluded.key_burst, set_at = excluded.set_at;
+    end if;
+    perform forebay._ring(pace_queue.queue);
+    return v_before;
+end
+$$;
+
+
+-- functions/limits/show_limits.sql
+
+-- grant: operator, reader
+
+-- The queues with a pace or with limit keys, for each group: the pace, how many jobs run, of how many limit keys jobs wait or
+-- may wait, and when the next job of the queue may start by its rate.
+create function forebay.pace(only_queue text default null)
+returns table (queue text, group_name text, concurrency integer, rate double precision, burst integer, key_concurrency integer,
+               key_rate double precision, key_burst integer, running bigint, keys_waiting integer, next_start_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v       forebay._gate_view;
+begin
+    for v_group in
+        select q.queue, g.group_id, g.name
+        from (select p.queue from forebay.queue_pace p union select l.queue from forebay.lane l where l.part = 1001) q
+        left join forebay.queue_group g on g.queue = q.queue
+        where only_queue is null or q.queue = only_queue
+        order by q.queue, g.name
+    loop
+        v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
+        queue := v_group.queue;
+        group_name := coalesce(v_group.name, 'default');
+        concurrency := (v.pace).concurrency;
+        rate := (v.pace).rate;
+        burst := (v.pace).burst;
+        key_concurrency := (v.pace).key_concurrency;
+        key_rate := (v.pace).key_rate;
+        key_burst := (v.pace).key_burst;
+        running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
+        keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
+        next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
+                              then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- functions/limits/token_bucket.sql
+
+-- How many jobs a bucket lets start now: the burst, less what it owes.
+--
+-- A bucket is one time, when it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
+-- upkeep between two claims.
+create function forebay._tokens(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
+language sql immutable
+as $$
+    select case when p_rate is null then 9223372036854775807
+                else greatest(0, floor(coalesce(p_burst, ceil(p_rate))
+                                       - greatest(0, coalesce(date_part('epoch', p_tat - p_at), 0)) * p_rate + 1e-6))::bigint end
+$$;
+
+
+-- The bucket after p_count more starts.
+create function forebay._tat_after(p_tat timestamptz, p_rate double precision, p_at timestamptz, p_count integer) returns timestamptz
+language sql immutable
+as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_interval(secs => p_count / p_rate) end $$;
+
+
+-- The bucket under a pace that was set at p_at: it owed no more then than what it can hold.
+create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
+language sql immutable
+as $$
+    select case when p_rate is not null and p_tat is not null
+                then least(p_tat, p_at + make_interval(secs => coalesce(p_burst, ceil(p_rate)) / p_rate)) end
+$$;
+
+
+-- functions/limits/trim.sql
+
+-- Delete rows of gates behind the newest ones, p_back at most of each that far back, or all; returns how many.
+create function forebay._trim_gates(p_back bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+    v_rows  bigint;
+    v_total bigint := 0;
+begin
+    if pg_sequence_last_value('forebay.gate_seq') is null then
+        return 0;
+    end if;
+    for v_group in
+        select n.group_id, n.no from forebay.queue_group q,
+               lateral (select g.group_id, g.no from forebay.gate g where g.group_id = q.group_id order by g.no desc limit 1) n
+    loop
+        delete from forebay.gate g
+        where g.group_id = v_group.group_id and g.no < v_group.no - 10 and g.no >= coalesce(v_group.no - p_back, 0);
+        get diagnostics v_rows = row_count;
+        v_total := v_total + v_rows;
+    end loop;
+    return v_total;
+end
+$$;
+
+
+-- functions/maintenance/count.sql
+
+-- grant: worker
+
+-- Count what waits in every queue; returns those queues where p_most or more do.
+--
+-- The first count of a queue visits all that waits, later ones what was enqueued since. Workers call it now and then.
+--
+-- Errors: JQ030 foreign cluster.
+create function forebay.count_v1(p_most bigint default 1000000)
+returns table (queue text, group_name text, waiting bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+begin
+    perform forebay._require_home();
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+        waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
+        if waiting >= p_most then
+            queue := v_group.queue;
+            group_name := v_group.name;
+            return next;
+        end if;
+    end loop;
+    perform forebay._trim_gates(100000);
+    delete from forebay.queue_count c
+    where c.no < (select n.no from forebay.queue_count n
+                  where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
+end
+$$;
+
+
+-- functions/maintenance/extend.sql
+
+-- grant: worker
+
+-- Make segments until the reserve ahead of the sequence is full; returns how many were made.
+--
+-- Invariant "room to write": no enqueue fails because maintenance did not run. The reserve is what
+-- producers can use up while no worker runs.
+--
+-- Parameters: p_most, the most segments to make in this call.
+-- Errors: 55P03 when somebody holds a lock on the log for longer than the lock_timeout; try again.
+-- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
+create function forebay.extend_v1(p_most integer default 64) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '2s'
+as $$
+declare
+    v_rows    bigint := forebay._setting_value('segment_rows');
+    v_reserve bigint := forebay._setting_value('reserve_rows');
+    v_last    bigint;
+    v_hi      bigint;
+    v_id      bigint;
+    v_made    integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+        return 0;
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
+    v_id := coalesce(v_id, -1);
+    v_hi := coalesce(v_hi, 1);
+    -- The last segment of all ends at the end of bigint.
+    while v_made < p_most and v_hi - v_last < v_reserve and v_hi < 9223372036854775807 loop
+        v_rows := least(v_rows, 9223372036854775807 - v_hi);
+        v_id := v_id + 1;
+        perform forebay._make_segment(v_id, v_hi, v_hi + v_rows);
+        v_hi := v_hi + v_rows;
+        v_made := v_made + 1;
+    end loop;
+    return v_made;
+end
+$$;
+
+
+-- functions/maintenance/make_segment.sql
+
+-- Make one segment: its table, its indexes, its functions, its registry row.
+--
+-- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
+-- nobody who reads or writes it (PARTITION OF would wait for all of them).
+--
+-- Locks: the caller holds the maintenance key.
+create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_leaf text := format('forebay.log_%s', p_segment_id);
+begin
+    execute format(
+        'create table %s (like forebay.log including defaults, constraint seq_range check (seq >= %s and seq < %s))',
+        v_leaf, p_lo, p_hi);
+    execute format('create index on %s (lane, xid, seq)', v_leaf);
+    execute format('create index on %s (job_id) where job_id is not null', v_leaf);
+    execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
+    execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
+    execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
+    execute format('revoke all on %s from public', v_leaf);
+    execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
+    -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
+    execute format('alter table %s drop constraint seq_range', v_leaf);
+
+    perform forebay._make_readers(p_segment_id, p_hi);
+    insert into forebay.segment (segment_id, lo, hi, created_at)
+    values (p_segment_id, p_lo, p_hi, forebay._now());
+end
+$$;
+
+
+-- functions/maintenance/retain.sql
+
+-- grant: worker
+
+-- Empty the oldest segment that may go, if there is one; returns its number, or null.
+--
+-- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.
+-- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
+-- nobody waits for it. The empty table stays in its place; nothing is detached.
+--
+-- Errors: 55P03 when somebody holds a lock on the segment, try again; JQ030 foreign cluster.
+-- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+create function forebay.retain_v1() returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment record;
+    v_total   numeric;
+    v_days    bigint := forebay._setting_value('retention_days');
+    v_bytes   bigint := forebay._setting_value('retention_bytes');
+begin
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+        return null;
+    end if;
+    select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
+    from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    for v_segment in
+        select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null
+        order by s.segment_id
+    loop
+        continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
+        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        execute format('truncate forebay.log_%s', v_segment.segment_id);
+        update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
+        return v_segment.segment_id;
+    end loop;
+    return null;
+end
+$$;
+
+
+-- functions/maintenance/seal.sql
+
+-- grant: worker
+
+-- Seal every segment the sequence has passed; returns how many were sealed.
+--
+-- A row draws its xid before its number, so once last_value has passed the end of a segment, every
+-- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
+-- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
+--
+-- Errors: JQ012 unless called alone, JQ030 foreign cluster.
+-- Locks: the maintenance key.
+create function forebay.seal_v1() returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last   bigint;
+    v_sealed integer;
+begin
+    perform forebay._require_alone('forebay.seal_v1()');
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+        return 0;
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if not exists (
+        select from forebay.segment s
+        where s.hi <= v_last
+          and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)) then
+        return 0;
+    end if;
+    -- The xid is drawn in this later statement, by the insert.
+    insert into forebay.seal (segment_id, xid, sealed_at)
+    select s.segment_id, pg_current_xact_id(), forebay._now()
+    from forebay.segment s
+    where s.hi <= v_last
+      and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)
+    order by s.segment_id;
+    get diagnostics v_sealed = row_count;
+    return v_sealed;
+end
+$$;
+
+
+-- functions/maintenance/segment_held_by.sql
+
+-- grant: operator, reader
+
+-- Why a sealed segment cannot be emptied yet, or null when every job in it is settled for every group.
+create function forebay._segment_held_by(p_segment_id bigint) returns text
+language plpgsql volatile
+as $$
+declare
+    v_lo   bigint;
+    v_hi   bigint;
+    v_seal xid8;
+    v_lane record;
+    v_any  boolean;
+    v_open record;
+begin
+    select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
+    from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
+    -- Whoever wrote to it has ended: the later statements see all its rows, and no new one can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
+    for v_lane in
+        select l.lane, l.queue, l.priority, g.group_id, g.name
+        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+        left join lateral (select b.snap_from from forebay.batch b
+                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
+    loop
+        execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
+            into v_any using v_lane.lane;
+        if v_any then
+            return format('queue %s, priority %s: group %s has not passed it', v_lane.queue, v_lane.priority, coalesce(v_lane.name, 'default'));
+        end if;
+    end loop;
+    select e.worker, b.claim_no into v_open
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    where e.closed_at is null
+      and exists (select from unnest(b.seqs) with ordinality u (seq, nr)
+                  where u.seq >= v_lo and u.seq < v_hi
+                    and not exists (select from forebay.settlement s
+                                    where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                                      and (s.offsets is null or u.nr::smallint = any (s.offsets))))
+    limit 1;
+    if found then
+        return format('worker %s still has jobs of it', v_open.worker);
+    end if;
+    if pg_sequence_last_value('forebay.key_seq') is not null
+       and exists (select from forebay._all_parked() p where p.seq >= v_lo and p.seq < v_hi) then
+        return 'jobs of it wait for their ordering key';
+    end if;
+    return null;
+end
+$$;
+
+
+-- Why a sealed segment cannot be emptied yet; null when it can, or when it is not sealed.
+--
+-- Reads the segment's rows, and tells only whose they are.
+create function forebay.segment_held_by(segment_id bigint) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    if not exists (select from forebay.seal f where f.segment_id = segment_held_by.segment_id) then
+        return null;
+    end if;
+    return forebay._segment_held_by(segment_held_by.segment_id);
+end
+$$;
+
+
+-- functions/maintenance/summarize.sql
+
+-- grant: worker
+
+-- Bring the block index on numbers up to date for the segments in use; returns how many page ranges were added.
+--
+-- That index finds a job by its id. It learns about new pages only when it is told to, and reads those it does not
+-- know about from end to end.
+--
+-- Errors: 55P03 when somebody holds a lock on the segment, try again.
+-- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
+create function forebay.summarize_v1() returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment bigint;
+    v_added   integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 6) then
+        return 0;
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+        order by s.lo desc limit 3
+    loop
+        v_added := v_added + brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
+    end loop;
+    return v_added;
+end
+$$;
+
+
+-- functions/maintenance/sweep.sql
+
+-- grant: worker
+
+-- Expire jobs that nobody claims; returns how many.
+--
+-- Two kinds of place: jobs with an expiry of their own anywhere (a tombstone, which the claim later reads), and expired
+-- jobs at the head of a lane (the cursor moves over them). Each under the lane's key, so that a claim and the
+-- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
+-- random order. When p_most or more came back, there may be more: call it again with the same p_since.
+--
+-- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+--   null: all. p_most, p_lanes, at least 1.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '1s'
+as $$
+declare
+    v_queue   text;
+    v_place   record;
+    v_segment bigint;
+    v_row     record;
+    v_before  bigint;
+    v_count   bigint := 0;
+    v_at      constant timestamptz := forebay._now();
+    v_rows       forebay.log[] := '{}';
+    v_groups     bigint[] := '{}';
+    v_queues     text[] := '{}';
+    v_priorities integer[] := '{}';
+    v_audiences  bigint[] := '{}';
+    v_starts     pg_snapshot[] := '{}';
+begin
+    if (p_most >= 1 and p_lanes >= 1) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.sweep_v1()');
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+        return 0;
+    end if;
+    -- A queue that no worker ever served has no group yet; its jobs expire for the default one.
+    for v_queue in
+        select distinct l.queue from forebay.lane l
+        where not exists (select from forebay.queue_group g where g.queue = l.queue)
+    loop
+        perform forebay.open_group(v_queue);
+    end loop;
+
+    -- First all that is to be looked for, then the locks: claims must not wait for the search.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.lo >= forebay._archived_below()
+        order by s.segment_id
+    loop
+        for v_row in execute format(
+            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
+             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
+                   from forebay.queue_group g
+                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
+                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
+                   offset 0) p on p.lane = l.lane
+             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+               and (p.snap_from is null
+                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+               and not exists (select from forebay.tombstone t
+                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                 and (t.group_id is null or t.group_id = p.group_id))
+             limit $3', v_segment)
+            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+        loop
+            v_rows := v_rows || v_row.r;
+            v_groups := v_groups || v_row.group_id;
+            v_queues := v_queues || v_row.queue;
+            v_priorities := v_priorities || v_row.priority;
+            v_audiences := v_audiences || v_row.audience;
+            v_starts := v_starts || v_row.start_after;
+        end loop;
+        exit when cardinality(v_rows) >= p_most;
+    end loop;
+    for v_nr in 1 .. cardinality(v_rows) loop
+        v_count := v_count + forebay._expire_one(
+            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+    end loop;
+
+    for v_place in
+        select g.group_id, l.lane
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.part >= 0) l on true
+        left join lateral (select b.claimed_at from forebay.batch b
+                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        order by random()
+        limit p_lanes
+    loop
+        select coalesce(max(b.skipped_total), 0) into v_before
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
+        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+    end loop;
+
+    return v_count;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+create function forebay._expire_one(
+    p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
+returns integer
+language plpgsql volatile
+as $$
+declare
+    v_cur record;
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
+    if v_cur.snap_from is null then
+        if p_audience = 0 and pg_visible_in_snapshot(p_row.xid, p_start_after) then
+            return 0;
+        end if;
+    elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
+        return 0;
+    end if;
+    insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
+    values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
+    perform forebay._bury(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
+    return 1;
+end
+$$;
+
+
+-- functions/maintenance/trim.sql
+
+-- grant: worker
+
+-- Does a job still wait, run or lie ahead of a cursor, for any group?
+create function forebay._is_unfinished(p_job_id bigint) returns boolean
+language sql stable
+as $$
+    select exists (select from forebay.deferred d where d.job_id = p_job_id)
+        or exists (
+            select from forebay._rows_of(p_job_id) r
+            join lateral (select l.queue, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
+            left join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or abs(i.audience) = g.group_id)
+            left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                               from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                               where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
+            where r.seq >= forebay._archived_below()
+              and (c.snap_from is null
+                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
+        or exists (select from forebay.job(p_job_id) j where j.state = 'leased')
+$$;
+
+
+-- Delete what lies behind: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements, leases
+-- and failures whose segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+--
+-- Invariant "flat cost": while somebody holds a snapshot, deleted rows stay in the indexes, and lie in front of what is to
+-- be deleted next. So each call goes on with deferred rows where the last one stopped, and everything else waits for a pass,
+-- every ten minutes; once an hour that takes deferred rows from the beginning, for those that a late commit, or a call that
+-- was undone, left behind.
+--
+-- Parameters: p_most, about how many rows of a kind in this call; p_pass, make a pass now: from the beginning, and of
+--   everything. Null: when it is due.
+-- Errors: JQ030 foreign cluster.
+create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '1s'
+as $$
+declare
+    v_now    constant timestamptz := forebay._now();
+    v_second constant bigint := extract(epoch from v_now);
+    v_last   bigint;
+    v_pass   boolean;
+    v_rows   bigint;
+    v_total  bigint;
+begin
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
+        return 0;
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
+    v_pass := coalesce(p_pass, v_last <= v_second - 600);
+    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
+    if v_pass then
+        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most) + forebay._trim_gates(null);
+        v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
+        if v_rows < p_most then
+            perform setval('forebay.trim_pass_seq', v_second);
+        end if;
+    end if;
+    return v_total;
+end
+$$;
+
+
+-- Promoted rows, from the mark on or from the beginning, and the promoter's old cursors.
+create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_cursor forebay.promotion;
+    v_from   timestamptz := '-infinity';
+    v_gone   timestamptz;
+    v_rows   bigint;
+begin
+    select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
+    if not found then
+        return 0;
+    end if;
+    if not p_from_the_beginning then
+        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_mark_seq'), 0) / 1000000.0);
+    end if;
+    with gone as (
+        delete from forebay.deferred d
+        where d.ctid = any (array(
+            select i.ctid from forebay.deferred i
+            where (i.run_at, i.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+              and i.run_at >= v_from
+              and pg_visible_in_snapshot(i.xid, v_cursor.snap)
+            order by i.run_at, i.deferred_id limit p_most))
+        returning d.run_at)
+    select count(*), max(g.run_at) into v_rows, v_gone from gone g;
+    -- Just below: of what is as old as the mark, some may be left.
+    perform setval('forebay.trim_mark_seq', greatest(
+        1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
+    delete from forebay.promotion p
+    where p.no < v_cursor.no - 100 and (p_from_the_beginning or p.no >= v_cursor.no - 10000);
+    return v_rows;
+end
+$$;
+
+
+-- Batches whose jobs left the archive, with their settlements and starts of suspects.
+create function forebay._trim_batches(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_first bigint;
+    v_lane  record;
+    v_rows  bigint;
+    v_total bigint := 0;
+begin
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    for v_lane in
+        select g.group_id, l.lane
+        from forebay.queue_group g
+        join lateral (select distinct i.lane from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+    loop
+        exit when v_total >= p_most;
+        -- high_seq rises with no: what can go is at the front, and mostly the first row says that nothing can.
+        continue when (select b.high_seq >= v_first from forebay.batch b
+                       where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
+        with gone as (
+            delete from forebay.batch b
+            where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.high_seq < v_first
+              and b.no < (select i.no from forebay.batch i
+                          where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no desc limit 1)
+              and b.no <= (select i.no from forebay.batch i
+                           where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no limit 1) + p_most
+              and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
+                              and b.claim_no >= (select i.floor from forebay.batch i
+                                                 where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
+              -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
+              and (b.keys is null or not exists (
+                  select from unnest(b.keys) k (key)
+                  join forebay.key_turn t on t.group_id = b.group_id and t.ordering_key = k.key
+                                         and t.lease_id = b.lease_id and t.claim_no = b.claim_no))
+            returning b.lease_id, b.claim_no),
+        settled as (
+            delete from forebay.settlement s using gone g
+            where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1),
+        started as (
+            delete from forebay.suspect_start s using gone g
+            where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
+        select (select count(*) from gone) + (select count(*) from settled) + (select count(*) from started) into v_rows;
+        v_total := v_total + v_rows;
+    end loop;
+    return v_total;
+end
+$$;
+
+
+-- Old heartbeats, closed leases, errors, acts of the guard, and tombstones that nobody can ask for any more.
+create function forebay._trim_by_age() returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_rows bigint;
+    v_days constant bigint := forebay._setting_value('retention_days');
+begin
+    delete from forebay.heartbeat h
+    where h.beat_at < forebay._now() - interval '10 minutes'
+      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
+           or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
+    get diagnostics v_rows = row_count;
+    delete from forebay.lease l
+    where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
+      and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
+    -- Errors outlive their jobs' attempts; a tombstone is needed for as long as a claim or a settlement may ask for it.
+    delete from forebay.failure f
+    where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
+    delete from forebay.guard_event e
+    where e.at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
+    delete from forebay.tombstone t
+    where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
+      and not forebay._is_unfinished(t.job_id);
+    v_rows := v_rows + forebay._trim_results() + forebay._trim_syncs();
+    return v_rows;
+end
+$$;
+
+
+-- functions/mirror/audits.sql
+
+-- grant: worker, operator, reader
+
+-- The newest audits of a synchronisation, newest first, as a JSON array.
+create function forebay.sync_audits(name text, most integer default 100) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
+    from (select a.* from forebay.sync_audit a where a.sync = sync_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+$$;
+
+
+-- functions/mirror/bulk.sql
+
+-- Is a job, by its tag and priority, one of the many that somebody asked for at once, and that alerts leave out?
+create function forebay._is_bulk(p_tag text, p_priority integer, p_tags text[], p_least integer) returns boolean
+language sql immutable
+as $$
+    select coalesce(p_priority >= p_least, false)
+        or exists (select from unnest(p_tags) t (tag) where p_tag = t.tag or starts_with(p_tag, t.tag || '.'))
+$$;
+
+
+-- functions/mirror/counters.sql
+
+-- Append what a pass or a direct write counted.
+--
+-- Parameters: p_tally, {"sync", "counts": [[outcome, tag, priority, count], ..],
+--   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
+--   p_who, the worker or the process.
+create function forebay._note_tally(p_tally jsonb, p_who text) returns void
+language plpgsql volatile
+as $$
+declare
+    v_now  constant timestamptz := forebay._now();
+    v_open constant jsonb := p_tally -> 'breaker';
+begin
+    insert into forebay.sync_count (sync, at, outcome, tag, priority, count)
+    select left(p_tally ->> 'sync', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
+    from jsonb_array_elements(p_tally -> 'counts') c;
+    if v_open is not null then
+        insert into forebay.sync_breaker (sync, at, who, place, open_until, why)
+        values (left(p_tally ->> 'sync', 200), v_now, left(p_who, 200), v_open ->> 'place',
+                v_now + make_interval(secs => (v_open ->> 'open_seconds')::double precision), left(v_open ->> 'why', 500));
+    end if;
+end
+$$;
+
+
+-- functions/mirror/note_audit.sql
+
+-- grant: worker, operator
+
+-- Keep what an audit found; returns its number.
+--
+-- Parameters: p_found, an object with the columns of forebay.sync_audit.
+create function forebay.note_audit(p_name text, p_found jsonb) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id bigint;
+begin
+    insert into forebay.sync_audit (sync, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+                                    missing, stale, orphaned, ahead)
+    select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
+           f.missing, f.stale, f.orphaned, f.ahead
+    from jsonb_populate_record(null::forebay.sync_audit, p_found) f
+    returning audit_id into v_id;
+    return v_id;
+end
+$$;
+
+
+-- functions/mirror/note_direct.sql
+
+-- grant: producer, worker
+
+-- Append what direct writes counted, which belong to no settlement. Whoever may enqueue may tell of these, and of nothing that
+-- only a settlement proves.
+--
+-- Parameters: p_tally, see forebay._note_tally; p_who, which process.
+-- Errors: JQ001 a malformed tally, or one of something else. Locks: none.
+create function forebay.note_direct(p_tally jsonb, p_who text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (jsonb_typeof(p_tally -> 'sync') = 'string' and jsonb_typeof(p_tally -> 'counts') = 'array'
+        and jsonb_array_length(p_tally -> 'counts') <= 1000 and p_who is not null
+        and coalesce(p_tally -> 'breaker' ->> 'place', 'direct') = 'direct'
+        and not exists (select from jsonb_array_elements(p_tally -> 'counts') c
+                        where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
+        raise exception using errcode = 'JQ001',
+            message = 'a tally of direct writes needs a synchronisation, who counted, and counts named direct';
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    perform forebay._note_tally(p_tally, p_who);
+end
+$$;
+
+
+-- functions/mirror/note_repair.sql
+
+-- grant: worker, operator
+
+-- Note how many jobs were enqueued to repair what an audit had found.
+create function forebay.note_repair(p_audit_id bigint, p_jobs bigint) returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    update forebay.sync_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
+$$;
+
+
+-- functions/mirror/sample.sql
+
+-- grant: worker, operator
+
+-- Take a sample of how many jobs of a synchronisation are due, unless there is one of the last 50 seconds; returns whether.
+--
+-- Parameters: as of forebay.sync_status.
+-- Locks: the maintenance key 21, tried only: somebody else is at it.
+create function forebay.sample_sync(
+    p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
+returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    v_now constant timestamptz := forebay._now();
+begin
+    if exists (select from forebay.sync_sample s where s.sync = p_name and s.at > v_now - interval '50 seconds')
+       or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
+        return false;
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    insert into forebay.sync_sample (sync, at, due, due_all, waiting)
+    select p_name, v_now,
+           coalesce(sum(o.due) filter (where not forebay._is_bulk(o.tag, o.priority, p_bulk_tags, p_bulk_priority)), 0),
+           coalesce(sum(o.due), 0), coalesce(sum(o.waiting), 0)
+    from (select u.tag, u.priority, count(*) as waiting, count(*) filter (where u.due_at <= v_now) as due
+          from forebay.unfinished('sync.' || p_name, p_queue, p_group_name, p_expires_seconds) u
+          group by u.tag, u.priority) o;
+    return true;
+end
+$$;
+
+
+-- functions/mirror/status.sql
+
+-- grant: worker, operator, reader
+
+-- All that is known of a synchronisation, as JSON; what of it is an alert, `forebay sync status` says.
+--
+-- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
+--
+-- Parameters: queue and group_name of its jobs; expires_seconds, how long after they were due they expire; within_seconds, for
+--   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
+--   one that goes on with a full stop, or with this priority or a higher number.
+-- Errors: none; a name that nobody has used has nothing.
+create function forebay.sync_status(
+    name text, queue text default 'sync', group_name text default 'default', expires_seconds double precision default 2592000,
+    within_seconds double precision default 600, most bigint default 10000,
+    bulk_tags text[] default '{audit,backfill}', bulk_priority integer default 1000)
+returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_kind   constant text := 'sync.' || name;
+    v_now    constant timestamptz := forebay._now();
+    v_since  constant timestamptz := v_now - make_interval(secs => within_seconds);
+    v_jobs   jsonb;
+    v_counts jsonb;
+    v_facts  jsonb;
+begin
+    with every as materialized (
+        select u.* from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u),
+    origins as materialized (  -- Asked once for each, not for each job.
+        select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
+        from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
+    found as materialized (
+        select e.*, o.is_bulk, e.due_at <= v_now as is_due
+        from every e join origins o on o.tag = coalesce(e.tag, '') and o.priority = e.priority),
+    sums as (
+        select count(*) as waiting, count(*) filter (where f.is_due) as due_all,
+               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'leased') as leased,
+               count(*) filter (where f.attempt > 0) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
+        from found f)
+    select jsonb_build_object(
+        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'leased', s.leased, 'tried', s.tried, 'oldest_due_at', s.oldest,
+        'above_since', case when s.due > most then (
+            select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1) end,
+        'stuck', coalesce((
+            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt, 'due_at', o.due_at,
+                                                'error', (select x.message from forebay.failure x
+                                                          where x.job_id = o.job_id order by x.failed_at desc limit 1))
+                             order by o.due_at, o.job_id)
+            from (select * from found f where f.attempt > 0 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
+        'by', coalesce((
+            select jsonb_agg(jsonb_build_object('tag', o.tag, 'priority', o.priority, 'is_bulk', o.is_bulk, 'due', o.due,
+                                                'later', o.later, 'tried', o.tried, 'oldest_due_at', o.oldest)
+                             order by o.priority, o.tag nulls first)
+            from (select f.tag, f.priority, f.is_bulk, count(*) filter (where f.is_due) as due,
+                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 0) as tried,
+                         min(f.due_at) filter (where f.is_due) as oldest
+                  from found f group by f.tag, f.priority, f.is_bulk) o), '[]'))
+    into v_jobs from sums s;
+
+    with summed as materialized (
+        select c.outcome, c.tag, c.priority, sum(c.count) as total,
+               coalesce(sum(c.count) filter (where c.at > v_since), 0) as lately,
+               max(c.at) filter (where isfinite(c.at)) as last_at
+        from forebay.sync_count c where c.sync = name
+        group by c.outcome, c.tag, c.priority)
+    select jsonb_build_object(
+        'counts', coalesce(jsonb_agg(jsonb_build_object('outcome', s.outcome, 'tag', s.tag, 'priority', s.priority,
+                                                        'lately', s.lately, 'total', s.total)
+                                     order by s.outcome, s.priority, s.tag nulls first), '[]'),
+        'completed', coalesce(sum(s.lately) filter (where s.outcome like 'completed.%'
+                                                      and not forebay._is_bulk(s.tag, s.priority, bulk_tags, bulk_priority)), 0),
+        'completed_at', max(s.last_at) filter (where s.outcome like 'completed.%'
+                                                 and not forebay._is_bulk(s.tag, s.priority, bulk_tags, bulk_priority)))
+    into v_counts
+    from summed s;
+
+    select jsonb_build_object(
+        'at', v_now,
+        'expired', (select count(*) from forebay.dead_letter d
+                    where d.queue = sync_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
+        'dead', (select count(*) from forebay.dead_letter d
+                 where d.queue = sync_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
+        'paused_at', (select g.paused_at from forebay.queue_group g
+                      where g.queue = sync_status.queue and g.name = sync_status.group_name),
+        'breakers', coalesce((
+            select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
+                             order by o.place desc, o.who)
+            from (select distinct on (b.who, b.place) b.* from forebay.sync_breaker b
+                  where b.sync = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
+            -- One that lives is tried at least every minute, and tells how that went.
+            where o.open_until > v_now - interval '3 minutes'), '[]'),
+        'samples', coalesce((
+            select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)
+            from (select s.at, s.due from forebay.sync_sample s where s.sync = name order by s.at desc limit 200) o), '[]'),
+        'audits', forebay.sync_audits(name, 5))
+    into v_facts;
+    return v_facts || v_jobs || v_counts;
+end
+$$;
+
+
+-- functions/mirror/trim.sql
+
+-- Fold counts, and delete samples, notes of breakers and audits that are old; returns how many rows went.
+--
+-- Invariant: the sum of a synchronisation's counts stays what it was.
+create function forebay._trim_syncs() returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_now  constant timestamptz := forebay._now();
+    v_days constant interval := make_interval(days => forebay._setting_value('retention_days')::integer);
+    v_rows bigint;
+    v_all  bigint := 0;
+begin
+    with gone as (
+        delete from forebay.sync_count c
+        where c.level = 0 and c.at < date_trunc('minute', v_now - interval '10 minutes') returning c.*),
+    kept as (
+        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
+        select g.sync, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+    select count(*) into v_rows from gone;
+    v_all := v_all + v_rows;
+    with gone as (
+        delete from forebay.sync_count c
+        where c.level = 1 and c.at < date_trunc('hour', v_now - interval '1 day') returning c.*),
+    kept as (
+        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
+        select g.sync, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+    select count(*) into v_rows from gone;
+    v_all := v_all + v_rows;
+    if exists (select from forebay.sync_count c where c.level = 2 and c.at < v_now - v_days) then
+        with gone as (
+            delete from forebay.sync_count c
+            where c.level = 3 or (c.level = 2 and c.at < v_now - v_days) returning c.*),
+        kept as (
+            insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
+            select g.sync, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
+        select count(*) into v_rows from gone;
+        v_all := v_all + v_rows;
+    end if;
+    delete from forebay.sync_sample s where s.at < v_now - interval '2 days';
+    get diagnostics v_rows = row_count;
+    v_all := v_all + v_rows;
+    delete from forebay.sync_breaker b where b.at < v_now - interval '2 days';
+    get diagnostics v_rows = row_count;
+    v_all := v_all + v_rows;
+    delete from forebay.sync_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
+    get diagnostics v_rows = row_count;
+    return v_all + v_rows;
+end
+$$;
+
+
+-- functions/mirror/unfinished.sql
+
+-- grant: worker, operator, reader
+
+-- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
+--
+-- Costs a visit to every one of them. due_at is when a job was due first, whatever became of it since.
+--
+-- Parameters: expires_seconds, how long after it was due a job of the kind expires.
+-- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+create function forebay.unfinished(
+    kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
+returns table (job_id bigint, state text, priority integer, tag text, attempt integer, enqueued_at timestamptz, due_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_mark     forebay.promotion;
+    v_archived constant bigint := forebay._archived_below();
+    v_now      constant timestamptz := forebay._now();
+    v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
+begin
+    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    return query
+    with readers as materialized (
+        select l.lane, l.priority, l.audience, g.group_id, g.start_after,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from (select distinct i.lane, i.priority, i.audience from forebay.lane i where i.queue = unfinished.queue) l
+        left join forebay.queue_group g on g.queue = unfinished.queue and g.name = unfinished.group_name
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where l.audience = 0 or abs(l.audience) = g.group_id),
+    found as (
+        select coalesce(l.job_id, l.seq) as job_id, 'ready' as state, r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now as latest
+        from readers r
+        join lateral (select i.* from forebay.log i
+                      where i.lane = r.lane and i.seq >= v_archived and i.kind = unfinished.kind
+                        and i.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
+                        and (r.snap_from is null or not forebay._is_consumed(
+                                i.xid, i.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
+                        and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
+                             or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
+        union all
+        select coalesce(l.job_id, l.seq), 'leased', r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
+        from forebay.lease e
+        join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+        join readers r on r.group_id = b.group_id and r.lane = b.lane
+        join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
+            select from forebay.settlement s
+            where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+              and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+        join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
+                      where i.kind = unfinished.kind) l on true
+        where e.closed_at is null
+        union all
+        select d.job_id, 'deferred', r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
+               case when d.attempt is null and d.pauses is null then d.run_at else v_now end
+        from readers r
+        join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
+        where not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id)))
+    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
+           -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
+           greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
+    from found o;
+end
+$$;
+
+
+-- functions/operate/cancel.sql
+
+-- grant: producer, worker, operator
+
+-- Ask for a job to be cancelled, in the caller's transaction; answers 'requested'.
+--
+-- Decided at its next claim or settlement, first writer wins: a job that finishes first stays done. A
+-- running handler is told at its worker's next heartbeat.
+--
+-- Parameters: group_name, null for every group.
+-- Errors: JQ013 no job has had this id, JQ014 no such group.
+create function forebay.cancel(job_id bigint, group_name text default null) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group_id bigint;
+    v_queue    text;
+begin
+    if cancel.job_id is null or cancel.job_id < 1
+       or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
+        raise exception using errcode = 'JQ013',
+            message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
+    end if;
+    if cancel.group_name is not null then
+        select j.queue into v_queue from forebay.job(cancel.job_id) j limit 1;
+        perform forebay._require_group(v_queue, cancel.group_name);
+        select g.group_id into v_group_id from forebay.queue_group g where g.queue = v_queue and g.name = cancel.group_name;
+    end if;
+    if not exists (select from forebay.tombstone t
+                   where t.job_id = cancel.job_id and t.reason = 'c'
+                     and (t.group_id is null or t.group_id = v_group_id)) then
+        insert into forebay.tombstone (job_id, group_id, reason, noted_at)
+        values (cancel.job_id, v_group_id, 'c', forebay._now());
+    end if;
+    return 'requested';
+end
+$$;
+
+
+-- functions/operate/configure.sql
+
+-- grant: none
+
+-- Change a database-wide setting; returns its value before.
+--
+-- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
+-- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
+-- Errors: JQ001 an unknown name or a value outside its range.
+create function forebay.configure(name text, value bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_before bigint;
+    v_range  int8range := case configure.name
+        when 'segment_rows' then int8range(100, 100000000, '[]')
+        when 'reserve_rows' then int8range(1000, 1000000000000, '[]')
+        when 'retention_days' then int8range(0, 36500, '[]')
+        when 'retention_bytes' then int8range(0, null, '[]')
+        when 'args_bytes_max' then int8range(1024, 104857600, '[]')
+        when 'result_bytes_max' then int8range(1024, 104857600, '[]')
+        when 'args_depth_max' then int8range(64, 200, '[]') end;  -- Small arguments are never deeper: see _check_args.
+begin
+    if v_range is null then
+        raise exception using errcode = 'JQ001', message = format('unknown setting %s', coalesce(quote_literal(configure.name), 'null')),
+            hint = 'One of args_bytes_max, args_depth_max, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
+    elsif configure.value is null or not v_range @> configure.value then
+        raise exception using errcode = 'JQ001', message = format('%s %s is outside %s', configure.name, coalesce(configure.value::text, 'null'), v_range),
+            hint = 'Nothing was changed.';
+    end if;
+    select s.value into v_before from forebay.setting s where s.name = configure.name;
+    update forebay.setting s set value = configure.value where s.name = configure.name;
+    return v_before;
+end
+$$;
+
+
+-- functions/operate/depth.sql
+
+-- grant: operator, reader
+
+-- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot.
+--
+-- A full recount: costs a visit to every waiting job.
+create function forebay.depth(only_queue text default null)
+returns table (queue text, priority integer, group_name text, ready bigint, leased bigint, deferred bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_mark     forebay.promotion;
+    v_archived constant bigint := forebay._archived_below();
+begin
+    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    return query
+    with lanes as (
+        select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
+        where only_queue is null or l.queue = only_queue),
+    readers as (
+        select l.lane, l.queue, l.priority, l.audience, g.group_id, coalesce(g.name, 'default') as name, g.start_after,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from lanes l
+        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment),
+    parked_jobs as materialized (
+        select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
+    open_jobs as (
+        select b.group_id, b.lane,
+               sum(cardinality(b.seqs) - case when s.whole then cardinality(b.seqs) else s.settled end) as open
+        from forebay.lease e
+        join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0) as settled
+            from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
+        where e.closed_at is null
+        group by b.group_id, b.lane)
+    select r.queue, r.priority, r.name,
+           sum((select count(*) from forebay.log l
+                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
+                  and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
+                  and (r.snap_from is null or not forebay._is_consumed(
+                          l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
+                  and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
+                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
+           coalesce(sum(o.open), 0)::bigint,
+           sum((select count(*) from forebay.deferred d
+                where d.lane = r.lane
+                  and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                           and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))))::bigint
+    from readers r
+    left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
+    group by r.queue, r.priority, r.name
+    order by r.queue, r.priority, r.name;
+end
+$$;
+
+
+-- functions/operate/groups.sql
+
+-- Errors: JQ014 when the queue has no such group.
+create function forebay._require_group(p_queue text, p_group_name text) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.queue_group g
+                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
+        raise exception using errcode = 'JQ014',
+            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
+                             coalesce(' ' || quote_literal(p_group_name), '')),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    end if;
+end
+$$;
+
+
+-- functions/operate/job.sql
+
+-- grant: worker, operator, reader
+
+-- The batch of a (group, lane) that disposed of a row, or null. Numbers are dense and high_seq only
+-- rises: a binary search finds the first batch that can have it, late committers are a little further on.
+create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_low  bigint;
+    v_high bigint;
+    v_mid  bigint;
+    v_at   bigint;
+    v_row  forebay.batch;
+begin
+    select b.no into v_low from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no limit 1;
+    select b.no into v_high from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1;
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        select b.high_seq into v_at from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_mid;
+        if v_at >= p_seq then
+            v_high := v_mid;
+        else
+            v_low := v_mid + 1;
+        end if;
+    end loop;
+    select b.* into v_row from forebay.batch b
+    where b.group_id = p_group_id and b.lane = p_lane and b.no >= v_low
+      and (p_seq = any (b.seqs) or p_seq = any (b.skipped))
+    order by b.no limit 1;
+    return v_row;
+end
+$$;
+
+
+-- The state of a job, one row for each group that reads its queue.
+--
+-- state: deferred, ready, leased, done, cancelled, expired, dead. No row: no such job, or it was settled
+-- so long ago that its segment has left the archive.
+-- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+create function forebay.job(id bigint)
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
+               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
+               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v_row   record;
+    v_wait  record;
+    v_mark  forebay.promotion;
+    v_batch forebay.batch;
+    v_cur   record;
+    v_end   record;
+    v_id    constant bigint := job.id;
+    v_archived constant bigint := forebay._archived_below();
+begin
+    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    for v_group in
+        select q.queue, g.group_id, g.name, g.start_after
+        from (select i.queue from forebay.lane i
+              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+              limit 1) q
+        left join forebay.queue_group g on g.queue = q.queue
+        order by g.group_id
+    loop
+        queue := v_group.queue;
+        group_name := coalesce(v_group.name, 'default');
+        job_id := v_id;
+        state := null;
+        run_at := null;
+        worker := null;
+        claimed_at := null;
+        ended_at := null;
+
+        select d.*, i.priority as lane_priority into v_wait
+        from forebay.deferred d
+        join lateral (select l.priority, l.audience from forebay.lane l where l.lane = d.lane limit 1) i on true
+        where d.job_id = v_id and i.audience in (0, v_group.group_id, -v_group.group_id)
+          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))
+        order by d.deferred_id desc limit 1;
+        select r.*, i.priority as lane_priority, i.audience into v_row
+        from forebay._rows_of(v_id) r
+        join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
+        where i.audience in (0, v_group.group_id, -v_group.group_id)
+        order by r.seq desc limit 1;
+        cancel_requested := exists (
+            select from forebay.tombstone t
+            where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
+        select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
+        select d.redriven_as into redriven_as from forebay.dead_letter d
+        where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
+
+        if v_wait.job_id is not null then
+            priority := v_wait.lane_priority;
+            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0);
+            max_attempts := v_wait.max_attempts; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
+            expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
+            tag := v_wait.tag; correlation_id := v_wait.correlation_id; headers := v_wait.headers;
+            state := case when cancel_requested then 'cancelled' else 'deferred' end;
+            return next;
+            continue;
+        end if;
+        continue when v_row.seq is null;
+        continue when v_row.audience = 0 and v_group.start_after is not null
+                      and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
+        priority := v_row.lane_priority;
+        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0);
+        max_attempts := v_row.max_attempts; enqueued_at := v_row.enqueued_at;
+        expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
+        tag := v_row.tag; correlation_id := v_row.correlation_id; headers := v_row.headers;
+
+        select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = v_group.group_id and b.lane = v_row.lane order by b.no desc limit 1;
+        if v_row.seq >= v_archived
+           and (v_cur.snap_from is null
+                or not forebay._is_consumed(v_row.xid, v_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi,
+                                            v_cur.pos_xid, v_cur.pos_seq)) then
+            state := 'ready';
+            if exists (select from forebay.tombstone t where t.job_id = v_id and t.reason = 'e'
+                       and (t.group_id is null or t.group_id = v_group.group_id)) then
+                state := 'expired';
+            end if;
+            return next;
+            continue;
+        end if;
+        if v_row.ordering_key is not null then
+            if forebay._is_parked(v_group.group_id, v_row.ordering_key, v_row.seq) then
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                return next;
+                continue;
+            end if;
+            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
+        end if;
+        if v_row.ordering_key is null or v_batch.seqs is null then
+            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
+        end if;
+        claimed_at := v_batch.claimed_at;
+        if v_row.seq = any (v_batch.skipped) then
+            state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
+            ended_at := v_batch.claimed_at;
+            return next;
+            continue;
+        end if;
+        select l.worker into worker from forebay.lease l where l.lease_id = v_batch.lease_id;
+        select coalesce(s.outcomes[array_position(s.offsets, array_position(v_batch.seqs, v_row.seq)::smallint)], 'd') as code,
+               s.settled_at
+        into v_end
+        from forebay.settlement s
+        where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
+          and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
+        limit 1;
+        state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead'
+                                 else case when v_batch.seqs is not null then 'leased'
+                                           when exists (select from forebay.dead_letter d
+                                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
+                                                          and d.enqueued_at = v_row.enqueued_at) then 'expired'
+                                           else 'cancelled' end end;
+        ended_at := v_end.settled_at;
+        if state = 'dead' or (state = 'done' and v_end.code = 'd') then
+            attempt := attempt + 1;
+        end if;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- functions/operate/jobs.sql
+
+-- grant: operator, reader
+
+-- The newest jobs, newest first, one row for each group that reads the job's queue.
+--
+-- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
+-- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
+-- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+--
+-- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the page before).
+-- Errors: JQ001 a bad state or most.
+create function forebay.jobs(
+    only_queue text default null, only_kind text default null, only_state text default null,
+    most integer default 50, before bigint default null)
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
+               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
+               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
+               place bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_step  constant bigint := 5000;
+    v_last  constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_hi    bigint := least(v_last + 1, jobs.before);
+    v_lo    bigint;
+    v_end   bigint := v_hi - 1000000;
+    v_lanes bigint[];
+    v_seen  bigint[] := '{}';
+    v_left  integer := jobs.most;
+    v_asked integer := 0;
+    v_found record;
+    v_row   record;
+begin
+    if jobs.most is null or jobs.most not between 1 and 1000 then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
+    elsif jobs.only_state not in ('deferred', 'ready', 'leased', 'done', 'cancelled', 'expired', 'dead') then
+        raise exception using errcode = 'JQ001', column = 'state',
+            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            hint = 'States are deferred, ready, leased, done, cancelled, expired and dead.';
+    end if;
+    if jobs.only_queue is not null then
+        v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);
+    end if;
+
+    while v_hi > greatest(v_end, 1) loop
+        v_lo := greatest(v_hi - v_step, 1);
+        for v_found in execute forebay._rows_between_sql(v_lo, v_hi)
+            using v_lo, v_hi, jobs.only_kind, v_lanes
+        loop
+            continue when v_found.job_id = any (v_seen);
+            v_seen := v_seen || v_found.job_id;
+            v_asked := v_asked + 1;
+            for v_row in
+                select j.* from forebay.job(v_found.job_id) j
+                where (jobs.only_state is null or j.state = jobs.only_state)
+            loop
+                return query select v_row.job_id, v_row.group_name, v_row.state, v_row.queue, v_row.priority,
+                    v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
+                    v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
+                    v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
+                    v_found.place;
+                v_left := v_left - 1;
+            end loop;
+            if v_left <= 0 or v_asked >= 2000 then
+                return;
+            end if;
+        end loop;
+        v_hi := v_lo;
+    end loop;
+end
+$$;
+
+
+-- A query for the rows of the log and of the deferred jobs with numbers from $1 to below $2, of kind $3 and in
+-- lanes $4 where these are not null, highest number first. It names the segments of that range only.
+create function forebay._rows_between_sql(p_lo bigint, p_hi bigint) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+               'select coalesce(l.job_id, l.seq) as job_id, l.seq as place from forebay.log_%s l
+                where l.seq >= $1 and l.seq < $2 and l.kind <> '''' and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
+                union all ', s.segment_id), ''), '')
+        || 'select d.job_id, d.job_id as place from forebay.deferred d
+            where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
+            order by place desc'
+    from forebay.segment s
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+$$;
+
+
+-- functions/operate/open_group.sql
+
+-- grant: worker, operator
+
+-- Open a group, an independent reader of a queue; returns its id. Opening it again changes nothing.
+--
+-- Parameters:
+--   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
+--          beginning for the first group of a queue, now for a later one
+-- Errors: JQ001 a bad name or start.
+create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_id   bigint;
+begin
+    if (open_group.queue ~ v_name and open_group.name ~ v_name) is not true
+       or open_group.start not in ('beginning', 'now') then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot open group %s of queue %s at %s', coalesce(quote_literal(left(open_group.name, 40)), 'null'),
+                             coalesce(quote_literal(left(open_group.queue, 40)), 'null'), coalesce(open_group.start, 'its default')),
+            hint = 'Names have letters, digits and _ . : - only; start is beginning or now.';
+    end if;
+    select g.group_id into v_id from forebay.queue_group g
+    where g.queue = open_group.queue and g.name = open_group.name;
+    if v_id is not null then
+        return v_id;
+    end if;
+    insert into forebay.queue_group (queue, name, start_after, created_at)
+    values (open_group.queue, open_group.name,
+            case when open_group.start = 'now'
+                      or (open_group.start is null
+                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+                 then pg_current_snapshot() else '1:1:' end,
+            forebay._now())
+    on conflict do nothing
+    returning group_id into v_id;
+    if v_id is not null then
+        execute format('create sequence forebay.post_%s as bigint cache 1', v_id);
+        return v_id;
+    end if;
+    select g.group_id into v_id from forebay.queue_group g
+    where g.queue = open_group.queue and g.name = open_group.name;
+    return v_id;
+end
+$$;
+
+
+-- functions/operate/pause_queue.sql
+
+-- grant: operator
+
+-- Pause a queue, for one group or all: nothing more is claimed; what runs goes on. Returns how many groups changed.
+create function forebay.pause_queue(queue text, group_name text default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer;
+begin
+    if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
+        perform forebay.open_group(pause_queue.queue);
+    end if;
+    perform forebay._require_group(pause_queue.queue, group_name);
+    update forebay.queue_group g set paused_at = forebay._now()
+    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+
+-- functions/operate/purge_dead.sql
+
+-- grant: operator
+
+-- Delete dead letters that died longer ago than `age`; returns how many. Nothing is purged unless asked.
+--
+-- Parameters: age, not negative; queue, null for all.
+-- Errors: JQ001 a bad age.
+create function forebay.purge_dead(age interval, queue text default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_count bigint;
+begin
+    if age is null or age < interval '0' then
+        raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
+            hint = 'Say how old a dead letter must be, for example 30 days.';
+    end if;
+    delete from forebay.dead_letter d
+    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+
+-- functions/operate/redrive.sql
+
+-- grant: operator
+
+-- Redrive a dead letter: a new job for its group, with its own attempts; returns the new job's id.
+--
+-- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew; a unique key may belong to
+-- another job by now and is not taken. The dead letter stays, and
+-- each names the other.
+--
+-- Errors: JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row.
+create function forebay.redrive(dead_id bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    d        forebay.dead_letter;
+    v_job_id bigint;
+begin
+    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    if not found then
+        raise exception using errcode = 'JQ015',
+            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
+            hint = 'forebay dead list shows them.';
+    elsif d.redriven_at is not null then
+        raise exception using errcode = 'JQ016',
+            message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            hint = 'Look at that job; if it died too, redrive its own dead letter.';
+    end if;
+    insert into forebay.log (
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+    values (forebay._note_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
+            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key)
+    returning seq into v_job_id;
+    update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
+    perform forebay._ring(d.queue);
+    return v_job_id;
+end
+$$;
+
+
+-- functions/operate/redrive_matching.sql
+
+-- grant: operator
+
+-- Redrive every dead letter that fits, in the order the jobs had in the log; returns how many.
+--
+-- Parameters: null means any; died_after and died_before bound the time of death; most, at most so many.
+create function forebay.redrive_matching(
+    queue text default null, kind text default null, reason text default null, tag text default null,
+    group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
+    most integer default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_id    bigint;
+    v_count bigint := 0;
+begin
+    for v_id in
+        select d.dead_id
+        from forebay.dead_letter d
+        join forebay.queue_group g on g.group_id = d.group_id
+        where d.redriven_at is null
+          and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
+          and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
+          and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
+          and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
+          and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
+          and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
+        order by d.enqueued_at, d.job_id
+        limit redrive_matching.most
+        for update of d skip locked
+    loop
+        perform forebay.redrive(v_id);
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+
+-- functions/operate/resume_queue.sql
+
+-- grant: operator
+
+-- Resume a paused queue, for one group or all. Returns how many groups changed.
+create function forebay.resume_queue(queue text, group_name text default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer;
+begin
+    perform forebay._require_group(resume_queue.queue, group_name);
+    update forebay.queue_group g set paused_at = null
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    get diagnostics v_count = row_count;
+    perform forebay._ring(resume_queue.queue);
+    return v_count;
+end
+$$;
+
+
+-- functions/operate/shard_queue.sql
+
+-- grant: operator
+
+-- Give up the order of a queue's jobs: new ones are spread over so many lanes of each priority, so that claims of
+-- different workers need not take turns. 1 keeps the order again, for jobs enqueued from then on. What waits stays where
+-- it is. Returns the number before.
+--
+-- Parameters: lanes, 1 to 64; about as many as worker processes claim at once.
+-- Errors: JQ001 a bad name or number.
+create function forebay.spread_queue(queue text, lanes integer) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_before integer := forebay._spread_of(queue);
+begin
+    if (spread_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and spread_queue.lanes between 1 and 64) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot spread queue %s over %s lanes', coalesce(quote_literal(left(spread_queue.queue, 40)), 'null'),
+                             coalesce(spread_queue.lanes::text, 'null')),
+            hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
+    end if;
+    perform nextval('forebay.spread_seq') where spread_queue.lanes > 1;
+    insert into forebay.spread (queue, lanes) values (spread_queue.queue, spread_queue.lanes)
+    on conflict on constraint spread_pkey do update set lanes = excluded.lanes;
+    return v_before;
+end
+$$;
+
+
+-- functions/results/job_history.sql
+
+-- grant: operator, reader
+
+-- What happened to a job so far, for each group: its failed attempts, how far it is, what it returned.
+--
+-- errors: a JSON array of attempt, failed_at, outcome, type, message, traceback and worker, oldest first.
+-- Errors: none; no row for a group without any of it.
+create function forebay.job_history(job_id bigint)
+returns table (group_name text, errors jsonb, done double precision, note text, noted_at timestamptz,
+               value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+begin
+    for v_group in
+        select g.group_id, g.name from forebay.queue_group g
+        where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
+                             union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
+                             union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
+        order by g.group_id
+    loop
+        group_name := v_group.name;
+        select coalesce(jsonb_agg(jsonb_build_object(
+                   'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome, 'type', f.error_type,
+                   'message', f.message, 'traceback', f.traceback, 'worker', f.worker) order by f.failed_at), '[]')
+        into errors
+        from forebay.failure f where f.job_id = job_history.job_id and f.group_id = v_group.group_id;
+        select p.done, p.note, p.noted_at into done, note, noted_at
+        from forebay.progress p where p.job_id = job_history.job_id and p.group_id = v_group.group_id
+        order by p.noted_at desc limit 1;
+        select r.value, r.problem, r.kept_at, r.kept_until into value, problem, kept_at, kept_until
+        from forebay.result r where r.job_id = job_history.job_id and r.group_id = v_group.group_id
+        order by r.kept_at desc limit 1;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- functions/results/keep.sql
+
+-- Keep what a handler returned. Too large is no failure: the job is done, and its result says why it is missing.
+create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
+language plpgsql volatile
+as $$
+declare
+    v_value   jsonb := p_kept -> 'value';
+    v_problem text := left(p_kept ->> 'problem', 1000);
+    v_most    constant bigint := forebay._setting_value('result_bytes_max');
+    v_bytes   bigint := octet_length(v_value::text);
+begin
+    if v_value is null and v_problem is null then
+        v_problem := 'nothing was sent';
+    elsif v_problem is not null then
+        v_value := null;
+    elsif v_bytes > v_most then
+        v_value := null;
+        v_problem := format('%s bytes, more than result_bytes_max %s', v_bytes, v_most);
+    end if;
+    insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value, problem)
+    values (coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, forebay._now(),
+            forebay._now() + make_interval(secs => least((p_kept ->> 'seconds')::double precision, 315360000)),
+            v_value, v_problem);
+end
+$$;
+
+
+-- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' bell; who waits looks
+-- for himself now and then.
+create function forebay._tell_ended(p_job_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    if coalesce(pg_sequence_last_value('forebay.result_bell'), 0) > date_part('epoch', clock_timestamp()) * 1000
+       and forebay._may_notify() then
+        perform pg_notify('forebay_result', p_job_id::text);
+    end if;
+end
+$$;
+
+
+-- functions/results/note_progress.sql
+
+-- grant: worker
+
+-- Note how far some running jobs are; returns how many were noted.
+--
+-- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
+-- A closed lease notes nothing. Locks: none.
+create function forebay.note_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows integer;
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into forebay.progress (job_id, group_id, noted_at, done, note)
+    select (i.value ->> 'job_id')::bigint, (i.value ->> 'group_id')::bigint, forebay._now(),
+           greatest(0, least(1, (i.value ->> 'done')::double precision)), left(coalesce(i.value ->> 'note', ''), 200)
+    from jsonb_array_elements(p_items) i
+    where exists (select from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null);
+    get diagnostics v_rows = row_count;
+    return v_rows;
+end
+$$;
+
+
+-- functions/results/result.sql
+
+-- grant: worker, operator, reader
+
+-- How a job ended for one group, and what its handler returned.
+--
+-- value is null unless the job is done and its handler keeps results (keep_result); problem says why it is missing then.
+-- Of a dead job: the reason, and its last error.
+--
+-- Parameters: wait_millis, the caller sleeps for so long if it has not ended and wants to hear of it, on channel
+--   forebay_result with the job's id; 0 to 60000, null for not.
+-- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
+returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    v_group bigint;
+    v_found boolean := false;
+    v_job   record;
+begin
+    if wait_millis not between 0 and 60000 then
+        raise exception using errcode = 'JQ001', column = 'wait_millis',
+            message = format('wait_millis %s is outside 0 to 60000', wait_millis);
+    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_bell'), 0) < v_now + wait_millis then
+        -- Before the look: who settles after it rings. For longer than asked, since it is asked again.
+        perform setval('forebay.result_bell', v_now + wait_millis + 5000);
+    end if;
+    select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
+    from forebay.result r join forebay.queue_group g on g.group_id = r.group_id
+    where r.job_id = result.job_id and g.name = result.group_name and r.kept_until > forebay._now()
+    order by r.kept_at desc limit 1;
+    if state is not null then
+        return next;
+        return;
+    end if;
+    for v_job in select j.group_name, j.state from forebay.job(result.job_id) j loop
+        v_found := true;
+        continue when v_job.group_name <> result.group_name;
+        state := v_job.state;
+    end loop;
+    if state is null then
+        raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
+            message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
+                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+            hint = case when v_found then null else 'It may not be committed yet, or past retention.' end;
+    end if;
+    if state = 'done' then
+        problem := 'its handler keeps none, or not for so long';
+    elsif state = 'dead' then
+        select d.reason, d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message'
+        into reason, error_type, error_message
+        from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id
+        where d.job_id = result.job_id and g.name = result.group_name
+        order by d.dead_id desc limit 1;
+    end if;
+    return next;
+end
+$$;
+
+
+-- functions/results/trim.sql
+
+-- Delete results past their time, and progress that is a day old.
+create function forebay._trim_results() returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_results  bigint;
+    v_progress bigint;
+begin
+    delete from forebay.result r where r.ctid = any (array(
+        select o.ctid from forebay.result o where o.kept_until < forebay._now() limit 10000));
+    get diagnostics v_results = row_count;
+    delete from forebay.progress p where p.ctid = any (array(
+        select o.ctid from forebay.progress o where o.noted_at < forebay._now() - interval '1 day' limit 10000));
+    get diagnostics v_progress = row_count;
+    return v_results + v_progress;
+end
+$$;
+
+
+-- functions/roles/grant.sql
+
+-- Roles and grants. Nothing for PUBLIC; producers call functions only.
+
+-- Grant what each role needs, to those roles that exist. Run again after a role was made by hand.
+-- Which functions a role may call stands in the head of each function's file: `-- grant: producer, worker`.
+create function forebay._grant() returns void
+language plpgsql volatile
+as $$
+declare
+    v_role  text;
+    v_calls text[];
+    v_call  regprocedure;
+begin
+    revoke all on schema forebay from public;
+    revoke all on all tables in schema forebay from public;
+    revoke all on all sequences in schema forebay from public;
+    revoke all on all functions in schema forebay from public;
+    foreach v_role in array array['forebay_producer', 'forebay_worker', 'forebay_operator', 'forebay_reader'] loop
+        continue when not exists (select from pg_roles where rolname = v_role);
+        execute format('grant usage on schema forebay to %I', v_role);
+        v_calls := case v_role
+            when 'forebay_producer' then array[
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
+                'backfill_note_v1', 'backfill_plan', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
+                'note_direct']
+            when 'forebay_worker' then array[
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
+                'backfill_note_v1', 'backfill_plan', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
+                'backfill_waiting_v1', 'backfill_write_v1', 'beat_v1', 'cancel', 'claim_v1', 'close_lease_v1',
+                'count_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'hold_posts_v1', 'job',
+                'leave_posts_v1', 'missing_batches_v1', 'note_audit', 'note_direct', 'note_progress_v1',
+                'note_repair', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_sync', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'sync_audits', 'sync_status', 'trim_v1', 'unfinished']
+            when 'forebay_operator' then array[
+                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'note_act', 'note_audit',
+                'note_outcome', 'note_repair', 'open_group', 'pace', 'pace_queue', 'pause_queue', 'purge_dead',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_sync', 'schema_version',
+                'segment_held_by', 'spread_queue', 'sync_audits', 'sync_status', 'unfinished']
+            when 'forebay_reader' then array[
+                'depth', 'job', 'job_history', 'jobs', 'pace', 'result', 'schema_version', 'segment_held_by',
+                'sync_audits', 'sync_status', 'unfinished']
+        end;
+        for v_call in
+            select p.oid::regprocedure from pg_proc p
+            where p.pronamespace = 'forebay'::regnamespace
+              and p.proname = any (v_calls)
+        loop
+            execute format('grant execute on function %s to %I', v_call, v_role);
+        end loop;
+        if v_role in ('forebay_operator', 'forebay_reader') then
+            execute format('grant select on all tables in schema forebay to %I', v_role);
+            execute format('grant select on all sequences in schema forebay to %I', v_role);
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/settle/failure.sql
+
+-- Note a failed attempt.
+create function forebay._note_failure(
+    p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
+returns void
+language sql volatile
+as $$
+    insert into forebay.failure (
+        job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker)
+    values (
+        coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
+        left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker)
+$$;
+
+
+-- functions/settle/settle.sql
+
+-- Settlement: how jobs of a batch ended, appended; and what goes on in a new row.
+-- grant: worker
+
+-- Settle jobs of a lease's batches.
+--
+-- Invariants: "single holder" (a late settlement changes nothing and is told so), "nothing lost".
+-- Inside an open transaction the settlement is one commit with whatever else that transaction wrote; the
+-- transaction's idle time is then limited, so that a vanished handler cannot hold up a revocation.
+--
+-- Parameters: p_flushes, a JSON array of
+--   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
+--              "kept": {"value", "seconds", "problem"}}],
+--    "tallies": [..], for forebay._note_tally(), counted if and only if the flush is settled}
+--   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
+--   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
+--   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
+--   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
+--   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is kept back
+--   behind it instead, whatever was said about it, at no attempt.
+--   A negative flush_no names the settlement of the single job at that offset.
+-- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
+--   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
+-- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
+-- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
+returns table (claim_no bigint, flush_no integer, status text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_worker   text;
+    v_was      text;
+    v_flush    jsonb;
+    v_item     jsonb;
+    v_batch    record;
+    v_ended    jsonb;
+    v_offsets  smallint[];
+    v_outcomes "char"[];
+    v_millis   integer[];
+    v_done     integer;
+    v_at       constant timestamptz := forebay._now();
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers; this settlement changed nothing.';
+    end if;
+    v_was := set_config('idle_in_transaction_session_timeout', '5s', true);
+
+    for v_index in 0 .. coalesce(jsonb_array_length(p_flushes), 0) - 1 loop
+        v_flush := p_flushes -> v_index;
+        claim_no := (v_flush ->> 'claim_no')::bigint;
+        flush_no := (v_flush ->> 'flush_no')::integer;
+        v_ended := coalesce(v_flush -> 'ended', '[]');
+        v_offsets := null;
+        v_outcomes := null;
+        v_millis := case when jsonb_typeof(v_flush -> 'millis') = 'array'
+                         then translate(v_flush ->> 'millis', '[]', '{}')::integer[] end;
+
+        -- Nearly always all of a batch is done, and nothing of it was settled before: one statement.
+        if jsonb_typeof(v_flush -> 'done') is distinct from 'array' and v_ended = '[]' then
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
+            select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
+            from forebay.batch b
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null
+              and not exists (select from forebay.settlement s
+                              where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
+            on conflict do nothing;
+            if found then
+                if v_flush ? 'tallies' then
+                    perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                end if;
+                status := 'settled';
+                return next;
+                continue;
+            end if;
+        end if;
+
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no into v_batch
+        from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
+        if not found then
+            status := 'unknown_batch';
+            return next;
+            continue;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no and s.flush_no = settle_v1.flush_no) then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+
+        if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
+            if jsonb_typeof(v_flush -> 'done') = 'array' then
+                v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
+            else
+                v_offsets := '{}';
+            end if;
+            v_done := cardinality(v_offsets);
+            v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
+            if v_offsets = '{}' or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
+               or cardinality(v_offsets) <> (select count(distinct o) from unnest(v_offsets) o) then
+                status := 'refused';
+                return next;
+                continue;
+            end if;
+            if v_ended <> '[]'::jsonb then
+                v_outcomes := array_fill('d'::"char", array[v_done]) || array(
+                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                                                 coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
+                                                 v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
+                    from jsonb_array_elements(v_ended) e);
+                if v_batch.keys is not null then
+                    v_outcomes := forebay._kept_back(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                end if;
+            end if;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no
+                     and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)) then
+            status := 'refused';
+            return next;
+            continue;
+        end if;
+
+        insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes, millis)
+        values (p_lease_id, settle_v1.claim_no, settle_v1.flush_no, v_at, v_offsets, v_outcomes, v_millis)
+        on conflict do nothing;
+        if not found then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+        for v_item in select e.value from jsonb_array_elements(v_ended) e loop
+            v_done := v_done + 1;
+            perform forebay._end(v_batch.group_id, v_batch.lane,
+                                 forebay._row(coalesce(v_batch.lanes[(v_item ->> 'offset')::integer], v_batch.lane),
+                                              coalesce(v_batch.xids[(v_item ->> 'offset')::integer], v_batch.xids[1]),
+                                              v_batch.seqs[(v_item ->> 'offset')::integer]),
+                                 v_outcomes[v_done], v_item, v_worker);
+        end loop;
+        if v_batch.keys is not null then
+            perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
+                                          v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
+        end if;
+        if v_flush ? 'tallies' then
+            perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+        end if;
+        status := 'settled';
+        return next;
+    end loop;
+end
+$$;
+
+
+-- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested, or it was replaced.
+create function forebay._outcome_code(
+    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+returns "char"
+language plpgsql stable
+as $$
+declare
+    v_row forebay.log;
+begin
+    if p_outcome = 'done' then
+        return 'd';
+    elsif p_outcome = 'cancelled' then
+        return 'c';
+    elsif p_outcome = 'dead' then
+        return 'x';
+    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'handed_back', 'unknown', 'lost') then
+        raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
+            hint = 'One of done, retried, lost, snoozed, unknown, handed_back, cancelled, dead.';
+    end if;
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
+        if exists (select from forebay.tombstone t
+                   where t.job_id = coalesce(v_row.job_id, v_row.seq) and t.reason in ('c', 'r')
+                     and (t.group_id is null or t.group_id = p_group_id)) then
+            return 'c';
+        end if;
+    end if;
+    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'handed_back' then 'h'
+                          when 'unknown' then 'u' else 'l' end;
+end
+$$;
+
+
+-- What the end of one job brings with it: the new row it goes on in, or its dead letter, and its error.
+create function forebay._end(
+    p_group_id bigint, p_lane bigint, p_row forebay.log, p_code "char", p_item jsonb, p_worker text)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_lane    record;
+    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x') then 1 else 0 end;
+    v_target  bigint;
+    v_run_at  timestamptz;
+begin
+    select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
+        perform forebay._note_failure(
+            p_row, p_group_id, v_attempt,
+            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
+                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
+            p_item -> 'error', p_worker);
+    end if;
+    if p_code = 'x' then
+        perform forebay._bury(
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
+    elsif p_code in ('r', 'l', 's', 'u', 'h') then
+        -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
+        v_target := forebay._note_private_lane(
+            v_lane.queue, v_lane.priority,
+            case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
+            p_row.ordering_key, v_lane.limit_key);
+        if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
+            v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
+        end if;
+        perform forebay._go_on(p_row, v_target, v_attempt,
+                               coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+    end if;
+    if p_code = 'd' and p_item ? 'kept' then
+        perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
+    end if;
+    if p_code in ('d', 'x', 'c') then
+        perform forebay._tell_ended(coalesce(p_row.job_id, p_row.seq));
+    end if;
+end
+$$;
+
+
+-- functions/settle/start_suspect.sql
+
+-- grant: worker
+
+-- Record that a suspect is about to start: if its holder dies now, the death is put down to it.
+-- Repeating it changes nothing.
+--
+-- Errors: JQ010 the lease is closed.
+create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if not found then
+        raise exception using
+            errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers; do not start this one.';
+    end if;
+    insert into forebay.suspect_start (lease_id, claim_no, started_at)
+    values (p_lease_id, p_claim_no, forebay._now())
+    on conflict do nothing;
+end
+$$;
+
+
+-- functions/shared/alone.sql
+
+-- Advisory keys: two-int form under the schema's own oid, so that users' keys cannot collide.
+create function forebay._lock_class() returns integer
+language sql stable
+as $$ select 'forebay'::regnamespace::oid::integer $$;
+
+
+-- Is the call alone: autocommitted, READ COMMITTED, nothing written yet? See forebay._require_alone().
+create function forebay._is_alone() returns boolean
+language sql volatile
+as $$
+    select current_setting('transaction_isolation') = 'read committed'
+       and pg_current_xact_id_if_assigned() is null
+       and statement_timestamp() - transaction_timestamp() <= interval '3 seconds'
+$$;
+
+
+-- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
+--
+-- Claims, seals and promotions read what other transactions committed up to this very statement;
+-- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
+-- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
+-- to three seconds are let pass: the parts of one statement arrive one by one, and a busy machine takes its time.
+--
+-- Errors: JQ012.
+create function forebay._require_alone(p_what text) returns void
+language plpgsql volatile
+as $$
+begin
+    if not forebay._is_alone() then
+        raise exception using
+            errcode = 'JQ012',
+            message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
+            hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
+    end if;
+end
+$$;
+
+
+-- functions/shared/clock.sql
+
+-- The one clock. Tests replace it in their own database to shift time.
+create function forebay._now() returns timestamptz
+language sql volatile
+as $$ select clock_timestamp() $$;
+
+
+-- functions/shared/consumed.sql
+
+-- Numbers below this one belong to the archive of another cluster, which an adoption sealed with no xid at all:
+-- whatever is there has ended, or goes on in a newer row. 0 in a log that was never adopted.
+create function forebay._archived_below() returns bigint
+language sql stable
+as $$
+    select coalesce(max(s.hi), 0) from forebay.seal f join forebay.segment s using (segment_id) where f.xid = '0'
+$$;
+
+
+-- Is a row of the log behind a cursor?
+create function forebay._is_consumed(
+    p_xid xid8, p_seq bigint, p_from pg_snapshot, p_to pg_snapshot, p_pos_lo bigint, p_pos_hi bigint, p_pos_xid xid8,
+    p_pos_seq bigint)
+returns boolean
+language sql immutable
+as $$
+    select pg_visible_in_snapshot(p_xid, p_from)
+        or (p_to is not null and pg_visible_in_snapshot(p_xid, p_to)
+            and (p_seq < p_pos_lo or (p_seq < p_pos_hi and (p_xid, p_seq) <= (p_pos_xid, p_pos_seq))
+                 or p_pos_xid = '0' and p_seq <= p_pos_seq))  -- Keyed lanes are read in the order of numbers.
+$$;
+
+
+-- functions/shared/dead_letter.sql
+
+-- Write a dead letter, with the whole error history of the job in this group; returns its id.
+create function forebay._bury(
+    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
+returns bigint
+language sql volatile
+as $$
+    insert into forebay.dead_letter (
+        group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, errors)
+    values (
+        p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
+        p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
+        p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+        p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
+        coalesce((select jsonb_agg(jsonb_build_object(
+                             'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
+                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)
+                         order by f.failed_at)
+                  from forebay.failure f
+                  where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
+                    and f.enqueued_at = p_row.enqueued_at), '[]'))
+    returning dead_id
+$$;
+
+
+-- functions/shared/rows.sql
+
+-- One row of the log, found by its place in the claim index.
+create function forebay._row(p_lane bigint, p_xid xid8, p_seq bigint) returns forebay.log
+language plpgsql stable
+as $$
+declare
+    v_segment bigint;
+    v_row     forebay.log;
+begin
+    select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
+        into v_row using p_lane, p_xid, p_seq;
+    return v_row;
+end
+$$;
+
+
+-- Let a job go on in a new row: at once in the log, or deferred until p_run_at. Always in a private
+-- lane of the group, so that no other group sees it again.
+--
+-- Invariant "nothing lost": called in the same transaction that ends the job's old row.
+create function forebay._go_on(
+    p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_expires_at constant timestamptz := p_row.expires_at;
+begin
+    if p_run_at is null then
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        values (
+            p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
+    else
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        values (
+            p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
+    end if;
+end
+$$;
+
+
+-- Every row of a job in the log, oldest first, with its lane's audience and whether each is there.
+create function forebay._rows_of(p_job_id bigint)
+returns setof forebay.log
+language plpgsql stable
+as $$
+declare
+    v_segment record;
+begin
+    for v_segment in
+        select s.segment_id, s.lo, s.hi from forebay.segment s
+        where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+        order by s.segment_id
+    loop
+        return query execute format(
+            'select l.* from forebay.log_%1$s l where l.job_id = $1
+             union all
+             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null and l.kind <> ''''
+             order by 2', v_segment.segment_id) using p_job_id;
+    end loop;
+end
+$$;
+
+
+-- functions/shared/settings.sql
+
+create function forebay._setting_value(p_name text) returns bigint
+language sql stable
+as $$ select s.value from forebay.setting s where s.name = p_name $$;
+
+
+-- functions/unique/enqueue_mixed.sql
+
+-- The jobs of a bulk enqueue that have a unique key, in the order in which keys are taken.
+--
+-- Errors: JQ001 naming the first bad job by its index.
+create function forebay._key_inputs(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns forebay._key_input[]
+language plpgsql volatile
+as $$
+declare
+    v_now    constant timestamptz := forebay._now();
+    v_spreads constant jsonb := forebay._spreads(array(select distinct j.queue from unnest(p_jobs) j));
+    v_row    record;
+begin
+    for v_row in
+        select u.ordinality - 1 as index,
+               forebay._unique_problem(u.unique_as, make_interval(secs => u.delay), u.run_at, u.expires_at) as problem
+        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._intent(j.unnest) as intent, j.ordinality
+              from unnest(p_jobs, p_unique_as) with ordinality j
+              where j.unnest is not null offset 0) u
+        where (u.intent in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.intent) = 'string'
+               and length(u.unique_as ->> u.intent) between 1 and 200 and u.unique_as ->> u.intent !~ '[\x01-\x1f\x7f]'
+               and u.unique_as - u.intent = '{}') is not true
+        order by u.ordinality
+    loop
+        if v_row.problem is not null then
+            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+    end loop;
+    for v_row in
+        select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+    loop
+        if v_row.limit_key is null then
+            perform forebay._note_lanes(v_row.queue, v_row.priority, v_spreads);
+        else
+            perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+        end if;
+    end loop;
+    return array(
+        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
+                   u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
+        from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
+                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
+                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_spreads) end as lane,
+                     coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
+                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
+              from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
+                    where i.unnest is not null offset 0) j) u
+        window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
+        order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);
+end
+$$;
+
+
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
+-- that two calls of the same keys cannot wait for each other.
+--
+-- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
+-- at anew, at first a few.
+--
+-- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
+    v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
+    v_item   forebay._key_input;
+    v_taken  forebay._key_taken[] := '{}';
+    v_part   forebay._key_taken[];
+    v_most   integer;
+    v_row    record;
+begin
+    -- Whoever will not wait asks for each key by itself.
+    v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
+    while cardinality(v_taken) < cardinality(v_first) loop
+        v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
+        v_taken := v_taken || v_part;
+        if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
+            v_item := v_first[cardinality(v_taken) + 1];
+            v_taken := v_taken || row((forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+            v_most := least(v_most, 8);
+        end if;
+        v_most := least(v_most * 4, 1000);
+    end loop;
+
+    for v_row in
+        select i.its_queue as queue, count(*) as more from unnest(v_first, v_taken) i
+        where i.is_new and (i.starts_at > i.since) is not true group by 1
+    loop
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(v_row.queue, v_row.more);
+        end if;
+        perform forebay._ring(v_row.queue);
+    end loop;
+    -- Their numbers were drawn after their xid, with the generations.
+    insert into forebay.log (
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
+    where i.is_new and (i.starts_at > i.since) is not true;
+    insert into forebay.deferred (
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
+    where i.is_new and i.starts_at > i.since;
+
+    for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
+        v_ids[v_row.nr] := v_row.stands_for;
+    end loop;
+    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
+        if v_item.code in ('r', 'd') then
+            v_ids[v_item.nr] := (forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+        elsif v_item.differs then
+            perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
+        else
+            v_ids[v_item.nr] := v_ids[v_item.first_nr];
+        end if;
+    end loop;
+
+    if cardinality(v_items) < cardinality(p_jobs) then
+        for v_row in
+            select p.nr, p.job_id
+            from unnest(
+                array(select j.ordinality from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality),
+                forebay._enqueue_jobs(array(
+                    select row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag,
+                               j.correlation_id, j.headers, j.ordering_key, j.limit_key)::forebay._job_input
+                    from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality))) p (nr, job_id)
+        loop
+            v_ids[v_row.nr] := v_row.job_id;
+        end loop;
+    end if;
+    return v_ids;
+end
+$$;
+
+
+-- functions/unique/enqueue_one.sql
+
+-- Enqueue a checked job that has a unique key.
+--
+-- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
+-- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that upkeep, which deletes
+-- old generations, cannot let the numbering begin anew between the look and the insert.
+--
+-- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
+-- still waits: the claim that starts the job sees that somebody holds it. See forebay._follow_up().
+create function forebay._enqueue_unique(
+    p_job forebay._job_input, p_start timestamptz, p_unique_as jsonb, p_where text,
+    out job_id bigint, out is_new boolean, out replaced bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_now     constant timestamptz := forebay._now();
+    v_intent  constant text := forebay._intent(p_unique_as);
+    v_code    constant "char" := left(v_intent, 1);
+    v_key     constant text := p_unique_as ->> v_intent;
+    v_raise   constant boolean := coalesce(p_unique_as ->> 'on_busy' = 'raise', false);
+    v_payload bytea;
+    v_start   timestamptz := p_start;
+    v_first   timestamptz;
+    v_last    forebay.unique_key;
+    v_stage   text;
+    v_lane    bigint;
+begin
+    is_new := false;
+    if v_intent = 'idempotent' then
+        v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
+    end if;
+    v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
+                   else forebay._note_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
+    loop
+        replaced := null;
+        v_stage := 'ended';
+        select u.* into v_last from forebay.unique_key u
+        where u.queue = p_job.queue and u.intent = v_code and u.key = v_key
+        order by u.gen desc limit 1;
+        if v_last.gen is not null then
+            if v_intent = 'throttle' then
+                v_stage := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
+            else
+                v_stage := forebay._stage(v_last);
+            end if;
+            job_id := v_last.job_id;
+            if v_intent in ('once', 'idempotent', 'throttle') and v_stage <> 'ended' then
+                if v_payload <> v_last.payload then
+                    perform forebay._raise_differs(v_key, v_last.job_id, p_where);
+                end if;
+                return;
+            end if;
+            if not forebay._hold_key(v_last, v_intent = 'coalesce' and v_stage = 'waiting', v_raise, p_where) then
+                continue;
+            end if;
+            if v_intent = 'coalesce' and v_stage = 'waiting' then
+                if forebay._stage(v_last) = 'waiting' then
+                    return;
+                end if;
+                continue;
+            end if;
+        end if;
+
+        if v_intent = 'debounce' then
+            v_first := case when v_stage = 'waiting' then v_last.first_at else v_now end;
+            v_start := least(v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')),
+                             v_first + make_interval(secs => forebay._unique_seconds(p_unique_as, 'max_wait')));
+        end if;
+        job_id := forebay._make_generation(
+            p_job.queue, v_code, v_key, v_last, v_raise, p_where, v_lane, v_start > v_now,
+            coalesce(p_job.expires_at, greatest(v_start, v_now) + interval '30 days'),
+            case when v_intent = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
+            v_first, v_payload, case when v_stage = 'running' then v_last.gen end);
+        exit when job_id is not null;
+    end loop;
+    is_new := true;
+    if v_stage <> 'ended' then
+        -- Whatever becomes of the predecessor, it does not start again.
+        insert into forebay.tombstone (job_id, reason, noted_at) values (v_last.job_id, 'r', v_now);
+        if v_stage = 'waiting' then
+            replaced := v_last.job_id;
+        end if;
+    end if;
+    if v_intent = 'coalesce' then
+        insert into forebay.tombstone (job_id, reason, noted_at) values (job_id, 'k', v_now);
+    end if;
+
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+        values (
+            v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
+    else
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(p_job.queue, 1);
+        end if;
+        -- Its number was drawn after its xid, with the generation.
+        insert into forebay.log (
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+        values (
+            job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
+            p_job.correlation_id, p_job.headers, v_key);
+        perform forebay._ring(p_job.queue);
+    end if;
+end
+$$;
+
+
+-- Hold the row of a generation until the transaction ends; false when upkeep has deleted it.
+--
+-- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
+-- Errors: JQ004 with p_raise, when it cannot be held at once.
+create function forebay._hold_key(p_key forebay.unique_key, p_join boolean, p_raise boolean, p_where text) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_timeout constant text := current_setting('lock_timeout');
+    v_held    boolean;
+begin
+    if p_raise then
+        begin
+            perform set_config('lock_timeout', '10ms', true);
+            v_held := forebay._hold_key(p_key, p_join, false, p_where);
+            perform set_config('lock_timeout', v_timeout, true);
+            return v_held;
+        exception when lock_not_available then
+            perform forebay._raise_busy(p_key.key, p_where);
+        end;
+    elsif p_join then
+        perform from forebay.unique_key u
+        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for share;
+    else
+        perform from forebay.unique_key u
+        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for key share;
+    end if;
+    return found;
+end
+$$;
+
+
+-- functions/unique/enqueue_unique.sql
+
+-- grant: producer, worker
+
+-- Enqueue one job under a unique key; returns its id and whether it is new.
+--
+-- Invariants "one generation", "commit is the gate".
+--
+-- Parameters: unique_as, one of
+--     {"once": key}                                nothing new while a job of the key waits or runs
+--     {"idempotent": key}                          the same, and it must have the same kind and arguments
+--     {"coalesce": key}                            nothing new while one waits
+--     {"replace": key}                             a waiting one is replaced
+--     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
+--     {"throttle": key, "period": s}               nothing new within s of the last new one
+--   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
+--   text of 1 to 200 characters and belongs to its queue and intent. The others as for forebay.enqueue.
+-- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
+--   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
+-- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+create function forebay.enqueue_unique(
+    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text;
+    v_made    record;
+begin
+    v_problem := coalesce(
+        forebay._job_problem(
+            enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
+            enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
+            enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
+        case when enqueue_unique.ordering_key is not null then 'ordering_key and unique_as exclude each other' end,
+        forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was enqueued. See the function forebay.enqueue_unique in the reference.';
+    end if;
+    perform forebay._check_args(enqueue_unique.args, null);
+    select u.* into v_made
+    from forebay._enqueue_unique(
+        row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
+            enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
+            enqueue_unique.headers, null, enqueue_unique.limit_key)::forebay._job_input,
+        coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
+    job_id := v_made.job_id;
+    is_new := v_made.is_new;
+    replaced := v_made.replaced;
+end
+$$;
+
+
+-- functions/unique/errors.sql
+
+-- Errors: JQ005.
+create function forebay._raise_differs(p_key text, p_job_id bigint, p_where text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using
+        errcode = 'JQ005',
+        message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
+        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
+end
+$$;
+
+
+-- Errors: JQ004.
+create function forebay._raise_busy(p_key text, p_where text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using
+        errcode = 'JQ004',
+        message = format('%skey %s is being taken by another open transaction', p_where, quote_literal(left(p_key, 80))),
+        hint = 'Try again when that transaction has ended, or let the enqueue wait for it: on_busy wait.';
+end
+$$;
+
+
+-- functions/unique/follow_up.sql
+
+-- Follow up the jobs that a claim hands out and that an open transaction has joined (coalesce): whatever that transaction
+-- wrote, these runs do not see, so that each gets a successor, at its first start in any group.
+--
+-- The successor waits a little, for that transaction to end; if it has not, the successor is followed up in turn, later
+-- each time, up to ten seconds. The claim itself waits for nobody.
+--
+-- Locks: advisory key 7; the rows of the generations, without waiting.
+create function forebay._follow_up(p_rows forebay.log[]) returns void
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_keys   forebay.unique_key[];
+    v_key    forebay.unique_key;
+    v_row    forebay.log;
+    v_free   bigint[];
+    v_open   bigint;
+    v_job_id bigint;
+begin
+    v_keys := array(
+        select k.u from unnest(p_rows) r,
+             lateral (select u, u.queue, u.key from forebay.unique_key u
+                      where u.job_id = coalesce(r.job_id, r.seq) and u.intent = 'c'
+                      offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
+        where r.unique_key is not null
+        order by k.queue, k.key);
+    if cardinality(v_keys) = 0 then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), 7);
+    foreach v_key in array v_keys loop
+        -- A key that has a newer generation, or was started by another group, has been followed up.
+        continue when exists (select from forebay.unique_key u
+                              where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen > v_key.gen);
+        continue when forebay._stage(v_key) <> 'waiting';
+        v_free := array(
+            select u.gen from forebay.unique_key u
+            where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+            for update skip locked);
+        select min(u.gen) into v_open from forebay.unique_key u
+        where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+          and u.gen <> all (v_free);
+        continue when v_open is null;
+        begin
+            v_job_id := forebay._make_generation(
+                v_key.queue, 'c', v_key.key, v_key, true, '', v_key.lane, true, v_key.expires_at, null, null, null, v_open);
+        exception when sqlstate 'JQ004' then
+            continue;  -- An open transaction is making the successor.
+        end;
+        continue when v_job_id is null;
+        insert into forebay.tombstone (job_id, reason, noted_at)
+        values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
+        select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
+        v_row.job_id := v_job_id;
+        v_row.enqueued_at := forebay._now();
+        v_row.expires_at := v_key.expires_at;
+        perform forebay._go_on(
+            v_row, v_key.lane, 0, 0,
+            forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
+    end loop;
+end
+$$;
+
+
+-- functions/unique/generation.sql
+
+-- Append a generation; returns its job's number, or null when another transaction has made it meanwhile.
+--
+-- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
+--   one has made it.
+create function forebay._make_generation(
+    p_queue text, p_intent "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
+    p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)
+returns bigint
+language plpgsql volatile
+as $$
+#variable_conflict use_column
+declare
+    v_timeout constant text := current_setting('lock_timeout');
+    v_gen     constant bigint := coalesce(p_last.gen, 0) + 1;
+    v_job_id  bigint;
+begin
+    if not p_raise then
+        insert into forebay.unique_key (
+            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        values (
+            p_queue, p_intent, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
+            p_first_at, p_payload, coalesce(p_origin, v_gen))
+        on conflict do nothing
+        returning job_id into v_job_id;
+        return v_job_id;
+    end if;
+    begin
+        perform set_config('lock_timeout', '10ms', true);
+        v_job_id := forebay._make_generation(
+            p_queue, p_intent, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
+        perform set_config('lock_timeout', v_timeout, true);
+        return v_job_id;
+    exception when lock_not_available then
+        perform forebay._raise_busy(p_key, p_where);
+    end;
+end
+$$;
+
+
+-- functions/unique/options.sql
+
+-- The intent that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
+create function forebay._intent(p_unique_as jsonb) returns text
+language sql immutable
+as $$
+    select case when jsonb_typeof(p_unique_as) = 'object'
+                     and (p_unique_as ? 'once')::integer + (p_unique_as ? 'idempotent')::integer + (p_unique_as ? 'coalesce')::integer
+                         + (p_unique_as ? 'replace')::integer + (p_unique_as ? 'debounce')::integer + (p_unique_as ? 'throttle')::integer = 1
+                then case when p_unique_as ? 'once' then 'once' when p_unique_as ? 'idempotent' then 'idempotent'
+                          when p_unique_as ? 'coalesce' then 'coalesce' when p_unique_as ? 'replace' then 'replace'
+                          when p_unique_as ? 'debounce' then 'debounce' else 'throttle' end end
+$$;
+
+
+-- A positive number of seconds in a unique_as, at most ten years; null when it is anything else.
+create function forebay._unique_seconds(p_unique_as jsonb, p_name text) returns double precision
+language plpgsql immutable
+as $$
+begin
+    if jsonb_typeof(p_unique_as -> p_name) = 'number' and (p_unique_as ->> p_name)::numeric between 0.001 and 315576000 then
+        return (p_unique_as ->> p_name)::double precision;
+    end if;
+    return null;
+end
+$$;
+
+
+-- What is wrong with a unique_as, or null. One line, lower case, with the value.
+create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_run_at timestamptz, p_expires_at timestamptz) returns text
+language plpgsql stable
+as $$
+declare
+    v_intent constant text := forebay._intent(p_unique_as);
+    v_known  constant text[] := array['on_busy'] || v_intent
+        || case v_intent when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
+    v_key    constant text := p_unique_as ->> v_intent;
+begin
+    if v_intent is null then
+        return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
+                      left(p_unique_as::text, 80));
+    elsif jsonb_typeof(p_unique_as -> v_intent) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+        return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
+                      left((p_unique_as -> v_intent)::text, 40));
+    elsif (p_unique_as - v_known) <> '{}' then
+        return format('unique_as has the unknown entry %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_unique_as - v_known) k limit 1));
+    elsif p_unique_as ? 'on_busy' and ((p_unique_as ->> 'on_busy') in ('wait', 'raise')) is not true then
+        return format('on_busy %s is neither wait nor raise', left((p_unique_as -> 'on_busy')::text, 40));
+    elsif v_intent = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
+        return format('period %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'period')::text, 40), 'null'));
+    elsif v_intent = 'debounce' then
+        if forebay._unique_seconds(p_unique_as, 'wait') is null then
+            return format('wait %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'wait')::text, 40), 'null'));
+        elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then
+            return format('max_wait %s is not a number of seconds from wait to ten years', left((p_unique_as -> 'max_wait')::text, 40));
+        elsif p_delay is not null or p_run_at is not null then
+            return 'debounce sets the time itself: no delay or run_at beside it';
+        elsif p_expires_at <= forebay._now() + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')) then
+            return format('expires_at %s is not after the end of the wait', p_expires_at);
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+
+-- functions/unique/state.sql
+
+-- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+--
+-- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
+-- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+create function forebay._fate(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
+language plpgsql stable
+as $$
+declare
+    v_hi     bigint;
+    v_lo     bigint;
+    v_try    bigint;
+    v_step   bigint := 1;
+    v_passed boolean;
+    v_batch  record;
+    v_code   "char";
+begin
+    if p_seq < forebay._archived_below() then
+        return 'on';
+    end if;
+    select b.no,
+           b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+    into v_hi, v_passed
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1;
+    if v_passed is not true then
+        return 'waiting';
+    end if;
+    v_lo := v_hi;
+    loop
+        v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
+        v_passed := false;  -- Also where there is no batch of this number any more.
+        select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+        into v_passed
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = p_group_id and b.lane = p_lane and b.no = v_try;
+        if v_lo < v_hi then
+            if v_passed then
+                v_hi := v_try;
+            else
+                v_lo := v_try;
+            end if;
+        elsif v_passed then
+            v_lo := v_try;
+            v_hi := v_try;
+            v_step := v_step * 2;
+        else
+            v_lo := v_try;
+        end if;
+        exit when v_hi = v_lo + 1;
+    end loop;
+
+    select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
+    into v_batch
+    from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
+    if v_batch.skip is not null then
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+    elsif v_batch.place is null then
+        return 'on';
+    end if;
+    select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
+    from forebay.settlement s
+    where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
+      and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
+    limit 1;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+end
+$$;
+
+
+-- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- the group does not read it.
+--
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+create function forebay._stage_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
+language plpgsql stable
+as $$
+declare
+    v_fate    text := 'on';
+    v_mark    forebay.promotion;
+    v_segment bigint;
+    v_row     record;
+begin
+    if not p_key.is_deferred then
+        if pg_visible_in_snapshot(p_key.xid, p_start_after) then
+            return null;
+        end if;
+        v_fate := forebay._fate(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+    end if;
+    if v_fate = 'on' then
+        select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+        if exists (
+            select from forebay.deferred d
+            join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) a on true
+            where d.job_id = p_key.job_id and a.audience in (0, p_group_id, -p_group_id)
+              and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                       and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))) then
+            v_fate := 'waiting';
+        else
+            v_fate := 'ended';
+            for v_segment in
+                select s.segment_id from forebay.segment s
+                where s.hi > p_key.job_id and s.removed_at is null
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                order by s.segment_id desc
+            loop
+                execute format(
+                    'select l.lane, l.xid, l.seq, a.audience from forebay.log_%s l
+                     join lateral (select i.audience from forebay.lane i where i.lane = l.lane limit 1) a on true
+                     where l.job_id = $1 and a.audience in (0, $2, -$2)
+                     order by l.seq desc limit 1', v_segment)
+                    into v_row using p_key.job_id, p_group_id;
+                if v_row.seq is not null then
+                    if v_row.audience = 0 and pg_visible_in_snapshot(v_row.xid, p_start_after) then
+                        return null;
+                    end if;
+                    v_fate := forebay._fate(p_group_id, v_row.lane, v_row.xid, v_row.seq);
+                    exit;
+                end if;
+            end loop;
+        end if;
+    end if;
+    if v_fate = 'waiting'
+       and (p_key.expires_at <= forebay._now()
+            or exists (select from forebay.tombstone t
+                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+        return 'ended';
+    end if;
+    return case v_fate when 'on' then 'ended' else v_fate end;
+end
+$$;
+
+
+-- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+create function forebay._stage(p_key forebay.unique_key) returns text
+language plpgsql stable
+as $$
+declare
+    v_group   record;
+    v_stage   text;
+    v_waiting boolean := false;
+    v_ended   boolean := false;
+    v_any     boolean := false;
+begin
+    for v_group in
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+    loop
+        v_any := true;
+        v_stage := forebay._stage_in(p_key, v_group.group_id, v_group.start_after);
+        if v_stage = 'running' then
+            return v_stage;
+        end if;
+        v_waiting := v_waiting or coalesce(v_stage = 'waiting', false);
+        v_ended := v_ended or coalesce(v_stage = 'ended', false);
+    end loop;
+    if not v_any then
+        return coalesce(forebay._stage_in(p_key, null, null), 'ended');
+    end if;
+    return case when not v_waiting then 'ended' when v_ended then 'running' else 'waiting' end;
+end
+$$;
+
+
+-- functions/unique/states.sql
+
+-- What two groups say of one job, taken together: n not read, ? not known, else as forebay._stage().
+create function forebay._both_stages(p_one text, p_other text) returns text
+language sql immutable
+as $$
+    select case when p_one is null or p_one = 'n' then p_other
+                when p_other in ('n', p_one) then p_one
+                when p_one = '?' or p_other = '?' then '?'
+                else 'running' end
+$$;
+
+
+-- Where the jobs of many generations stand, as forebay._stage() says it, in the order of the generations, of which some may
+-- be null: ended. A throttle's is waiting until its period is over.
+--
+-- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
+-- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._stage().
+create function forebay._stages(p_keys forebay.unique_key[]) returns text[]
+language plpgsql stable
+as $$
+declare
+    v_now      constant timestamptz := forebay._now();
+    v_archived constant bigint := forebay._archived_below();
+    v_stages   text[] := array_fill(null::text, array[cardinality(p_keys)]);
+    v_lane     record;
+    v_newest   record;
+    v_row      record;
+    v_key      forebay.unique_key;
+    v_places   bigint[];
+    v_seqs     bigint[];
+    v_lo       bigint;
+    v_step     bigint;
+    v_nos      bigint[];
+    v_highs    bigint[];
+    v_place    integer := 0;
+begin
+    for v_lane in
+        select l.queue, l.lane, g.group_id, g.start_after
+        from (select k.queue, k.lane from unnest(p_keys) k
+              where not k.is_deferred and k.intent <> 't' group by 1, 2 having count(*) >= 8) l
+        left join forebay.queue_group g on g.queue = l.queue
+    loop
+        select b.no, b.high_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_newest
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no desc limit 1;
+        v_places := '{}';
+        v_seqs := '{}';
+        for v_row in
+            select k.ordinality as place, k.job_id,
+                   case when pg_visible_in_snapshot(k.xid, v_lane.start_after) then 'n'
+                        when k.job_id < v_archived then '?'
+                        when v_newest.high_seq >= k.job_id
+                             and forebay._is_consumed(k.xid, k.job_id, v_newest.snap_from, v_newest.snap_to, v_newest.lo, v_newest.hi,
+                                                      v_newest.pos_xid, v_newest.pos_seq) then null
+                        when k.expires_at <= v_now
+                             or exists (select from forebay.tombstone t
+                                        where t.job_id = k.job_id and t.reason <> 'k'
+                                          and (t.group_id is null or t.group_id = v_lane.group_id)) then 'ended'
+                        else 'waiting' end as stage
+            from unnest(p_keys) with ordinality k
+            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.intent <> 't'
+        loop
+            if v_row.stage is null then
+                v_places := v_places || v_row.place;
+                v_seqs := v_seqs || v_row.job_id;
+            else
+                v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+            end if;
+        end loop;
+        continue when cardinality(v_places) = 0;
+
+        -- A batch that is before them all, sought from the newest one backwards; then some between, evenly.
+        v_lo := v_newest.no;
+        v_step := 1;
+        loop
+            v_lo := greatest(v_lo - v_step, 0);
+            exit when not exists (select from forebay.batch b
+                                  where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = v_lo
+                                    and b.high_seq >= (select min(q) from unnest(v_seqs) q));
+            v_step := v_step * 2;
+        end loop;
+        select array_agg(m.no), array_agg(m.high_seq) into v_nos, v_highs
+        from (select b.no, b.high_seq
+              from generate_series(v_lo + 1, v_newest.no, 1 + (v_newest.no - v_lo) / 256) n,
+                   lateral (select b.no, b.high_seq from forebay.batch b
+                            where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = n offset 0) b
+              order by b.no) m;
+        v_nos := v_lo || v_nos || v_newest.no;
+        v_highs := 0::bigint || v_highs || v_newest.high_seq;
+
+        for v_row in
+            with recursive sought (place, seq, lo, hi) as (
+                select q.place, q.seq, v_nos[q.bucket], v_nos[q.bucket + 1]
+                from (select u.place, u.seq, width_bucket(u.seq - 1, v_highs) as bucket
+                      from unnest(v_places, v_seqs) u (place, seq) offset 0) q
+                union all
+                select q.place, q.seq,
+                       case when b.high_seq >= q.seq then q.lo else (q.lo + q.hi) / 2 end,
+                       case when b.high_seq >= q.seq then (q.lo + q.hi) / 2 else q.hi end
+                from sought q
+                left join lateral (select b.high_seq from forebay.batch b
+                                   where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = (q.lo + q.hi) / 2
+                                   offset 0) b on true
+                where q.hi - q.lo > 1)
+            select q.place,
+                   case when f.at is not null and b.is_whole then 'ended'
+                        when f.at is not null then coalesce((
+                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x') then 'ended' else '?' end
+                            from forebay.settlement s
+                            where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
+                        when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'
+                        else '?' end as stage
+            from (select q.hi as no, array_agg(q.place) as places, array_agg(q.seq) as seqs from sought q
+                  where q.hi - q.lo = 1 group by q.hi) n
+            cross join lateral (
+                select b.lease_id, b.claim_no, b.seqs || '{}'::bigint[] as seqs, b.skipped || '{}'::bigint[] as skipped, b.skipped_as,
+                       exists (select from forebay.settlement s
+                               where s.lease_id = b.lease_id and s.claim_no = b.claim_no and s.offsets is null) as is_whole
+                from forebay.batch b where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.no = n.no
+                offset 0) b
+            cross join lateral unnest(n.places, n.seqs) q (place, seq)
+            cross join lateral (select array_position(b.seqs, q.seq)::smallint as at offset 0) f
+        loop
+            v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+        end loop;
+    end loop;
+
+    foreach v_key in array p_keys loop
+        v_place := v_place + 1;
+        if v_stages[v_place] is null or v_stages[v_place] in ('?', 'n') then
+            v_stages[v_place] := case when v_key.gen is null or v_stages[v_place] = 'n' then 'ended'
+                                      when v_key.intent <> 't' then forebay._stage(v_key)
+                                      when v_key.free_at > v_now then 'waiting' else 'ended' end;
+        end if;
+    end loop;
+    return v_stages;
+end
+$$;
+
+
+-- functions/unique/take_keys.sql
+
+-- What a call has to do about a key: keep the job there is, join it, or make a generation.
+create function forebay._key_duty(p_code "char", p_stage text) returns text
+language sql immutable
+as $$
+    select case when p_stage <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
+                when p_stage = 'waiting' and p_code = 'c' then 'join'
+                else 'make' end
+$$;
+
+
+-- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or to the moment
+-- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
+-- is always a beginning of its keys. The first one is tried whatever the time.
+--
+-- How many were made stands in a register, forebay.taken, which each row that is written moves on; a row is taken up only when all
+-- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
+create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_job_ids bigint[];
+begin
+    perform set_config('forebay.taken', '0', true);
+    with made as (
+        insert into forebay.unique_key (
+            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        select k.queue, k.intent, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
+        from unnest(p_keys) with ordinality k
+        where k.ordinality - 1 = current_setting('forebay.taken')::bigint and (k.ordinality = 1 or clock_timestamp() < p_until)
+        on conflict do nothing
+        returning job_id, set_config('forebay.taken', (current_setting('forebay.taken')::bigint + 1)::text, true))
+    select coalesce(array_agg(m.job_id), '{}') into v_job_ids from made m;
+    return v_job_ids;
+end
+$$;
+
+
+-- Do for many different keys at once what forebay._enqueue_unique() does for one: look, hold, look again, append. Returns what became
+-- of the first of them, up to one for which another transaction was quicker, or which was not taken within a quarter of a second after the
+-- look: one before it had to wait, and the others are not what they were. New jobs are not written yet.
+--
+-- Errors: JQ005 naming the job by its index.
+create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
+language plpgsql volatile
+set enable_bitmapscan = off
+as $$
+declare
+    v_now    timestamptz;
+    v_until  timestamptz;
+    v_lasts  forebay.unique_key[];
+    v_stages text[];
+    v_later  text[];
+    v_taken  forebay._key_taken[];
+    v_cut    bigint;
+    v_make   record;
+    v_made   bigint[];
+    v_row    record;
+begin
+    v_lasts := array(
+        select k.last from unnest(p_items) with ordinality i
+        left join lateral (select u as last from forebay.unique_key u
+                           where u.queue = i.its_queue and u.intent = i.code and u.key = i.word
+                           order by u.gen desc limit 1) k on true
+        order by i.ordinality);
+    v_stages := forebay._stages(v_lasts);
+    v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
+    v_until := clock_timestamp() + interval '250 ms';
+    for v_row in
+        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_stages) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
+    loop
+        perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
+    end loop;
+
+    -- Hold the predecessors, for upkeep to leave them.
+    select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
+    from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+    left join lateral (select true as is_held from forebay.unique_key u
+                       where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for key share) h on true
+    where h.is_held is null;
+    -- Join, for the claim to take notice, and look again.
+    if exists (select from unnest(p_items, v_stages) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+        select least(v_cut, min(k.ordinality)) into v_cut
+        from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+        left join lateral (select true as is_held from forebay.unique_key u
+                           where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for share) h on true
+        where h.is_held is null;
+        v_later := forebay._stages(v_lasts);
+        select least(v_cut, min(s.nr)) into v_cut
+        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_stages) i), v_later)
+             with ordinality s (duty, later, nr)
+        where s.duty = 'join' and s.later <> 'waiting';
+    end if;
+
+    v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
+    select coalesce(array_agg(m.ordinality), '{}') as places, array_agg(m.start) as starts,
+           array_agg(case when m.stage <> 'ended' then m.job_id end) as gone,
+           array_agg(row(null, m.its_queue, m.code, m.word, m.next, null, m.its_lane, coalesce(m.start > v_now, false), v_now,
+                         coalesce(m.ends, greatest(m.start, v_now) + interval '30 days'),
+                         case when m.code = 't' then v_now + make_interval(secs => forebay._unique_seconds(m.unique_as, 'period')) end,
+                         m.first, m.digest, case when m.stage = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
+    into v_make
+    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.stage, k.first,
+                 coalesce(k.gen, 0) + 1 as next,
+                 case when k.code <> 'd' then k.start
+                      else least(v_now + make_interval(secs => forebay._unique_seconds(k.unique_as, 'wait')),
+                                 k.first + make_interval(secs => forebay._unique_seconds(k.unique_as, 'max_wait'))) end as start
+          from (select i.*, i.unnest as stage,
+                       case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
+                from unnest(p_items, v_lasts, v_stages) with ordinality i) k
+          where k.ordinality < v_cut and forebay._key_duty(k.code, k.stage) = 'make'
+          order by k.ordinality) m;
+    if cardinality(v_make.places) > 0 then
+        v_made := forebay._make_generations(v_make.keys, v_until);
+        v_cut := coalesce(v_make.places[cardinality(v_made) + 1], v_cut);
+        if clock_timestamp() >= v_until and cardinality(v_made) > 0 then
+            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: those after it, also those that were not to be made.
+        end if;
+        for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
+            v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
+        end loop;
+        insert into forebay.tombstone (job_id, reason, noted_at)
+        -- Whatever becomes of the predecessors, they do not start again.
+        select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
+        union all
+        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.intent = 'c';
+    end if;
+    return v_taken[1 : v_cut - 1];
+end
+$$;
+
+
+-- functions/unique/trim.sql
+
+-- Delete generations that nobody needs: older than a day, and superseded or ended; returns how many.
+--
+-- The newest of a key is deleted only when no transaction holds it: see forebay._enqueue_unique().
+create function forebay._trim_keys(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_before constant timestamptz := forebay._now() - interval '1 day';
+    v_oldest timestamptz;
+    v_key    forebay.unique_key;
+    v_count  bigint := 0;
+begin
+    select u.taken_at into v_oldest from forebay.unique_key u order by u.taken_at limit 1;
+    for v_key in
+        select u.* from forebay.unique_key u
+        where u.taken_at < v_before
+          -- Every other time from anywhere on, so that keys which are held for long do not hide the others.
+          and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
+        order by u.taken_at limit least(p_most, 2000)
+        for update skip locked
+    loop
+        if exists (select from forebay.unique_key u
+                   where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen > v_key.gen) then
+            continue when exists (
+                select from forebay.unique_key u
+                where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key
+                  and u.gen > v_key.gen and u.origin <= v_key.gen);
+        else
+            continue when v_key.free_at > forebay._now() or forebay._stage(v_key) <> 'ended';
+        end if;
+        delete from forebay.unique_key u
+        where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen = v_key.gen;
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+
+-- functions/version/schema_version.sql
+
+-- grant: worker, operator, reader
+
+-- The version of the schema: the number of its newest migration; null when none is recorded.
+create function forebay.schema_version() returns integer
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$ select max(m.version) from forebay.schema_migration m $$;
+
+
+-- functions/version/upgrade.sql
+
+-- Raise while a worker of an older version lives; called by a migration that takes away what it calls.
+--
+-- Invariant "nobody is left behind". Until the caller's transaction ends no lease is opened or closed: who comes
+-- meanwhile waits, and is then refused by forebay.open_lease_v1(). Claims and settlements go on.
+--
+-- Parameters: p_version, of the migration.
+-- Errors: JQ020, with the workers; 55P03 when the lock is not granted within lock_timeout.
+-- Locks: SHARE on the leases.
+create function forebay._require_gone(p_version integer) returns void
+language plpgsql volatile
+as $$
+declare
+    v_count   bigint;
+    v_workers text;
+begin
+    lock table forebay.lease in share mode;
+    select count(*), string_agg(o.line, E'\n' order by o.nr) filter (where o.nr <= 20) into v_count, v_workers
+    from (select row_number() over (order by l.lease_id) as nr,
+                 format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
+          from forebay.lease l
+          left join lateral (select b.beat_at from forebay.heartbeat b
+                             where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
+          left join lateral (select b.claimed_at from forebay.batch b
+                             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+          where l.closed_at is null and (l.version < p_version) is not false
+            and greatest(l.opened_at, h.beat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
+    if v_count > 0 then
+        raise exception using errcode = 'JQ020',
+            message = format('%s of an older version still %s: migration %s takes away what they call',
+                             case v_count when 1 then '1 worker' else v_count || ' workers' end,
+                             case v_count when 1 then 'runs' else 'run' end, p_version),
+            detail = v_workers,
+            hint = 'Run forebay migrate again when they have ended, or give it --wait.';
+    end if;
+end
+$$;
+
+
+-- Put a function out of the way of a new one with more parameters, for a pre migration: calls that have begun go on
+-- with the old one, later ones find the new one. A post migration drops it there.
+--
+-- Dropped at once it would be missed by statements that are at work; under another name its body would not know its
+-- own parameters; and beside the new one no call would know which of them is meant.
+create function forebay._set_aside(p_function regprocedure) returns void
+language plpgsql volatile
+as $$
+begin
+    create schema if not exists forebay_set_aside;
+    revoke all on schema forebay_set_aside from public;
+    execute format('alter function %s set schema forebay_set_aside', p_function);
+end
+$$;
+
+
+-- first_rows.sql
+
+-- What a new schema begins with: the database it lives in, grants, and segments, so that the first enqueue can write.
+insert into forebay.cluster (system_identifier, database_oid)
+select i.system_identifier, i.database_oid from forebay._identity() i;
+
+select forebay._grant();
+
+select forebay.extend_v1();
+
+
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);

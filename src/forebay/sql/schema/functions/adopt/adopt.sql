@@ -1,0 +1,224 @@
+-- Adoption: what to do with a log that was restored from another cluster.
+-- grant: none
+
+-- The transaction that divides the rows: whatever is older was restored, whatever is younger was written here.
+--
+-- A restore copies the rows before it makes the constraints, so the catalog row of a primary key that nobody ever
+-- touches again divides the two. In a copy that was made within the cluster that row is as old as the original; there the
+-- catalog row of the database itself does.
+create function forebay._native_after() returns xid
+language sql stable
+as $$
+    select case when n.system_identifier = i.system_identifier and age(d.xmin) < age(c.xmin) then d.xmin else c.xmin end
+    from (select * from forebay.cluster order by cluster_no desc limit 1) n, forebay._identity() i, pg_database d, pg_constraint c
+    where d.datname = current_database() and c.conname = 'cluster_pk' and c.conrelid = 'forebay.cluster'::regclass
+$$;
+
+
+-- Adopt a log restored from another cluster.
+--
+-- Every old segment becomes archive, new rows go to fresh segments, cursors begin anew. With p_resume, jobs that were
+-- waiting, deferred or claimed but not settled when the dump was taken are appended anew, once for each group that had
+-- not had them; without, they count as cancelled. Jobs enqueued here since the restore are kept in either case.
+--
+-- Returns: how many jobs were appended anew, and how many were discarded.
+-- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
+-- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues under way there, new ones go on
+--   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
+create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '60s'
+set jit = off
+as $$
+declare
+    v_last    bigint;
+    v_start   bigint;
+    v_segment record;
+    v_lane    record;
+    v_lease   record;
+    v_row     record;
+    v_queue   record;
+    v_mark    forebay.promotion;
+    v_count   bigint;
+    v_skipped bigint[];
+    v_border  constant xid := forebay._native_after();
+begin
+    perform forebay._require_alone('forebay.adopt_v1()');
+    resumed := 0;
+    discarded := 0;
+    if exists (select from forebay._identity() i,
+                           (select c.* from forebay.cluster c order by c.cluster_no desc limit 1) n
+               where n.system_identifier = i.system_identifier and n.database_oid = i.database_oid) then
+        raise exception using errcode = 'JQ031',
+            message = 'this log belongs to this cluster, there is nothing to adopt',
+            hint = 'Adopt only what was restored from a dump of another cluster.';
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), 1);
+    perform pg_advisory_xact_lock(forebay._lock_class(), 2);
+
+    -- Fresh segments for whatever is enqueued from here on; enqueues under way in the old ones are waited for.
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
+    if v_start is null then
+        perform forebay._make_segment(s.segment_id + 1, s.hi, s.hi + forebay._setting_value('segment_rows'))
+        from forebay.segment s order by s.segment_id desc limit 1;
+        select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
+    end if;
+    perform setval('forebay.log_seq', v_start);
+    for v_segment in select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null loop
+        execute format('lock table forebay.log_%s in share mode', v_segment.segment_id);
+    end loop;
+
+    -- Queues that nobody served yet.
+    for v_queue in select distinct l.queue from forebay.lane l
+                   where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
+        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+    end loop;
+
+    -- Behind a cursor, waiting for their ordering key; those of the leases are counted with these.
+    select count(*) into v_count from forebay._all_parked();
+    if p_resume then
+        resumed := v_count;
+    else
+        discarded := v_count;
+    end if;
+
+    -- Claimed and not settled.
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+        if p_resume then
+            resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
+        else
+            discarded := discarded + coalesce(forebay._discard_lease(v_lease.lease_id), 0);
+        end if;
+    end loop;
+
+    if p_resume then
+        for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
+            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
+            perform forebay._go_on(
+                r.job, forebay._note_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
+            from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
+        end loop;
+    end if;
+    delete from forebay.parked;
+    delete from forebay.key_turn;
+
+    -- Waiting in the log.
+    for v_lane in
+        select l.lane, l.queue, l.priority, l.audience, l.limit_key, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
+               b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, s.lo, s.hi
+        from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+        join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or abs(l.audience) = g.group_id)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+    loop
+        v_skipped := '{}';
+        for v_segment in
+            select s.segment_id from forebay.segment s where s.lo < v_start and s.removed_at is null order by s.segment_id
+        loop
+            for v_row in execute format(
+                'select row(l.*)::forebay.log as r, age(l.xmin) < age($2) as native
+                 from forebay.log_%s l where l.lane = $1 and l.kind <> '''' order by l.xid, l.seq', v_segment.segment_id) using v_lane.lane, v_border
+            loop
+                if not v_row.native then
+                    continue when v_lane.snap_from is null and v_lane.audience = 0
+                                  and pg_visible_in_snapshot((v_row.r).xid, v_lane.start_after);
+                    continue when v_lane.snap_from is not null and forebay._is_consumed(
+                        (v_row.r).xid, (v_row.r).seq, v_lane.snap_from, v_lane.snap_to, v_lane.lo, v_lane.hi,
+                        v_lane.pos_xid, v_lane.pos_seq);
+                    if not p_resume then
+                        discarded := discarded + 1;
+                        v_skipped := v_skipped || (v_row.r).seq;
+                        continue;
+                    end if;
+                end if;
+                resumed := resumed + 1;
+                perform forebay._go_on(
+                    v_row.r,
+                    forebay._note_private_lane(v_lane.queue, v_lane.priority,
+                                               case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
+                                               (v_row.r).ordering_key, v_lane.limit_key),
+                    coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
+            end loop;
+        end loop;
+        insert into forebay.batch (
+            group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total,
+            claimed_at, skipped, skipped_as)
+        values (v_lane.group_id, v_lane.lane, coalesce(v_lane.no, 0) + 1, '1:1:', 0, '0', 0,
+                greatest(v_lane.high_seq, v_last), coalesce(v_lane.handed_total, 0),
+                coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
+                v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
+    end loop;
+    update forebay.queue_group g set start_after = '1:1:';
+    delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
+    delete from forebay.gate;
+
+    -- Deferred and not yet promoted: written anew, under this cluster's xids.
+    select * into v_mark from forebay.promotion p order by p.no desc limit 1;
+    create temp table adopted_deferred on commit drop as
+        select d.* from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id));
+    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
+    if p_resume then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
+               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+        from pg_temp.adopted_deferred d order by d.run_at, d.deferred_id;
+        get diagnostics v_count = row_count;
+        resumed := resumed + v_count;
+    else
+        select count(*) into v_count from pg_temp.adopted_deferred;
+        discarded := discarded + v_count;
+    end if;
+    delete from forebay.promotion;
+
+    -- An enqueue that drew its number before the move and writes its row after this commit would write it where nobody
+    -- reads any more: refuse it, and the transaction with it.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= v_last and s.removed_at is null
+          and not exists (select from forebay.seal f where f.segment_id = s.segment_id)
+    loop
+        execute format('alter table forebay.log_%s add constraint adopted check (false) not valid', v_segment.segment_id);
+    end loop;
+
+    delete from forebay.seal;
+    insert into forebay.seal (segment_id, xid, sealed_at)
+    select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
+    insert into forebay.cluster (system_identifier, database_oid)
+    select i.system_identifier, i.database_oid from forebay._identity() i;
+end
+$$;
+
+
+-- Close a restored lease and count its unsettled jobs as cancelled; returns how many.
+create function forebay._discard_lease(p_lease_id bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_batch record;
+    v_open  smallint[];
+    v_count bigint := 0;
+begin
+    update forebay.lease l set closed_at = forebay._now(), closed_as = 'adopted' where l.lease_id = p_lease_id;
+    for v_batch in select b.claim_no, b.seqs from forebay.batch b where b.lease_id = p_lease_id loop
+        v_open := array(
+            select i::smallint from generate_subscripts(v_batch.seqs, 1) i
+            where not exists (select from forebay.settlement s
+                              where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no
+                                and (s.offsets is null or i::smallint = any (s.offsets))));
+        continue when cardinality(v_open) = 0;
+        insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+        values (p_lease_id, v_batch.claim_no, 2147483647, forebay._now(), v_open,
+                array_fill('c'::"char", array[cardinality(v_open)]));
+        v_count := v_count + cardinality(v_open);
+    end loop;
+    return v_count;
+end
+$$;

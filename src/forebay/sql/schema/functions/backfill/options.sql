@@ -1,0 +1,28 @@
+-- The options of a backfill with their defaults, checked.
+--
+-- Errors: JQ001.
+create function forebay._backfill_options(p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
+                                    'tag', 'correlation_id', 'headers', 'ordering_key', 'limit_key'];
+    v_given jsonb;
+begin
+    if p_options is null or jsonb_typeof(p_options) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('options must be a JSON object, not %s', coalesce(jsonb_typeof(p_options), 'null'));
+    elsif p_options - v_keys <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_options - v_keys) k limit 1)),
+            hint = format('The options of all jobs are %s. What differs from job to job, such as unique_as, is a column of the query.',
+                          array_to_string(v_keys, ', '));
+    end if;
+    v_given := coalesce((select jsonb_object_agg(o.key, o.value) from jsonb_each(p_options) o where o.value <> 'null'), '{}');
+    if jsonb_typeof(coalesce(v_given -> 'args', '{}')) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
+    end if;
+    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+end
+$$;

@@ -1,0 +1,43 @@
+-- grant: producer, worker
+
+-- Say what forebay.backfill would enqueue, and enqueue nothing.
+--
+-- Returns the token of exactly these jobs, how many they are, the bytes of their arguments as JSON; the seconds that
+-- enqueuing them would take, from the time this took and from that of up to 2,000 of them, enqueued and rolled back (null where
+-- that is not possible); and how many jobs wait in the queue already, in all and of the same priority.
+--
+-- Parameters and errors: as forebay.backfill.
+create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_begun   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    v_count   pg_catalog.record;
+    v_reading pg_catalog.float8;
+    v_some    pg_catalog.int8;
+begin
+    v_count := forebay.backfill_count_v1(query);
+    v_reading := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+    token := forebay.backfill_token_v1(kind, options, v_count.jobs, v_count.digest);
+    jobs := v_count.jobs;
+    bytes := v_count.bytes;
+    begin
+        v_begun := pg_catalog.clock_timestamp();
+        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null, false)).jobs;
+        seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+        raise exception using errcode = 'ZF000';
+    exception
+        when sqlstate 'ZF000' then  -- It was there to be rolled back.
+            seconds := case when v_some operator(pg_catalog.=) 0::pg_catalog.int8 then 0.0::pg_catalog.float8
+                            -- Written so, operators have no precedence.
+                            else v_reading operator(pg_catalog.+)
+                                 (seconds operator(pg_catalog.*) (jobs::pg_catalog.float8 operator(pg_catalog./) v_some::pg_catalog.float8)) end;
+        when read_only_sql_transaction or configuration_limit_exceeded then
+            seconds := null;
+    end;
+    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    return next;
+end
+$$;

@@ -1,0 +1,35 @@
+-- grant: producer, worker
+
+-- Take the next chunk of a backfill: the parts of its query, and what was counted of it; no row when all are done.
+--
+-- Errors: JQ041 no such backfill, or it is another's.
+-- Locks: the backfill, so that a chunk is done by one at a time.
+create function forebay.backfill_take_v1(backfill_id bigint)
+returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_run forebay.backfill;
+begin
+    select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
+    if v_run.backfill_id is null then
+        raise exception using errcode = 'JQ041',
+            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
+    elsif v_run.made_by <> session_user then
+        -- Its query would run with the rights of whoever goes on with it.
+        raise exception using errcode = 'JQ041',
+            message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            hint = 'Only who began a backfill goes on with it.';
+    end if;
+    return query
+    select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
+           (select p.upto from forebay.backfill_chunk p where p.backfill_id = c.backfill_id and p.no = c.no - 1),
+           c.upto
+    from forebay.backfill_chunk c
+    where c.backfill_id = backfill_take_v1.backfill_id and c.done_at is null
+    order by c.no limit 1;
+end
+$$;

@@ -1,0 +1,24 @@
+-- grant: producer, worker
+
+-- The token of a set of jobs: how many there are, and a digest of kind, options and rows; with a token, refuse any other.
+--
+-- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
+returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_found constant text := format(
+        '%s-%s', backfill_token_v1.jobs,
+        left(encode(sha256(convert_to(jsonb_build_array(
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+begin
+    if v_found <> backfill_token_v1.token then
+        raise exception using errcode = 'JQ040',
+            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
+    end if;
+    return v_found;
+end
+$$;

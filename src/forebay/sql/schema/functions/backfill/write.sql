@@ -1,0 +1,73 @@
+-- grant: producer, worker
+
+-- Enqueue a job for each of some rows; returns how many, and, if asked for it, what tells these rows from others, in any order.
+--
+-- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
+--
+-- Parameters: key, a field that is neither; null: none.
+-- Errors: as forebay.enqueue_many.
+create function forebay.backfill_write_v1(
+    kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_names  constant text[] := array['queue', 'priority', 'delay', 'run_at', 'expires_at', 'max_attempts', 'tag',
+                                      'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_kind   constant text := backfill_write_v1.kind;
+    v_key    constant text := backfill_write_v1.key;
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_rows   jsonb[] := backfill_write_v1.rows;
+    v_common constant jsonb := v_options -> 'args';
+    v_priority integer;
+    v_delay  interval;
+    v_run_at timestamptz;
+    v_expires_at timestamptz;
+    v_max_attempts integer;
+begin
+    jobs := cardinality(v_rows);
+    if is_digested then
+        -- Of the text: a hash of jsonb does not know the sign of a number.
+        select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
+    end if;
+    if jobs = 0 then
+        return;
+    end if;
+    begin
+        -- Nothing is written in here: a subtransaction for each batch would soon be more than a snapshot can list.
+        v_priority := (v_options ->> 'priority')::integer;
+        v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
+        v_run_at := (v_options ->> 'run_at')::timestamptz;
+        v_max_attempts := (v_options ->> 'max_attempts')::integer;
+        v_expires_at := coalesce(
+            (v_options ->> 'expires_at')::timestamptz,
+            coalesce(v_run_at, forebay._now() + coalesce(v_delay, interval '0'))
+            + make_interval(secs => (v_options ->> 'expires_in')::double precision));
+    exception when data_exception then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('an option has the wrong type: %s', sqlerrm), hint = 'Nothing was enqueued.';
+    end;
+    if not v_rows[1] ? 'args' then
+        if v_common is not null then
+            v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
+        end if;
+        perform forebay.enqueue_many(
+            v_kind, v_rows, queue => v_options ->> 'queue', priority => v_priority, delay => v_delay, run_at => v_run_at,
+            expires_at => v_expires_at, max_attempts => v_max_attempts, tag => v_options ->> 'tag',
+            correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
+            ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
+        return;
+    end if;
+    perform forebay.enqueue_many((
+        select jsonb_agg(
+            jsonb_strip_nulls(v_options - '{args,expires_in}'::text[] || jsonb_build_object('expires_at', v_expires_at))
+            || coalesce((select jsonb_object_agg(f.key, f.value) from jsonb_each(r.row - 'args') f
+                         where f.value <> 'null' and (f.key <> v_key or f.key = any (v_names)) is not false), '{}')
+            || jsonb_build_object(
+                'kind', v_kind,
+                'args', case when jsonb_typeof(r.row -> 'args') = 'object' then coalesce(v_common, '{}') || (r.row -> 'args')
+                             else r.row -> 'args' end)
+            order by r.nr)
+        from unnest(v_rows) with ordinality r (row, nr)));
+end
+$$;

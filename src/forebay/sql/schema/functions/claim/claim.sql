@@ -1,0 +1,88 @@
+-- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+--
+-- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
+-- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+-- grant: worker
+
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
+-- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
+--
+-- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
+-- Of suspects one is taken at a time.
+--
+-- Parameters:
+--   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
+--   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
+--   p_group_id, p_lane      as reported by ready_v1
+--   p_limit                 1 to 10000
+-- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
+-- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
+-- hands back all behind it.
+-- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
+--   JQ030 foreign cluster.
+-- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Commits asynchronously: a durable settlement makes the earlier claim durable.
+create function forebay.claim_v1(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_segment bigint;
+    v_jobs    text;
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
+    end if;
+    if (p_claim_no >= 1 and p_floor between 0 and p_claim_no) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('claim %s with floor %s: the number is at least 1, the floor at most the number',
+                             coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
+    end if;
+    -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
+    if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
+        perform forebay._require_alone('forebay.claim_v1()');
+        if exists (select from forebay.lane l
+                   where l.lane = p_lane
+                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
+            return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
+    end if;
+    if set_config('synchronous_commit', 'off', true) is null
+       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+        raise exception 'unreachable';
+    end if;
+    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+            return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        end if;
+    end if;
+    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    v_segment := coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+    end if;
+    return v_jobs;
+end
+$$;

@@ -1,0 +1,117 @@
+-- grant: worker
+
+-- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+--
+-- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with a pace or with
+-- limit keys (is_paced) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
+-- back set no bell.
+--
+-- Errors: JQ030 foreign cluster.
+create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_now     pg_snapshot;
+    v_last    bigint;
+    v_seal_id bigint;
+    v_hi      bigint;
+    v_before  xid8;
+    v_tail    bigint[];
+    v_segment bigint;
+    v_until   bigint;
+    v_gates   bigint[] := '{}';
+    v_shut    bigint[] := '{}';
+    v_any     boolean;
+    v_row     record;
+begin
+    if not forebay._is_home() then
+        perform forebay._require_home();
+    end if;
+    if pg_sequence_last_value('forebay.gate_seq') is not null then
+        v_gates := array(select g.group_id from forebay.queue_group g
+                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                           and (exists (select from forebay.queue_pace p where p.queue = g.queue)
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    select f.segment_id, i.hi into v_seal_id, v_hi
+    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
+    v_tail := array(
+        select s.segment_id from forebay.segment s
+        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
+        order by s.lo);
+    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
+    if v_seal_id is not null then
+        v_tail := v_seal_id || v_tail;
+    end if;
+
+    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
+           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
+    from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
+                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
+          from forebay.queue_group g
+          join lateral (
+              select distinct i.lane, i.queue, i.priority, i.audience
+              from forebay.lane i
+              where i.queue = g.queue and i.part < 1000 and i.audience in (0, g.group_id, -g.group_id)) l on true
+          left join lateral (
+              select c.snap_from, c.snap_to, c.claimed_at
+              from forebay.batch c
+              where c.group_id = g.group_id and c.lane = l.lane
+              order by c.no desc limit 1) b on true
+          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+
+    foreach v_segment in array v_tail loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+    end loop;
+
+    return query
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
+    from rows from (unnest(v_places), unnest(v_moved)) with ordinality
+         as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
+    where p.group_id <> all (v_gates) and case
+        when p.moved then true
+        -- A late committer of an older segment: let the claim look.
+        when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
+             and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
+        else forebay._should_move(p.snap, v_now, p.claimed_at) end;
+    v_any := found;
+
+    if v_gates <> '{}' then
+        for v_row in select * from forebay._ready_at_gates(v_gates, v_places, v_moved, v_now, v_before) loop
+            if v_row.lane is null then
+                v_shut := v_shut || v_row.group_id;
+                continue;
+            end if;
+            return query select v_row.group_id, v_row.lane, v_row.queue, v_row.priority, v_row.audience <> 0, v_row.audience < 0, true;
+            v_any := true;
+        end loop;
+    end if;
+
+    if not v_any and p_sleep_millis is not null then
+        perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
+        if not forebay._is_home() then
+            perform forebay._note_home();
+        end if;
+        v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
+        perform setval(bell.register, v_until)
+        from (select distinct forebay._bell(g.queue) as register
+              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) bell
+        where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
+    end if;
+end
+$$;

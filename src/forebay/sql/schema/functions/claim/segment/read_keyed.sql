@@ -1,0 +1,29 @@
+-- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
+-- start has a number above p_low; what was at work then is looked for by its xid below that.
+create function forebay._read_keyed_{segment}(
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
+returns forebay.log[]
+language plpgsql stable
+as $$
+begin
+    return array(
+        select w.r
+        from (
+            (select row(l.*)::forebay.log as r, l.seq as s
+             from unnest(p_late) as late (xid),
+                  lateral (select * from forebay.log_{segment} i
+                           where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
+                           order by i.seq limit p_limit) l)
+            union all
+            (select row(l.*)::forebay.log, l.seq
+             from forebay.log_{segment} l
+             where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
+               and pg_visible_in_snapshot(l.xid, p_to)
+               and not pg_visible_in_snapshot(l.xid, p_from)
+             order by l.seq
+             limit p_limit)
+        ) w
+        order by w.s
+        limit p_limit);
+end
+$$;

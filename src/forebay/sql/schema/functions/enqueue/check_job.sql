@@ -1,0 +1,100 @@
+-- What is wrong with one job's options, or null. One line, lower case, with the value.
+create function forebay._job_problem(
+    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
+    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
+    p_ordering_key text, p_limit_key text default null)
+returns text
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_starts timestamptz;
+begin
+    if p_kind is null or p_kind !~ v_name then
+        return format('kind %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_kind, 40)), 'null'));
+    elsif p_queue is null or p_queue !~ v_name then
+        return format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'));
+    elsif p_args is null or jsonb_typeof(p_args) <> 'object' then
+        return format('args must be a JSON object, not %s', coalesce(jsonb_typeof(p_args), 'null'));
+    elsif p_priority is null or p_priority not between -32768 and 32767 then
+        return format('priority %s is outside -32768 to 32767', coalesce(p_priority::text, 'null'));
+    elsif p_delay is not null and p_run_at is not null then
+        return 'delay and run_at exclude each other';
+    elsif p_delay is not null and (p_delay < interval '0' or p_delay > interval '100 years') then
+        return format('delay %s is outside 0 to 100 years', p_delay);
+    elsif p_run_at is not null and not isfinite(p_run_at) then
+        return format('run_at %s is not a finite time', p_run_at);
+    elsif p_run_at is not null and p_run_at > forebay._now() + interval '100 years' then
+        return format('run_at %s is more than 100 years away', p_run_at);
+    elsif p_expires_at is not null and (not isfinite(p_expires_at) or p_expires_at > forebay._now() + interval '200 years') then
+        return format('expires_at %s is not a time within 200 years', p_expires_at);
+    elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
+        return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+        return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+        return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+        return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+        return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
+    elsif p_limit_key is not null and p_ordering_key is not null then
+        return 'ordering_key and limit_key exclude each other';
+    end if;
+    if p_headers is not null then
+        if jsonb_typeof(p_headers) <> 'object' then
+            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_headers));
+        elsif octet_length(p_headers::text) > 8192 then
+            return format('headers take %s bytes, the limit is 8192', octet_length(p_headers::text));
+        elsif (select count(*) from jsonb_object_keys(p_headers)) > 64 then
+            return 'headers have more than 64 entries';
+        elsif exists (select from jsonb_each(p_headers) h where jsonb_typeof(h.value) <> 'string') then
+            return 'headers must have string values';
+        end if;
+    end if;
+    if p_expires_at is not null then
+        v_starts := coalesce(p_run_at, forebay._now() + coalesce(p_delay, interval '0'));
+        if p_expires_at <= v_starts then
+            return format('expires_at %s is not after the job''s start %s', p_expires_at, v_starts);
+        end if;
+    end if;
+    return null;
+end
+$$;
+
+
+-- Refuse arguments that are too large, too deep, or hold a number that clients do not read. A value of at most 500
+-- bytes and 500 characters is none of these: a level takes 8 bytes. Both are asked, since a number like 1e100000
+-- takes a few bytes and a hundred thousand characters.
+--
+-- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
+create function forebay._check_args(p_args jsonb, p_index bigint) returns void
+language plpgsql stable
+as $$
+declare
+    v_bytes_max bigint := forebay._setting_value('args_bytes_max');
+    v_depth_max bigint := forebay._setting_value('args_depth_max');
+    v_bytes     bigint := octet_length(p_args::text);
+    v_where     text := case when p_index is null then '' else format('job %s: ', p_index) end;
+begin
+    if v_bytes > v_bytes_max then
+        raise exception using
+            errcode = 'JQ002',
+            message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            hint = 'Store the data in a table of yours and pass its key.';
+    end if;
+    if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
+        raise exception using
+            errcode = 'JQ003',
+            message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            hint = 'Pass flat arguments, or the nested document as a string.';
+    end if;
+    if v_bytes > 4300 and jsonb_path_exists(
+           p_args, 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
+        raise exception using
+            errcode = 'JQ001', column = 'args',
+            message = format('%sargs hold a number of more than 4300 digits', v_where),
+            hint = 'Pass it as a string.';
+    end if;
+end
+$$;

@@ -1,0 +1,141 @@
+-- Enqueue: the public contract for producers, in any language.
+-- grant: producer, worker
+
+-- The public lane for one job, noted in the registry; where many jobs go, its register comes to know it.
+--
+-- Errors: JQ001 the queue's name.
+create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
+    v_committed boolean;
+begin
+    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.spread_seq')) = 0 then
+        -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
+        select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
+        if v_committed is not null then
+            -- Seldom, so that two lanes with one register do not take it from each other at every job.
+            perform setval(forebay._lane_register(v_lane), forebay._token(v_lane)) where v_committed and random() < 0.03;
+            return v_lane;
+        end if;
+    end if;
+    if p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' is not true then
+        raise exception using errcode = 'JQ001',
+            message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
+            hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+    end if;
+    return case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, 0)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when pg_sequence_last_value('forebay.spread_seq') is not null then forebay._pick_lane(p_queue, p_priority)
+                else forebay._note_lane(p_queue, p_priority, 0) end;
+end
+$$;
+
+
+-- Enqueue one job in the caller's transaction; returns its id.
+--
+-- Invariant "commit is the gate": the job exists exactly if this transaction commits.
+--
+-- Parameters:
+--   kind            which handler
+--   args            JSON object, the handler's keyword arguments
+--   queue           where it waits
+--   priority        -32768 to 32767, lower first
+--   delay, run_at   earliest start; at most one of them; null: at once
+--   expires_at      not started at or after this; null: 30 days after the enqueue or its start
+--   max_attempts    1 to 10000; null: what the handler's retry policy says
+--   tag             where it came from
+--   correlation_id  carried through retries, dead letters and redrives
+--   headers         JSON object of strings
+--   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
+--   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+--   limit_key       jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
+--   queue is full. Nothing is written then.
+-- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+create function forebay.enqueue(
+    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz;
+    v_problem text;
+    v_lane    bigint;
+    v_job_id  bigint;
+begin
+    -- A good, plain job passes on one expression, since each costs more than what it asks. A pattern without a bound is matched
+    -- in a fraction of the time. The queue's name is looked at when its lane is not known.
+    -- 124 characters make at most 62 levels. The concatenation makes of a value that comes compressed out of a table what it is
+    -- in full.
+    if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
+        and jsonb_typeof(enqueue.args) = 'object'
+        and enqueue.priority between -32768 and 32767
+        and (octet_length(enqueue.args::text) <= 124
+             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
+        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+       ) is not true then
+        if enqueue.unique_as is not null then
+            return (forebay.enqueue_unique(
+                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key, enqueue.limit_key)).job_id;
+        end if;
+        v_problem := forebay._job_problem(
+            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+            enqueue.ordering_key, enqueue.limit_key);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001', message = v_problem,
+                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+        end if;
+        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+            perform forebay._check_args(enqueue.args, null);
+        end if;
+        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+    end if;
+
+    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
+    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
+                    pg_sequence_last_value('forebay.limit_seq')) > 0
+       or not forebay._is_known(v_lane) then
+        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
+        if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+            perform forebay._require_room(enqueue.queue, 1);
+        end if;
+    end if;
+
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        values (
+            v_start, v_lane, v_now, nextval('forebay.log_seq'),
+            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+        returning job_id into v_job_id;
+        return v_job_id;
+    end if;
+
+    insert into forebay.log (
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+    values (
+        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
+    -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
+    v_job_id := currval('forebay.log_seq');
+    if forebay._is_awaited(enqueue.queue) then
+        perform forebay._ring(enqueue.queue);
+    end if;
+    return v_job_id;
+end
+$$;

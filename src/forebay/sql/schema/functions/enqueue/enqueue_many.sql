@@ -1,0 +1,200 @@
+-- grant: producer, worker
+
+-- Refuse the first bad job of a bulk enqueue by its index. Good jobs that are plain, but for an ordering key, pass on one expression.
+--
+-- Errors: JQ001, JQ002, JQ003.
+create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
+language plpgsql stable
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]*$';  -- A bound in the pattern would take several times as long.
+    v_odd     record;
+    v_problem text;
+begin
+    for v_odd in
+        select u.*
+        from unnest(p_jobs) with ordinality u
+        where (u.kind ~ v_name and length(u.kind) <= 128 and u.queue ~ v_name and length(u.queue) <= 128
+               and jsonb_typeof(u.args) = 'object'
+               and u.priority between -32768 and 32767
+               and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ '[\x01-\x1f\x7f]')
+              ) is not true
+        order by u.ordinality
+    loop
+        if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
+            v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
+        else
+            v_problem := forebay._job_problem(
+                v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
+                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key,
+                v_odd.limit_key);
+        end if;
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
+            perform forebay._check_args(v_odd.args, v_odd.ordinality - 1);
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+--
+-- All or none: one bad job refuses the call, and the message names its index, from 0.
+--
+-- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
+--   kind optional.
+-- Errors: as forebay.enqueue.
+create function forebay.enqueue_many(jobs jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
+                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_bad  record;
+    v_jobs forebay._job_input[];
+begin
+    if jobs is null or jsonb_typeof(jobs) <> 'array' then
+        raise exception using errcode = 'JQ001',
+            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(jobs), 'null')),
+            hint = 'Pass an array of objects, one for each job.';
+    end if;
+
+    for v_bad in
+        select e.ordinality - 1 as index, e.value as job
+        from jsonb_array_elements(jobs) with ordinality e
+        where case when jsonb_typeof(e.value) = 'object' then (e.value - v_keys) <> '{}'::jsonb else true end
+        limit 1
+    loop
+        raise exception using errcode = 'JQ001',
+            message = case when jsonb_typeof(v_bad.job) <> 'object'
+                then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
+                else format('job %s: unknown option %s', v_bad.index,
+                            (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
+    end loop;
+
+    begin
+        select array_agg(
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
+            order by r.ordinality)
+        into v_jobs
+        from rows from (jsonb_to_recordset(jobs) as (
+                kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
+                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
+                ordering_key text, limit_key text))
+             with ordinality r;
+    exception when data_exception then
+        raise exception using errcode = 'JQ001',
+            message = format('an option of a job has the wrong type: %s', sqlerrm),
+            hint = 'Nothing was enqueued: a bulk call is all or none.';
+    end;
+    if v_jobs is null then
+        return '{}';
+    end if;
+    perform forebay._check_jobs(v_jobs);
+    if jobs @? '$[*].unique_as ? (@ != null)' then
+        if jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
+            raise exception using errcode = 'JQ001',
+                message = 'ordering_key and unique_as exclude each other',
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        return forebay._enqueue_mixed(v_jobs, array(
+            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
+    end if;
+    return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Enqueue one job of a kind for each element of args; returns how many. For INSERT ... SELECT:
+--   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
+--
+-- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+create function forebay.enqueue_many(
+    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, ordering_key text default null, limit_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now     timestamptz := forebay._now();
+    v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + enqueue_many.delay);
+    v_problem text;
+    v_odd     record;
+    v_lanes   bigint[];
+begin
+    if coalesce(cardinality(enqueue_many.args), 0) = 0 then
+        return 0;
+    end if;
+    v_problem := forebay._job_problem(
+        enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
+        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+        enqueue_many.ordering_key, enqueue_many.limit_key);
+    for v_odd in
+        select a.args, a.nr - 1 as index
+        from unnest(enqueue_many.args) with ordinality a (args, nr)
+        where v_problem is not null
+           or (jsonb_typeof(a.args) = 'object'
+               and pg_column_size(a.args) <= 500 and octet_length(a.args::text) <= 500) is not true
+        order by a.nr
+    loop
+        v_problem := coalesce(
+            v_problem,
+            case when v_odd.args is null or jsonb_typeof(v_odd.args) <> 'object'
+                 then format('args must be a JSON object, not %s', coalesce(jsonb_typeof(v_odd.args), 'null')) end);
+        if v_problem is not null then
+            raise exception using errcode = 'JQ001',
+                message = format('job %s: %s', v_odd.index, v_problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+        perform forebay._check_args(v_odd.args, v_odd.index);
+    end loop;
+
+    if enqueue_many.ordering_key is not null then
+        v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+    elsif enqueue_many.limit_key is not null then
+        v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+    else
+        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority, forebay._spreads(array[enqueue_many.queue]));
+    end if;
+    if v_start > v_now then
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
+               coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
+    else
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
+        end if;
+        insert into forebay.log (
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
+               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
+               enqueue_many.ordering_key
+        from unnest(enqueue_many.args) with ordinality a (args, nr);
+        perform forebay._ring(enqueue_many.queue);
+    end if;
+    return cardinality(enqueue_many.args);
+end
+$$;

@@ -1,0 +1,27 @@
+-- The register that may name a lane.
+create function forebay._lane_register(p_lane bigint) returns regclass
+language sql stable
+as $$
+    select (array[
+        'forebay.known_0', 'forebay.known_1', 'forebay.known_2', 'forebay.known_3', 'forebay.known_4', 'forebay.known_5', 'forebay.known_6', 'forebay.known_7',
+        'forebay.known_8', 'forebay.known_9', 'forebay.known_10', 'forebay.known_11', 'forebay.known_12', 'forebay.known_13', 'forebay.known_14', 'forebay.known_15']::regclass[])[((p_lane >> 1) & 15) + 1]
+$$;
+
+
+-- What stands in the register of a lane that is known: another number for each lane, each start of the server and each file of
+-- the registry. So a register that was dumped with a later state than the registry, or outlived it, names no lane.
+create function forebay._token(p_lane bigint) returns bigint
+language sql stable
+as $$
+    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
+$$;
+
+
+-- Is the lane's row in the registry committed, as far as its register tells?
+--
+-- Invariant "known is committed": a register names a lane only after its row was. Read and set outside transactions.
+create function forebay._is_known(p_lane bigint) returns boolean
+language sql volatile
+as $$
+    select coalesce(pg_sequence_last_value(forebay._lane_register(p_lane)) = forebay._token(p_lane), false)
+$$;

@@ -1,0 +1,41 @@
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it. Its number is
+-- even, as are those of all lanes but those of limit keys.
+create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
+
+
+-- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
+create function forebay._part_id(p_queue text, p_priority integer, p_part integer) returns bigint
+language sql immutable
+as $$
+    select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) & -2 end
+$$;
+
+
+-- The lane of jobs with ordering keys for (queue, priority, audience).
+create function forebay._keyed_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0) & -2
+$$;
+
+
+-- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits are the queue's, and it is odd: so an
+-- index finds what came to all such lanes of a queue.
+create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language sql immutable
+as $$
+    select (hashtextextended(p_queue collate "C", 0) << 48) | 1
+         | (hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '//' || p_limit_key) collate "C", 0)
+            & 281474976710654)
+$$;
+
+
+-- The desk of (queue, priority, audience): where claims ask for jobs of any limit key.
+create function forebay._desk_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql immutable
+as $$
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/desk') collate "C", 0) & -2
+$$;

@@ -1,0 +1,82 @@
+-- Note a lane in the registry when no row of it is visible; returns it.
+--
+-- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
+-- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
+create function forebay._note(
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer, p_limit_key text default null)
+returns bigint
+language plpgsql volatile
+as $$
+begin
+    if not exists (select from forebay.lane l where l.lane = p_lane) then
+        insert into forebay.lane (lane, queue, priority, audience, part, noted_at, limit_key)
+        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now(), p_limit_key);
+    end if;
+    return p_lane;
+end
+$$;
+
+
+-- The lane of (queue, priority, audience), noted in the registry.
+create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language sql volatile
+as $$
+    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+$$;
+
+
+-- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
+create function forebay._note_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null then
+        perform nextval('forebay.key_seq');
+    end if;
+    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, -1);
+end
+$$;
+
+
+-- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its desk.
+create function forebay._note_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
+begin
+    if not exists (select from forebay.lane l where l.lane = v_lane) then
+        if pg_sequence_last_value('forebay.gate_seq') is null then
+            perform nextval('forebay.gate_seq');
+        end if;
+        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 1001);
+        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 1000, p_limit_key);
+    end if;
+    return v_lane;
+end
+$$;
+
+
+-- The lane in which a group's job goes on, noted in the registry.
+create function forebay._note_private_lane(
+    p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
+returns bigint
+language sql volatile
+as $$
+    select case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, p_audience)
+                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                else forebay._note_lane(p_queue, p_priority, p_audience) end
+$$;
+
+
+-- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+--
+-- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
+-- nobody noted.
+create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads jsonb) returns bigint[]
+language sql volatile
+as $$
+    select array(
+        select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
+        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) part order by part)
+$$;

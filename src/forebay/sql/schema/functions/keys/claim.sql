@@ -1,0 +1,33 @@
+-- How a job of a keyed lane is handed out: as any other, with its ordering key at the end.
+create function forebay._keyed_json(
+    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
+    p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb,
+    p_ordering_key text) returns text
+language sql stable
+as $$
+    select '[' || p_seq || ',"' || p_kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || p_args
+           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_max_attempts, p_pauses, p_tag, p_correlation_id, p_headers) = 0
+                   then ',0,null,null,null,null,null,null,null,'
+                   else ',' || btrim(json_build_array(
+                       coalesce(p_job_id, p_seq), (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_max_attempts,
+                       p_pauses, p_tag, p_correlation_id, p_headers)::text, '[]') || ',' end
+           || to_json(p_ordering_key) || ']'
+$$;
+
+
+-- forebay.claim_v1() of a keyed lane.
+create function forebay._claim_keyed(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+begin
+    -- In the order of the array, as long as nothing else is done to its rows.
+    return (select string_agg(forebay._keyed_json(
+                       u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                       u.tag, u.correlation_id, u.headers, u.ordering_key), ',')
+            from unnest(v_rows) u);
+end
+$$;

@@ -1,0 +1,380 @@
+-- The claim of a keyed lane: what forebay._take() is for the others.
+--
+-- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
+-- numbers of its claims; a turn is the first of what waits, in the order: what was kept back, what is parked, what the cursor
+-- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
+-- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
+--
+-- Who has a key gets more of it while nothing of it went wrong, and while it has at most v_ahead jobs open, after what it asks
+-- for: those behind a slow one are better in the log, where they can be cancelled.
+create function forebay._take_keyed(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns forebay.log[]
+language plpgsql volatile
+set enable_nestloop = off  -- As in forebay._key_states().
+set jit = off
+as $$
+declare
+    c          record;
+    v_low      bigint;
+    v_from     pg_snapshot;
+    v_to       pg_snapshot;
+    v_limit    integer := p_limit;       -- how many may be taken
+    v_most     integer;                  -- how many are read from the log
+    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- who has more jobs of a key open gets no more of it
+    v_window   record;
+    v_rows     forebay.log[] := '{}';
+    v_segments bigint[] := '{}';
+    v_looked   integer := 0;
+    v_old      integer := 0;
+    v_count    integer;
+    v_used_up  boolean;
+    v_found    record;                   -- what may be taken, and of which keys, as arrays
+    v_taken    record;                   -- what is taken and skipped
+    v_tombstones boolean;
+    v_is_plain   boolean := false;
+    v_parked_no  bigint;                 -- see batch.parked_no
+    v_public     bigint[];               -- the queue's keyed lanes that everybody reads
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
+    -- Before the snapshot, and before this transaction has a number itself: see batch.low_from.
+    v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+
+    select pg_current_snapshot() as now, forebay._now() as at,
+           g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
+           array(select s.segment_id from forebay.segment s
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+           b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
+           b.keys is not null and b.parked_no is null as has_waiting,
+           coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
+           coalesce(b.low_to, b.low_from, 0) as low_to, coalesce(b.edge_to, b.edge_from, '0') as edge_to,
+           coalesce(b.snap_from, w.first) as start, coalesce(b.snap_to, b.snap_from, w.first) as stop
+    into c
+    from forebay.queue_group g
+    left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
+    left join lateral (select s.xid, (select i.hi from forebay.segment i where i.segment_id = s.segment_id) as hi
+                       from forebay.seal s order by s.segment_id desc limit 1) f on true
+    left join lateral (select * from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b on true
+    cross join lateral (select case l.audience when 0 then g.start_after else '1:1:' end as first) w
+    where g.group_id = p_group_id;
+
+    if c.queue is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    end if;
+    if c.audience is null or c.paused_at is not null then
+        return '{}';
+    end if;
+    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
+        raise exception using errcode = 'JQ030',
+            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
+                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+    if c.audience < 0 then
+        v_limit := 1;
+    end if;
+    -- Where jobs are parked, fewer are read than may be taken: else as many would be parked anew.
+    v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
+
+    if c.snap_to is not null then
+        v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
+                                          c.unsealed, c.seal_xid);
+        v_rows := v_window.rows;
+        v_segments := v_window.segments;
+        v_looked := v_window.looked;
+        v_old := cardinality(v_rows);
+    end if;
+    if v_old < v_most then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+        v_rows := v_rows || v_window.rows;
+        v_segments := v_segments || v_window.segments;
+        v_looked := v_looked + v_window.looked;
+    end if;
+    v_count := cardinality(v_rows);
+    v_used_up := v_count < v_most;
+
+    if v_count = 0 then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
+            insert into forebay.batch (
+                group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
+                handed_total, skipped_total, claimed_at, edge_from, low_from)
+            values (p_group_id, p_lane, coalesce(c.no, 0) + 1, c.now, 0, '0', 0, coalesce(c.high_seq, 0),
+                    coalesce(c.handed_total, 0), coalesce(c.skipped_total, 0), c.at, pg_current_xact_id(), v_low);
+        end if;
+        return '{}';
+    end if;
+
+    -- From here on nobody else decides about the group's keys, and later statements see what was decided before.
+    perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
+
+    -- Nearly always each key is free or ours, nothing of it waits or goes on, and all that was read is taken.
+    if c.audience = 0 then
+        with met as materialized (
+            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
+                   coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
+            from unnest(v_rows) with ordinality u
+        ), key as materialized (
+            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs, max(m.place) as tail,
+                   min(m.seq) as low, max(m.seq) as high
+            from met m group by m.key
+        ), last as materialized (
+            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.mark, t.is_suspect,
+                   t.has_rest is true
+                   or exists (select from forebay.parked p
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)) as waits
+            from key k
+            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.mark, i.is_suspect, i.rest_seqs is not null as has_rest
+                               from forebay.key_turn i
+                               where i.group_id = p_group_id and i.ordering_key = k.key
+                               order by i.no desc limit 1) t on true
+        ), turn as materialized (
+            select l.key, l.no, l.lease_id, l.claim_no, l.is_suspect from last l where l.since = l.no and l.lease_id is not null
+            union all
+            select l.key, t.no, t.lease_id, t.claim_no, l.is_suspect
+            from last l
+            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_turn i
+                                where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
+                                  and i.lease_id is not null offset 0) t
+            where l.since < l.no
+        ), lot as materialized (
+            select b.lease_id, b.is_suspect, s.goes_on, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
+            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from turn t group by t.lease_id, t.claim_no) b
+            cross join lateral (
+                select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as goes_on
+                from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
+            left join lateral (select cardinality(i.seqs) as size from forebay.batch i
+                               where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
+        ), verdict as materialized (
+            select not exists (select from last l where l.waits)
+               and not exists (select from lot b where b.goes_on or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
+               and coalesce((select sum(b.open) from lot b where b.lease_id = p_lease_id), 0) <= v_ahead
+               and (select min(m.expires) from met m) > c.at
+               and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
+        ), written as (
+            insert into forebay.key_turn (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, low_seq, high_seq, is_suspect, taken_at)
+            select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
+                   coalesce(l.mark, 0), k.low, k.high, false, c.at
+            from key k
+            join last l on l.key = k.key
+            left join (select t.key, min(t.no) as no from turn t
+                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
+            where (select v.is_plain from verdict v)
+        )
+        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
+               (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
+               (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+        into v_taken
+        from verdict v;
+        v_is_plain := v_taken.is_plain;
+    end if;
+
+    if v_is_plain then
+        v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
+    else
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
+        with met as materialized (
+            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
+            from unnest(v_rows) with ordinality u
+        ), stands as materialized (
+            select s.*, s.open > 0 as is_busy,
+                   s.head is not null
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_token) as waits,
+                   s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
+                   and s.head is null and s.waiting_seqs = '{}' as goes_on
+            from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
+        ), state as materialized (
+            select s.ordering_key as key, s.no, s.mark, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+                   case when s.goes_on then s.first_open else s.no + 1 end as since,
+                   greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
+            from stands s cross join lateral (select s.is_busy and not s.goes_on or s.waits as is_taken) t
+        ), parked as materialized (
+            select s.key, i.parked_no, i.lane, i.seq
+            from state s, lateral (
+                select p.parked_no, p.lane, p.seq from forebay.parked p
+                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.mark
+                order by p.parked_no limit s.quota) i
+            where not s.is_taken
+        ), behind as materialized (
+            select p.key, count(*) as jobs from parked p group by p.key
+        ), candidate as (
+            -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
+            select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
+            from met m join state s on s.key = m.key
+            where m.job_id = s.head and not m.is_token and not s.is_busy
+            union all
+            -- 1: kept back. 2: parked.
+            select s.key, 1, u.nr, u.lane, u.seq, null
+            from state s, unnest(s.waiting_lanes, s.waiting_seqs) with ordinality u (lane, seq, nr)
+            where not s.is_taken
+            union all
+            select p.key, 2, p.parked_no, p.lane, p.seq, p.parked_no from parked p
+            union all
+            -- 3: new. 4: new, and to be parked: the key is taken, or there is more before it than was read.
+            select s.key, case when s.is_taken or b.jobs >= s.quota
+                                    or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
+                   m.nr, m.lane, m.seq, null
+            from met m join state s on s.key = m.key left join behind b on b.key = m.key
+            where m.job_id is distinct from s.head and not m.is_token
+            union all
+            -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
+            select s.key, 5, m.nr, m.lane, m.seq, null
+            from met m join state s on s.key = m.key
+            where m.job_id = s.head and not m.is_token and s.is_busy
+        ), listed as materialized (
+            select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
+        )
+        select (select array_agg(x.key order by x.place) from listed x) as keys,
+               (select array_agg(x.class order by x.place) from listed x) as classes,
+               (select array_agg(x.lane order by x.place) from listed x) as lanes,
+               (select array_agg(x.seq order by x.place) from listed x) as seqs,
+               (select array_agg(x.parked_no order by x.place) from listed x) as parked,
+               (select array_agg(x.lane order by x.place) from listed x where x.class in (1, 2)) as fetch_lanes,
+               (select array_agg(x.seq order by x.place) from listed x where x.class in (1, 2)) as fetch_seqs,
+               array(select s.key from state s order by s.key) as state_keys,
+               array(select s.no from state s order by s.key) as state_nos,
+               array(select s.since from state s order by s.key) as state_since,
+               array(select s.mark from state s order by s.key) as state_marks
+        into v_found;
+
+        with row_of as materialized (
+            select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
+                   case when n.reason = 'c' then 'c'
+                        when n.reason = 'e' then 'E'
+                        when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
+            from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
+            left join lateral (
+                select i.reason from forebay.tombstone i
+                where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
+                  and i.reason <> 'k'
+                order by i.reason desc limit 1) n on true
+            where u.kind <> ''
+        ), candidate as materialized (
+            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
+                   a.may and r.verdict is null as runs, a.may,
+                   x.class in (2, 3) and x.lane = any (v_public) as is_fresh,
+                   count(*) filter (where a.may and r.verdict is null) over (partition by x.key order by x.nr) as rank
+            from unnest(v_found.keys, v_found.classes, v_found.lanes, v_found.seqs, v_found.parked) with ordinality x (key, class, lane, seq, parked_no, nr)
+            join row_of r on r.seq = x.seq and r.lane = x.lane
+            cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
+        ), chosen as materialized (
+            -- The first of each key before the second of any.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
+            from candidate i where i.runs
+            order by i.rank, i.nr limit v_limit
+        ), reach as materialized (
+            -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
+            select s.key, s.no, s.since, s.mark, h.places, h.jobs, h.low, h.high,
+                   coalesce(h.upto, case when not i.runs then i.upto end) as upto
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_marks) s (key, no, since, mark)
+            left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
+                              array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
+                       from chosen x group by x.key) h on h.key = s.key
+            left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
+                       from candidate x group by x.key) i on i.key = s.key
+        ), rest as materialized (
+            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as mark,
+                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
+                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
+                   min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
+            from candidate i join reach t on t.key = i.key
+            where t.upto is not null
+            group by i.key
+        ), turn as (
+            insert into forebay.key_turn (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, rest_lanes, rest_seqs, low_seq, high_seq,
+                is_suspect, taken_at)
+            select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.mark, r.mark), r.lanes, r.seqs,
+                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
+                   c.at
+            from reach t join rest r on r.key = t.key
+        ), parking as (
+            insert into forebay.parked (group_id, ordering_key, lane, seq)
+            select p_group_id, i.key, i.lane, i.seq
+            from candidate i join reach t on t.key = i.key
+            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0)
+            order by i.nr
+        ), skipped as materialized (
+            select i.nr, i.seq, i.job, i.verdict, i.is_fresh from candidate i join reach t on t.key = i.key and i.nr <= t.upto
+            where i.may and i.verdict is not null
+        )
+        select (select array_agg(i.lane order by i.place) from chosen i) as lanes,
+               (select array_agg(i.seq order by i.place) from chosen i) as seqs,
+               (select array_agg(i.xid order by i.place) from chosen i) as xids,
+               (select array_agg(i.key order by i.place) from chosen i) as keys,
+               (select array_agg(i.places[cardinality(i.places)] order by o.place)
+                from chosen o join reach i on i.key = o.key) as tails,
+               (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
+               (select array_agg(i.job order by i.place) from chosen i) as jobs,
+               (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
+               (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
+               (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
+               (select count(forebay._bury(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
+                from skipped i where i.verdict = 'e') as buried,
+               (select count(forebay._bounce(i.job, c.at)) from candidate i where i.class = 5) as bounced,
+               -- Nothing of these is taken, and there may be more of them than was read.
+               array(select i.key from reach i where i.upto is not null and i.places is null) as again
+        into v_taken;
+        if v_taken.again <> '{}' then
+            perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
+        end if;
+    end if;
+
+    v_from := c.start;
+    v_to := c.stop;
+    if v_count > v_old then
+        v_from := c.stop;
+        v_to := c.now;
+        c.low_from := c.low_to;
+        c.edge_from := c.edge_to;
+        c.low_to := v_low;
+        c.edge_to := pg_current_xact_id();
+    end if;
+    insert into forebay.batch (
+        group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
+        handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as, lanes, keys, tails,
+        edge_from, low_from, edge_to, low_to, parked_no)
+    select p_group_id, p_lane, coalesce(c.no, 0) + 1,
+           case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
+           case when v_used_up then c.now else v_from end,
+           case when v_used_up then null else v_to end,
+           case when v_used_up then 0 else v_segments[v_count] end,
+           '0', case when v_used_up then 0 else v_rows[v_count].seq end,
+           greatest(c.high_seq, v_taken.high),
+           coalesce(c.handed_total, 0) + v_taken.fresh, coalesce(c.skipped_total, 0) + v_taken.fresh_skipped,
+           c.at, v_taken.seqs, case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
+           case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys, v_taken.tails,
+           case when v_used_up then pg_current_xact_id() else c.edge_from end,
+           case when v_used_up then v_low else c.low_from end,
+           case when not v_used_up then c.edge_to end,
+           case when not v_used_up then c.low_to end,
+           v_parked_no
+    from (select from forebay.lease i
+          where i.lease_id = p_lease_id and i.closed_at is null
+          for key share) held;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers. Open a new lease.';
+    end if;
+    return coalesce(v_taken.jobs, '{}');
+end
+$$;
+
+
+-- Let a key's next job, that came too early, come again in a moment.
+create function forebay._bounce(p_row forebay.log, p_at timestamptz) returns boolean
+language plpgsql volatile
+as $$
+begin
+    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    return true;
+end
+$$;

@@ -1,0 +1,16 @@
+-- grant: worker
+
+-- Close a lease whose worker is done with it; jobs that it holds without knowing (the answer to their claim was lost)
+-- go back unstarted. Returns how many; null when it was closed already.
+create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set lock_timeout = '2s'
+as $$
+begin
+    return forebay._revoke(p_lease_id, 'closed', false);
+end
+$$;

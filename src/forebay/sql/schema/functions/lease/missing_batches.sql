@@ -1,0 +1,13 @@
+-- grant: worker
+
+-- Which of a worker's batches the database does not know: an asynchronously committed claim that a crash of the
+-- server took back. Their jobs are claimed anew; the worker stops its handlers of them.
+create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+    select array(select c.claim_no from unnest(p_claim_nos) c (claim_no)
+                 where not exists (select from forebay.batch b
+                                   where b.lease_id = p_lease_id and b.claim_no = c.claim_no))
+$$;

@@ -1,0 +1,53 @@
+-- Leases: a worker process's right to its batches; heartbeats; revocation.
+-- grant: worker
+
+-- Open a lease for a worker process; returns its id.
+--
+-- Parameters:
+--   p_worker           a name for humans
+--   p_lease_seconds    the lease is lost after so long without a heartbeat
+--   p_suspect_seconds  or after so long, when its heartbeat connection is gone too
+--   p_version          of the schema that the worker's code was made for; null: it does not say
+-- Errors: JQ001 a bad duration, JQ020 code of that version is not served any more, JQ030 foreign cluster.
+create function forebay.open_lease_v1(
+    p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
+    p_version integer default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lease_id bigint;
+begin
+    if p_worker is null or not (p_lease_seconds > 0 and p_lease_seconds <= 86400)
+       or not (p_suspect_seconds > 0 and p_suspect_seconds <= p_lease_seconds) then
+        raise exception using errcode = 'JQ001',
+            message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
+                             p_lease_seconds, p_suspect_seconds);
+    end if;
+    if not forebay._is_home() then
+        perform forebay._require_home();
+        perform forebay._note_home();
+    end if;
+    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    returning lease_id into v_lease_id;
+    -- A later statement than the insert, which waits for a migration that takes away what older code calls.
+    if p_version < forebay._served_from() then
+        raise exception using errcode = 'JQ020',
+            message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
+                             forebay.schema_version(), forebay._served_from(), p_version),
+            hint = 'Install a newer version of the library; a schema is never downgraded.';
+    end if;
+    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    values (v_lease_id, forebay._now(), pg_backend_pid());
+    return v_lease_id;
+end
+$$;
+
+
+-- The oldest code that this schema serves: made for this version or a later one. A migration named post_ takes away what
+-- code of earlier versions calls.
+create function forebay._served_from() returns integer
+language sql stable
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;

@@ -1,0 +1,110 @@
+-- Take a lease away: close it and send its unsettled jobs to the group's private lanes.
+--
+-- Invariants: "single holder", "nothing lost". The lease row is locked FOR UPDATE, which waits for
+-- every claim and settlement that holds it FOR KEY SHARE; what is settled is read in later statements.
+-- A death is put down to a job only if it was a suspect, claimed alone, and its start is recorded.
+--
+-- Parameters: p_suspects, whether the jobs come back as suspects; false when the worker itself says
+--   that it never started them.
+-- Returns: how many jobs were sent back; null when the lease was closed already.
+-- Errors: 55P03 when a settlement is held open by its transaction; try again.
+-- Locks: the lease (FOR UPDATE).
+create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_worker  text;
+    v_floor   bigint;
+    v_batch   record;
+    v_lane    record;
+    v_row     forebay.log;
+    v_attempt integer;
+    v_target  bigint;
+    v_open    integer;
+    v_started boolean;
+    v_sent    bigint := 0;
+    v_held    text[];  -- keys whose next job is on its way
+    v_dead    text[];
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for update;
+    if not found then
+        return null;
+    end if;
+    update forebay.lease l set closed_at = forebay._now(), closed_as = p_closed_as where l.lease_id = p_lease_id;
+
+    select b.floor into v_floor from forebay.batch b
+    where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
+
+    for v_batch in
+        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, s.whole, s.offsets
+        from forebay.batch b
+        cross join lateral (
+            select coalesce(bool_or(i.offsets is null), false) as whole,
+                   array(select o from forebay.settlement j, unnest(j.offsets) o
+                         where j.lease_id = p_lease_id and j.claim_no = b.claim_no) as offsets
+            from forebay.settlement i
+            where i.lease_id = p_lease_id and i.claim_no = b.claim_no) s
+        where b.lease_id = p_lease_id and b.claim_no >= coalesce(v_floor, 0)
+        order by b.claim_no
+    loop
+        continue when v_batch.whole;
+        select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        v_held := null;
+        v_dead := '{}';
+        if v_batch.keys is not null then
+            v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys)
+                      || forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys);
+        end if;
+        v_started := v_lane.audience < 0 and exists (
+            select from forebay.suspect_start s where s.lease_id = p_lease_id and s.claim_no = v_batch.claim_no);
+        for v_open in
+            select i from generate_subscripts(v_batch.seqs, 1) i
+            where i <> all (v_batch.offsets) order by i
+        loop
+            v_sent := v_sent + 1;
+            -- Of a key's jobs only the first can have been started.
+            if v_batch.keys[v_open] = any (v_held) then
+                insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+                values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);
+                continue;
+            end if;
+            v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
+                                  coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
+            v_attempt := coalesce(v_row.attempt, 0);
+            if p_suspects and v_started then
+                v_attempt := v_attempt + 1;
+                perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
+                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
+                if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                    perform forebay._bury(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
+                    if v_row.ordering_key is not null then
+                        v_dead := v_dead || v_row.ordering_key;
+                    end if;
+                    continue;
+                end if;
+            end if;
+            if v_row.ordering_key is not null then
+                v_held := v_held || v_row.ordering_key;
+            end if;
+            v_target := forebay._note_private_lane(
+                v_lane.queue, v_lane.priority,
+                case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
+                v_row.ordering_key, v_lane.limit_key);
+            perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
+                case when p_suspects and v_started
+                     then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
+            values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint],
+                    array[case when p_suspects then 'l' else 'h' end::"char"]);
+        end loop;
+        if v_dead <> '{}' then
+            perform forebay._announce_keys(
+                v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
+        end if;
+    end loop;
+    return v_sent;
+end
+$$;

@@ -1,0 +1,70 @@
+-- grant: worker
+
+-- Revoke at most one lease that is lost; returns it, or no row.
+--
+-- Lost: no sign of life, heartbeat or claim, for lease_seconds; or none for suspect_seconds while the connection that
+-- sent the last heartbeat is gone and the lease has jobs: without any there is no hurry. The caller's own session must
+-- be that old as well: after a restart, a crash of one backend or a failover every session is new, and the living get
+-- their time to report. A lease that a settlement's open transaction holds is passed over until that has ended: idle, it
+-- ends by itself after five seconds; a forgotten prepared transaction keeps its own lease from being revoked and nobody
+-- else's.
+--
+-- Errors: JQ012 not called alone, JQ030 foreign cluster.
+create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set lock_timeout = '500ms'
+as $$
+declare
+    v_at      constant timestamptz := clock_timestamp();
+    v_session double precision;
+    v_lost    record;
+begin
+    perform forebay._require_alone('forebay.revoke_lost_v1()');
+    perform forebay._require_home();
+    for v_lost in
+        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
+        from forebay.lease l
+        cross join lateral (
+            select b.beat_at, b.backend_pid from forebay.heartbeat b
+            where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+        left join lateral (
+            select b.claimed_at, b.floor from forebay.batch b
+            where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+        cross join lateral (select extract(epoch from v_at - greatest(h.beat_at, c.claimed_at)) as silent) s
+        where l.closed_at is null
+          and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and s.silent > l.suspect_seconds
+          and (s.silent > l.lease_seconds
+               or exists (select from forebay.batch b
+                          where b.lease_id = l.lease_id and b.claim_no >= c.floor
+                            and not exists (select from forebay.settlement t
+                                            where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
+        order by h.beat_at
+    loop
+        -- Only now, since a look at one session is a look at all of them.
+        if v_session is null then
+            select extract(epoch from v_at - a.backend_start) into v_session
+            from pg_stat_get_activity(pg_backend_pid()) a;
+        end if;
+        continue when v_session <= v_lost.suspect_seconds
+            or v_lost.silent <= v_lost.lease_seconds
+               and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
+        begin
+            jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
+        exception when lock_not_available then
+            continue;
+        end;
+        if jobs is not null then
+            lease_id := v_lost.lease_id;
+            worker := v_lost.worker;
+            silent_seconds := v_lost.silent;
+            return next;
+            return;
+        end if;
+    end loop;
+end
+$$;

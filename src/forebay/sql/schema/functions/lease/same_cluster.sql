@@ -1,0 +1,54 @@
+-- Identity of this database: the cluster and the database within it.
+create function forebay._identity(out system_identifier bigint, out database_oid oid)
+language sql stable
+as $$
+    select c.system_identifier, d.oid
+    from pg_control_system() c, pg_database d where d.datname = current_database()
+$$;
+
+
+create function forebay._home_token() returns bigint
+language sql stable
+as $$
+    select hashtextextended(pg_relation_filepath('forebay.cluster') collate "C",
+                            (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint)
+$$;
+
+
+create function forebay._is_home() returns boolean
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('forebay.home_seq') = forebay._home_token(), false) $$;
+
+
+-- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
+-- written can ask.
+--
+-- Errors: JQ030.
+create function forebay._require_home() returns void
+language plpgsql volatile
+as $$
+declare
+    v_noted record;
+    v_here  record;
+begin
+    if forebay._is_home() then
+        return;
+    end if;
+    select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
+    select i.* into v_here from forebay._identity() i;
+    if v_noted.system_identifier is distinct from v_here.system_identifier
+       or v_noted.database_oid is distinct from v_here.database_oid then
+        raise exception using errcode = 'JQ030',
+            message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
+                             v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
+    end if;
+end
+$$;
+
+
+-- Remember until the server starts again that this schema is at home. Only after forebay._require_home(), and where a
+-- transaction may get its id.
+create function forebay._note_home() returns void
+language sql volatile
+as $$ select setval('forebay.home_seq', forebay._home_token()) $$;

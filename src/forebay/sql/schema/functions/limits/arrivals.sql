@@ -1,0 +1,71 @@
+-- Lanes of limit keys of a queue to which something came between two snapshots; null when that is more than p_most pairs of a
+-- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
+    v_late    xid8[] := '{}';
+    v_lanes   bigint[] := '{}';
+    v_left    integer := p_most;
+    v_segment bigint;
+    v_found   record;
+begin
+    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
+        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+        order by s.segment_id desc
+    loop
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
+            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        v_left := v_left - v_found.pairs;
+        if v_left <= 0 then
+            return null;
+        end if;
+        v_lanes := v_lanes || v_found.lanes;
+    end loop;
+    return v_lanes;
+end
+$$;
+
+
+-- All lanes of limit keys of a queue that may have something to claim for a group: asked of each, as forebay.ready_v1() does.
+create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_segment bigint;
+    v_before  xid8;
+begin
+    -- Older than the last sealed segment: let the claim look.
+    select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
+    select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
+           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
+    into v_places, v_moved
+    from (select l.lane, b.snap_to is not null as in_hand,
+                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
+          from forebay.queue_group g
+          join lateral (select distinct i.lane, i.audience from forebay.lane i
+                        where i.queue = p_queue and i.part = 1000 and i.audience in (0, p_group_id, -p_group_id)) l on true
+          left join lateral (select c.snap_from, c.snap_to from forebay.batch c
+                             where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
+          where g.group_id = p_group_id) p;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.segment_id >= coalesce((select f.segment_id from forebay.seal f order by f.segment_id desc limit 1), 0)
+        order by s.segment_id
+    loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+    end loop;
+    return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
+end
+$$;

@@ -1,0 +1,25 @@
+-- The lanes of limit keys that a gate lets through, best first, with at most how many jobs of each: the key with the fewest jobs
+-- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
+create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
+returns table (lane bigint, key bigint, desk bigint, most integer)
+language plpgsql stable
+set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
+                 least(coalesce((v.pace).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
+                       case when (v.pace).key_rate is null then 9223372036854775807
+                            else forebay._tokens(k.tat, (v.pace).key_rate, (v.pace).key_burst, v.at) end) as most
+          from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
+          left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
+          left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
+                 on o.key = l.key
+          where v.room > 0 and (p_lane is null or l.desk = p_lane or l.lane = p_lane)) w
+    where w.most > 0
+    order by w.open, w.turn nulls first, random();
+end
+$$;

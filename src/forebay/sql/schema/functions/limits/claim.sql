@@ -1,0 +1,100 @@
+-- forebay.claim_v1() of a desk, or of a lane whose queue has a pace: jobs of one lane, as many as the gate lets through.
+--
+-- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
+-- and the gate's row and the batch are one commit.
+-- Locks, in order: the gate, then as any claim.
+create function forebay._claim_at_gate(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v      forebay._gate_view;
+    v_lane record;
+    v_try  record;
+    v_jobs text;
+    v_took record;
+    v_gone bigint[] := '{}';
+begin
+    perform set_config('synchronous_commit', 'off', true),
+            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
+    -- Later statements than the lock: they see whatever its last holder committed.
+    select l.queue, l.part, g.group_id, g.paused_at into v_lane
+    from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
+    where l.lane = p_lane limit 1;
+    if v_lane.group_id is null then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no group %s', p_group_id),
+            hint = 'Open the group with forebay.open_group() first.';
+    elsif v_lane.paused_at is not null then
+        return null;
+    end if;
+    v := forebay._look_at_gate(p_group_id, v_lane.queue);
+
+    for v_try in
+        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.part >= 1000
+        union all
+        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.part < 1000 and v.room > 0
+        limit 200
+    loop
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        if v_jobs = '' then
+            return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
+        end if;
+        select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
+        into v_took
+        from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
+        if v_lane.part >= 1000 and v_took.is_empty is not false then
+            v_gone := v_gone || v_try.lane;
+        end if;
+        exit when v_jobs is not null;
+    end loop;
+    if v_jobs is not null or v_gone <> '{}' or v.is_changed then
+        perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
+                                   case when v_jobs is not null then v_took.size else 0 end);
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- The claim of one lane behind a gate: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+create function forebay._claim_one(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
+returns text
+language plpgsql volatile
+as $$
+declare
+    v_segment bigint;
+    v_jobs    text;
+    v_rows    forebay.log[];
+begin
+    if p_keyed then
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    end if;
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    select coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
+    into v_segment;
+    if v_segment is not null then
+        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+            into v_jobs
+            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
+    end if;
+    if v_jobs is null then
+        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
+        if v_rows is null then
+            return '';
+        end if;
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(v_rows) with ordinality u;
+    end if;
+    return v_jobs;
+end
+$$;

@@ -1,0 +1,52 @@
+-- Append what a gate knows after a claim that took p_count jobs of a key and found p_gone without any more.
+--
+-- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
+-- comes again at once shall not come first.
+create function forebay._note_gate(
+    v forebay._gate_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+as $$
+begin
+    with line as materialized (
+        select l.lane, l.key, l.desk, l.nr from unnest(v.lanes, v.lane_keys, v.desks) with ordinality l (lane, key, desk, nr)
+        where l.lane <> all (p_gone)
+    ), known as materialized (
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
+               case when k.key = p_key and p_count > 0
+                    then forebay._tat_after(k.tat, (v.pace).key_rate, v.at, p_count) else k.tat end as tat
+        from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
+        union all
+        select p_key, v.no + 1, forebay._tat_after(null, (v.pace).key_rate, v.at, p_count)
+        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
+    ), first as materialized (
+        select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
+    ), kept as materialized (
+        select k.* from known k, first f where k.tat > v.at or k.turn >= f.turn
+    ), flight as materialized (
+        select b.* from (
+            select u.*, count(*) over () - u.nr as younger
+            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
+                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+                  union all
+                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
+        -- Without a limit on what runs at once this only says whose turn it is.
+        where b.younger < 256 or num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0
+    )
+    insert into forebay.gate (
+        group_id, no, decided_at, snap, pace_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
+        keys, turns, tats)
+    select p_group_id, v.no + 1, v.at, v.snap, (v.pace).set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v.at, p_count) else v.tat end,
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
+    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
+                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
+          from flight i) f,
+         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
+                 coalesce(array_agg(i.desk order by i.nr), '{}') as desks from line i) l,
+         (select coalesce(array_agg(i.key order by i.turn), '{}') as keys, coalesce(array_agg(i.turn order by i.turn), '{}') as turns,
+                 coalesce(array_agg(i.tat order by i.turn), '{}') as tats from kept i) k;
+end
+$$;

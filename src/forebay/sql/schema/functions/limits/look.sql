@@ -1,0 +1,88 @@
+-- What a group's gate sees now: its newest row, less what has ended, plus what has come.
+--
+-- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
+-- a pace was set, all is counted from the leases for a second: claims under way then did not pass the gate.
+create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
+language plpgsql volatile
+as $$
+declare
+    v forebay._gate_view;
+begin
+    -- One statement: in each transaction an expression costs more to make than to evaluate.
+    select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
+           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
+           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
+           c.no is null or p.set_at is distinct from c.pace_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           p.set_at is distinct from c.pace_at,
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
+                when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
+           0, p
+    into v
+    from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
+    left join forebay.queue_pace p on p.queue = p_queue
+    left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
+               array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
+               array_agg(i.size - s.settled order by i.nr) as opens
+        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size
+          and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
+
+    if v.is_changed or v.seed_until >= v.at then
+        v := forebay._look_closely(v, p_group_id);
+    end if;
+    v.room := least(coalesce((v.pace).concurrency - (select sum(o) from unnest(v.opens) o), (v.pace).concurrency, 9223372036854775807),
+                    forebay._tokens(v.tat, (v.pace).rate, (v.pace).burst, v.at));
+    if v.came is null or v.came <> '{}' then
+        if v.came is null then
+            v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
+            v.is_changed := true;
+        end if;
+        select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
+               v.desks || coalesce(array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
+        into v.lanes, v.lane_keys, v.desks, v.is_changed
+        from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
+        cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
+        where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
+    end if;
+    return v;
+end
+$$;
+
+
+-- What a gate has to do seldom: after a pace was set it counts what is in flight from the leases, and no bucket owes more than
+-- it can hold; a clock that was set back takes the buckets with it.
+create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
+language plpgsql volatile
+as $$
+declare
+    v_back interval := interval '0';
+begin
+    if v.is_new_pace then
+        v.seed_until := v.at + interval '1 second';
+    end if;
+    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
+        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
+               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
+        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
+        from forebay._in_flight(p_group_id) f;
+    end if;
+    if v.is_back then
+        v_back := (select g.decided_at - v.at from forebay.gate g where g.group_id = p_group_id and g.no = v.no);
+    end if;
+    v.tat := v.tat - v_back;
+    v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if v.is_new_pace then
+        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
+        v.tats := array(select forebay._tat_within(t, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
+                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    end if;
+    return v;
+end
+$$;

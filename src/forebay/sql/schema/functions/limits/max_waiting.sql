@@ -1,0 +1,112 @@
+-- How many jobs of a queue wait for a group (0: it has none), or an upper bound of it that is at most p_enough.
+--
+-- Not counted are jobs that wait for a time, and those that one group alone reads again: retries, redrives.
+-- Of open transactions only the own one is counted.
+--
+-- Parameters: p_keep_from, append the count when so many rows had to be counted for it; null: never.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
+    v_count    forebay.queue_count;
+    v_lanes    bigint[];
+    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
+    v_consumed bigint;
+    v_sql      text;
+    v_rows     bigint;
+    v_parked   bigint;
+    v_others   bigint;
+    v_snap     pg_snapshot;
+begin
+    select c.* into v_count from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
+    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
+    v_readers := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    from unnest(v_readers) l (lane),
+         lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+        return v_count.total + v_last - v_count.seq - v_consumed;
+    end if;
+
+    if v_count.total is null then
+        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+                from unnest(v_readers) l (lane),
+                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
+               case when pg_sequence_last_value('forebay.key_seq') is null then 0
+                    else (select count(*) from forebay._all_parked() p
+                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+        into v_rows, v_others, v_snap, v_consumed, v_parked
+        from unnest(v_lanes) l (lane)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        left join forebay.queue_group g on g.group_id = p_group_id
+        join lateral (
+            select i.xid from forebay.log i
+            where i.lane = l.lane and i.seq >= forebay._archived_below()
+              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
+              and (b.snap_from is null or not forebay._is_consumed(
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        v_count.total := v_consumed + v_parked;
+    else
+        select string_agg(format(
+                   'select i.xid from forebay.log_%s i
+                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   s.segment_id), ' union all ')
+        into v_sql
+        from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        execute format(
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
+            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+    end if;
+    if v_rows >= p_keep_from then
+        insert into forebay.queue_count (queue, group_id, seq, snap, total)
+        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
+    end if;
+    return v_count.total + v_rows - v_consumed;
+end
+$$;
+
+
+-- Refuse p_more jobs when they would exceed the queue's limit for the group that is furthest behind.
+--
+-- Errors: 53400.
+create function forebay._require_room(p_queue text, p_more bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_most    bigint;
+    v_group   record;
+    v_waiting bigint;
+begin
+    select l.most into v_most from forebay.queue_limit l where l.queue = p_queue;
+    if v_most is null or p_more = 0 then
+        return;
+    end if;
+    for v_group in
+        select g.group_id from forebay.queue_group g where g.queue = p_queue
+        union all
+        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
+    loop
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_most - p_more, 100);
+        if v_waiting + p_more > v_most then
+            raise exception using errcode = '53400',
+                message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
+        end if;
+    end loop;
+end
+$$;

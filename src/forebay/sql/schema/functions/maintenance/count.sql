@@ -1,0 +1,33 @@
+-- grant: worker
+
+-- Count what waits in every queue; returns those queues where p_most or more do.
+--
+-- The first count of a queue visits all that waits, later ones what was enqueued since. Workers call it now and then.
+--
+-- Errors: JQ030 foreign cluster.
+create function forebay.count_v1(p_most bigint default 1000000)
+returns table (queue text, group_name text, waiting bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+begin
+    perform forebay._require_home();
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+        waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
+        if waiting >= p_most then
+            queue := v_group.queue;
+            group_name := v_group.name;
+            return next;
+        end if;
+    end loop;
+    perform forebay._trim_gates(100000);
+    delete from forebay.queue_count c
+    where c.no < (select n.no from forebay.queue_count n
+                  where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
+end
+$$;

@@ -1,0 +1,41 @@
+-- grant: worker
+
+-- Empty the oldest segment that may go, if there is one; returns its number, or null.
+--
+-- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.
+-- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
+-- nobody waits for it. The empty table stays in its place; nothing is detached.
+--
+-- Errors: 55P03 when somebody holds a lock on the segment, try again; JQ030 foreign cluster.
+-- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+create function forebay.retain_v1() returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment record;
+    v_total   numeric;
+    v_days    bigint := forebay._setting_value('retention_days');
+    v_bytes   bigint := forebay._setting_value('retention_bytes');
+begin
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+        return null;
+    end if;
+    select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
+    from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    for v_segment in
+        select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null
+        order by s.segment_id
+    loop
+        continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
+        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        execute format('truncate forebay.log_%s', v_segment.segment_id);
+        update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
+        return v_segment.segment_id;
+    end loop;
+    return null;
+end
+$$;

@@ -1,0 +1,41 @@
+-- grant: worker
+
+-- Seal every segment the sequence has passed; returns how many were sealed.
+--
+-- A row draws its xid before its number, so once last_value has passed the end of a segment, every
+-- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
+-- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
+--
+-- Errors: JQ012 unless called alone, JQ030 foreign cluster.
+-- Locks: the maintenance key.
+create function forebay.seal_v1() returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last   bigint;
+    v_sealed integer;
+begin
+    perform forebay._require_alone('forebay.seal_v1()');
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+        return 0;
+    end if;
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if not exists (
+        select from forebay.segment s
+        where s.hi <= v_last
+          and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)) then
+        return 0;
+    end if;
+    -- The xid is drawn in this later statement, by the insert.
+    insert into forebay.seal (segment_id, xid, sealed_at)
+    select s.segment_id, pg_current_xact_id(), forebay._now()
+    from forebay.segment s
+    where s.hi <= v_last
+      and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)
+    order by s.segment_id;
+    get diagnostics v_sealed = row_count;
+    return v_sealed;
+end
+$$;

@@ -1,0 +1,31 @@
+-- grant: worker
+
+-- Bring the block index on numbers up to date for the segments in use; returns how many page ranges were added.
+--
+-- That index finds a job by its id. It learns about new pages only when it is told to, and reads those it does not
+-- know about from end to end.
+--
+-- Errors: 55P03 when somebody holds a lock on the segment, try again.
+-- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
+create function forebay.summarize_v1() returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment bigint;
+    v_added   integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 6) then
+        return 0;
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+        order by s.lo desc limit 3
+    loop
+        v_added := v_added + brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
+    end loop;
+    return v_added;
+end
+$$;

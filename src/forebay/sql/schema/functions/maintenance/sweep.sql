@@ -1,0 +1,144 @@
+-- grant: worker
+
+-- Expire jobs that nobody claims; returns how many.
+--
+-- Two kinds of place: jobs with an expiry of their own anywhere (a tombstone, which the claim later reads), and expired
+-- jobs at the head of a lane (the cursor moves over them). Each under the lane's key, so that a claim and the
+-- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
+-- random order. When p_most or more came back, there may be more: call it again with the same p_since.
+--
+-- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+--   null: all. p_most, p_lanes, at least 1.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '1s'
+as $$
+declare
+    v_queue   text;
+    v_place   record;
+    v_segment bigint;
+    v_row     record;
+    v_before  bigint;
+    v_count   bigint := 0;
+    v_at      constant timestamptz := forebay._now();
+    v_rows       forebay.log[] := '{}';
+    v_groups     bigint[] := '{}';
+    v_queues     text[] := '{}';
+    v_priorities integer[] := '{}';
+    v_audiences  bigint[] := '{}';
+    v_starts     pg_snapshot[] := '{}';
+begin
+    if (p_most >= 1 and p_lanes >= 1) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.sweep_v1()');
+    perform forebay._require_home();
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+        return 0;
+    end if;
+    -- A queue that no worker ever served has no group yet; its jobs expire for the default one.
+    for v_queue in
+        select distinct l.queue from forebay.lane l
+        where not exists (select from forebay.queue_group g where g.queue = l.queue)
+    loop
+        perform forebay.open_group(v_queue);
+    end loop;
+
+    -- First all that is to be looked for, then the locks: claims must not wait for the search.
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and s.lo >= forebay._archived_below()
+        order by s.segment_id
+    loop
+        for v_row in execute format(
+            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
+             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
+                   from forebay.queue_group g
+                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
+                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
+                   offset 0) p on p.lane = l.lane
+             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+               and (p.snap_from is null
+                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+               and not exists (select from forebay.tombstone t
+                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                 and (t.group_id is null or t.group_id = p.group_id))
+             limit $3', v_segment)
+            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+        loop
+            v_rows := v_rows || v_row.r;
+            v_groups := v_groups || v_row.group_id;
+            v_queues := v_queues || v_row.queue;
+            v_priorities := v_priorities || v_row.priority;
+            v_audiences := v_audiences || v_row.audience;
+            v_starts := v_starts || v_row.start_after;
+        end loop;
+        exit when cardinality(v_rows) >= p_most;
+    end loop;
+    for v_nr in 1 .. cardinality(v_rows) loop
+        v_count := v_count + forebay._expire_one(
+            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+    end loop;
+
+    for v_place in
+        select g.group_id, l.lane
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.part >= 0) l on true
+        left join lateral (select b.claimed_at from forebay.batch b
+                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        order by random()
+        limit p_lanes
+    loop
+        select coalesce(max(b.skipped_total), 0) into v_before
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
+        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
+        from (select i.skipped_total from forebay.batch i
+              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+    end loop;
+
+    return v_count;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+create function forebay._expire_one(
+    p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
+returns integer
+language plpgsql volatile
+as $$
+declare
+    v_cur record;
+begin
+    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
+    if v_cur.snap_from is null then
+        if p_audience = 0 and pg_visible_in_snapshot(p_row.xid, p_start_after) then
+            return 0;
+        end if;
+    elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
+        return 0;
+    end if;
+    insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
+    values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
+    perform forebay._bury(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
+    return 1;
+end
+$$;

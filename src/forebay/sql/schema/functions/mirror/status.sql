@@ -1,0 +1,101 @@
+-- grant: worker, operator, reader
+
+-- All that is known of a synchronisation, as JSON; what of it is an alert, `forebay sync status` says.
+--
+-- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
+--
+-- Parameters: queue and group_name of its jobs; expires_seconds, how long after they were due they expire; within_seconds, for
+--   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
+--   one that goes on with a full stop, or with this priority or a higher number.
+-- Errors: none; a name that nobody has used has nothing.
+create function forebay.sync_status(
+    name text, queue text default 'sync', group_name text default 'default', expires_seconds double precision default 2592000,
+    within_seconds double precision default 600, most bigint default 10000,
+    bulk_tags text[] default '{audit,backfill}', bulk_priority integer default 1000)
+returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_kind   constant text := 'sync.' || name;
+    v_now    constant timestamptz := forebay._now();
+    v_since  constant timestamptz := v_now - make_interval(secs => within_seconds);
+    v_jobs   jsonb;
+    v_counts jsonb;
+    v_facts  jsonb;
+begin
+    with every as materialized (
+        select u.* from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u),
+    origins as materialized (  -- Asked once for each, not for each job.
+        select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
+        from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
+    found as materialized (
+        select e.*, o.is_bulk, e.due_at <= v_now as is_due
+        from every e join origins o on o.tag = coalesce(e.tag, '') and o.priority = e.priority),
+    sums as (
+        select count(*) as waiting, count(*) filter (where f.is_due) as due_all,
+               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'leased') as leased,
+               count(*) filter (where f.attempt > 0) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
+        from found f)
+    select jsonb_build_object(
+        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'leased', s.leased, 'tried', s.tried, 'oldest_due_at', s.oldest,
+        'above_since', case when s.due > most then (
+            select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1) end,
+        'stuck', coalesce((
+            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt, 'due_at', o.due_at,
+                                                'error', (select x.message from forebay.failure x
+                                                          where x.job_id = o.job_id order by x.failed_at desc limit 1))
+                             order by o.due_at, o.job_id)
+            from (select * from found f where f.attempt > 0 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
+        'by', coalesce((
+            select jsonb_agg(jsonb_build_object('tag', o.tag, 'priority', o.priority, 'is_bulk', o.is_bulk, 'due', o.due,
+                                                'later', o.later, 'tried', o.tried, 'oldest_due_at', o.oldest)
+                             order by o.priority, o.tag nulls first)
+            from (select f.tag, f.priority, f.is_bulk, count(*) filter (where f.is_due) as due,
+                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 0) as tried,
+                         min(f.due_at) filter (where f.is_due) as oldest
+                  from found f group by f.tag, f.priority, f.is_bulk) o), '[]'))
+    into v_jobs from sums s;
+
+    with summed as materialized (
+        select c.outcome, c.tag, c.priority, sum(c.count) as total,
+               coalesce(sum(c.count) filter (where c.at > v_since), 0) as lately,
+               max(c.at) filter (where isfinite(c.at)) as last_at
+        from forebay.sync_count c where c.sync = name
+        group by c.outcome, c.tag, c.priority)
+    select jsonb_build_object(
+        'counts', coalesce(jsonb_agg(jsonb_build_object('outcome', s.outcome, 'tag', s.tag, 'priority', s.priority,
+                                                        'lately', s.lately, 'total', s.total)
+                                     order by s.outcome, s.priority, s.tag nulls first), '[]'),
+        'completed', coalesce(sum(s.lately) filter (where s.outcome like 'completed.%'
+                                                      and not forebay._is_bulk(s.tag, s.priority, bulk_tags, bulk_priority)), 0),
+        'completed_at', max(s.last_at) filter (where s.outcome like 'completed.%'
+                                                 and not forebay._is_bulk(s.tag, s.priority, bulk_tags, bulk_priority)))
+    into v_counts
+    from summed s;
+
+    select jsonb_build_object(
+        'at', v_now,
+        'expired', (select count(*) from forebay.dead_letter d
+                    where d.queue = sync_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
+        'dead', (select count(*) from forebay.dead_letter d
+                 where d.queue = sync_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
+        'paused_at', (select g.paused_at from forebay.queue_group g
+                      where g.queue = sync_status.queue and g.name = sync_status.group_name),
+        'breakers', coalesce((
+            select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
+                             order by o.place desc, o.who)
+            from (select distinct on (b.who, b.place) b.* from forebay.sync_breaker b
+                  where b.sync = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
+            -- One that lives is tried at least every minute, and tells how that went.
+            where o.open_until > v_now - interval '3 minutes'), '[]'),
+        'samples', coalesce((
+            select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)
+            from (select s.at, s.due from forebay.sync_sample s where s.sync = name order by s.at desc limit 200) o), '[]'),
+        'audits', forebay.sync_audits(name, 5))
+    into v_facts;
+    return v_facts || v_jobs || v_counts;
+end
+$$;

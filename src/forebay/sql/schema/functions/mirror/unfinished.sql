@@ -1,0 +1,69 @@
+-- grant: worker, operator, reader
+
+-- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
+--
+-- Costs a visit to every one of them. due_at is when a job was due first, whatever became of it since.
+--
+-- Parameters: expires_seconds, how long after it was due a job of the kind expires.
+-- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+create function forebay.unfinished(
+    kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
+returns table (job_id bigint, state text, priority integer, tag text, attempt integer, enqueued_at timestamptz, due_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_mark     forebay.promotion;
+    v_archived constant bigint := forebay._archived_below();
+    v_now      constant timestamptz := forebay._now();
+    v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
+begin
+    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    return query
+    with readers as materialized (
+        select l.lane, l.priority, l.audience, g.group_id, g.start_after,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from (select distinct i.lane, i.priority, i.audience from forebay.lane i where i.queue = unfinished.queue) l
+        left join forebay.queue_group g on g.queue = unfinished.queue and g.name = unfinished.group_name
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where l.audience = 0 or abs(l.audience) = g.group_id),
+    found as (
+        select coalesce(l.job_id, l.seq) as job_id, 'ready' as state, r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now as latest
+        from readers r
+        join lateral (select i.* from forebay.log i
+                      where i.lane = r.lane and i.seq >= v_archived and i.kind = unfinished.kind
+                        and i.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
+                        and (r.snap_from is null or not forebay._is_consumed(
+                                i.xid, i.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
+                        and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
+                             or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
+        union all
+        select coalesce(l.job_id, l.seq), 'leased', r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
+        from forebay.lease e
+        join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+        join readers r on r.group_id = b.group_id and r.lane = b.lane
+        join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
+            select from forebay.settlement s
+            where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+              and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+        join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
+                      where i.kind = unfinished.kind) l on true
+        where e.closed_at is null
+        union all
+        select d.job_id, 'deferred', r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
+               case when d.attempt is null and d.pauses is null then d.run_at else v_now end
+        from readers r
+        join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
+        where not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id)))
+    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
+           -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
+           greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
+    from found o;
+end
+$$;

@@ -1,0 +1,35 @@
+-- grant: none
+
+-- Change a database-wide setting; returns its value before.
+--
+-- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
+-- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
+-- Errors: JQ001 an unknown name or a value outside its range.
+create function forebay.configure(name text, value bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_before bigint;
+    v_range  int8range := case configure.name
+        when 'segment_rows' then int8range(100, 100000000, '[]')
+        when 'reserve_rows' then int8range(1000, 1000000000000, '[]')
+        when 'retention_days' then int8range(0, 36500, '[]')
+        when 'retention_bytes' then int8range(0, null, '[]')
+        when 'args_bytes_max' then int8range(1024, 104857600, '[]')
+        when 'result_bytes_max' then int8range(1024, 104857600, '[]')
+        when 'args_depth_max' then int8range(64, 200, '[]') end;  -- Small arguments are never deeper: see _check_args.
+begin
+    if v_range is null then
+        raise exception using errcode = 'JQ001', message = format('unknown setting %s', coalesce(quote_literal(configure.name), 'null')),
+            hint = 'One of args_bytes_max, args_depth_max, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
+    elsif configure.value is null or not v_range @> configure.value then
+        raise exception using errcode = 'JQ001', message = format('%s %s is outside %s', configure.name, coalesce(configure.value::text, 'null'), v_range),
+            hint = 'Nothing was changed.';
+    end if;
+    select s.value into v_before from forebay.setting s where s.name = configure.name;
+    update forebay.setting s set value = configure.value where s.name = configure.name;
+    return v_before;
+end
+$$;

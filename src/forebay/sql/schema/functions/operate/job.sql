@@ -1,0 +1,173 @@
+-- grant: worker, operator, reader
+
+-- The batch of a (group, lane) that disposed of a row, or null. Numbers are dense and high_seq only
+-- rises: a binary search finds the first batch that can have it, late committers are a little further on.
+create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_low  bigint;
+    v_high bigint;
+    v_mid  bigint;
+    v_at   bigint;
+    v_row  forebay.batch;
+begin
+    select b.no into v_low from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no limit 1;
+    select b.no into v_high from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1;
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        select b.high_seq into v_at from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_mid;
+        if v_at >= p_seq then
+            v_high := v_mid;
+        else
+            v_low := v_mid + 1;
+        end if;
+    end loop;
+    select b.* into v_row from forebay.batch b
+    where b.group_id = p_group_id and b.lane = p_lane and b.no >= v_low
+      and (p_seq = any (b.seqs) or p_seq = any (b.skipped))
+    order by b.no limit 1;
+    return v_row;
+end
+$$;
+
+
+-- The state of a job, one row for each group that reads its queue.
+--
+-- state: deferred, ready, leased, done, cancelled, expired, dead. No row: no such job, or it was settled
+-- so long ago that its segment has left the archive.
+-- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+create function forebay.job(id bigint)
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
+               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
+               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v_row   record;
+    v_wait  record;
+    v_mark  forebay.promotion;
+    v_batch forebay.batch;
+    v_cur   record;
+    v_end   record;
+    v_id    constant bigint := job.id;
+    v_archived constant bigint := forebay._archived_below();
+begin
+    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    for v_group in
+        select q.queue, g.group_id, g.name, g.start_after
+        from (select i.queue from forebay.lane i
+              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+              limit 1) q
+        left join forebay.queue_group g on g.queue = q.queue
+        order by g.group_id
+    loop
+        queue := v_group.queue;
+        group_name := coalesce(v_group.name, 'default');
+        job_id := v_id;
+        state := null;
+        run_at := null;
+        worker := null;
+        claimed_at := null;
+        ended_at := null;
+
+        select d.*, i.priority as lane_priority into v_wait
+        from forebay.deferred d
+        join lateral (select l.priority, l.audience from forebay.lane l where l.lane = d.lane limit 1) i on true
+        where d.job_id = v_id and i.audience in (0, v_group.group_id, -v_group.group_id)
+          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))
+        order by d.deferred_id desc limit 1;
+        select r.*, i.priority as lane_priority, i.audience into v_row
+        from forebay._rows_of(v_id) r
+        join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
+        where i.audience in (0, v_group.group_id, -v_group.group_id)
+        order by r.seq desc limit 1;
+        cancel_requested := exists (
+            select from forebay.tombstone t
+            where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
+        select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
+        select d.redriven_as into redriven_as from forebay.dead_letter d
+        where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
+
+        if v_wait.job_id is not null then
+            priority := v_wait.lane_priority;
+            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0);
+            max_attempts := v_wait.max_attempts; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
+            expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
+            tag := v_wait.tag; correlation_id := v_wait.correlation_id; headers := v_wait.headers;
+            state := case when cancel_requested then 'cancelled' else 'deferred' end;
+            return next;
+            continue;
+        end if;
+        continue when v_row.seq is null;
+        continue when v_row.audience = 0 and v_group.start_after is not null
+                      and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
+        priority := v_row.lane_priority;
+        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0);
+        max_attempts := v_row.max_attempts; enqueued_at := v_row.enqueued_at;
+        expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
+        tag := v_row.tag; correlation_id := v_row.correlation_id; headers := v_row.headers;
+
+        select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = v_group.group_id and b.lane = v_row.lane order by b.no desc limit 1;
+        if v_row.seq >= v_archived
+           and (v_cur.snap_from is null
+                or not forebay._is_consumed(v_row.xid, v_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi,
+                                            v_cur.pos_xid, v_cur.pos_seq)) then
+            state := 'ready';
+            if exists (select from forebay.tombstone t where t.job_id = v_id and t.reason = 'e'
+                       and (t.group_id is null or t.group_id = v_group.group_id)) then
+                state := 'expired';
+            end if;
+            return next;
+            continue;
+        end if;
+        if v_row.ordering_key is not null then
+            if forebay._is_parked(v_group.group_id, v_row.ordering_key, v_row.seq) then
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                return next;
+                continue;
+            end if;
+            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
+        end if;
+        if v_row.ordering_key is null or v_batch.seqs is null then
+            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
+        end if;
+        claimed_at := v_batch.claimed_at;
+        if v_row.seq = any (v_batch.skipped) then
+            state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
+            ended_at := v_batch.claimed_at;
+            return next;
+            continue;
+        end if;
+        select l.worker into worker from forebay.lease l where l.lease_id = v_batch.lease_id;
+        select coalesce(s.outcomes[array_position(s.offsets, array_position(v_batch.seqs, v_row.seq)::smallint)], 'd') as code,
+               s.settled_at
+        into v_end
+        from forebay.settlement s
+        where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
+          and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
+        limit 1;
+        state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead'
+                                 else case when v_batch.seqs is not null then 'leased'
+                                           when exists (select from forebay.dead_letter d
+                                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
+                                                          and d.enqueued_at = v_row.enqueued_at) then 'expired'
+                                           else 'cancelled' end end;
+        ended_at := v_end.settled_at;
+        if state = 'dead' or (state = 'done' and v_end.code = 'd') then
+            attempt := attempt + 1;
+        end if;
+        return next;
+    end loop;
+end
+$$;

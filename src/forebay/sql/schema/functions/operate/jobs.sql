@@ -1,0 +1,94 @@
+-- grant: operator, reader
+
+-- The newest jobs, newest first, one row for each group that reads the job's queue.
+--
+-- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
+-- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
+-- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+--
+-- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the page before).
+-- Errors: JQ001 a bad state or most.
+create function forebay.jobs(
+    only_queue text default null, only_kind text default null, only_state text default null,
+    most integer default 50, before bigint default null)
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
+               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
+               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
+               place bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_step  constant bigint := 5000;
+    v_last  constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_hi    bigint := least(v_last + 1, jobs.before);
+    v_lo    bigint;
+    v_end   bigint := v_hi - 1000000;
+    v_lanes bigint[];
+    v_seen  bigint[] := '{}';
+    v_left  integer := jobs.most;
+    v_asked integer := 0;
+    v_found record;
+    v_row   record;
+begin
+    if jobs.most is null or jobs.most not between 1 and 1000 then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
+    elsif jobs.only_state not in ('deferred', 'ready', 'leased', 'done', 'cancelled', 'expired', 'dead') then
+        raise exception using errcode = 'JQ001', column = 'state',
+            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            hint = 'States are deferred, ready, leased, done, cancelled, expired and dead.';
+    end if;
+    if jobs.only_queue is not null then
+        v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);
+    end if;
+
+    while v_hi > greatest(v_end, 1) loop
+        v_lo := greatest(v_hi - v_step, 1);
+        for v_found in execute forebay._rows_between_sql(v_lo, v_hi)
+            using v_lo, v_hi, jobs.only_kind, v_lanes
+        loop
+            continue when v_found.job_id = any (v_seen);
+            v_seen := v_seen || v_found.job_id;
+            v_asked := v_asked + 1;
+            for v_row in
+                select j.* from forebay.job(v_found.job_id) j
+                where (jobs.only_state is null or j.state = jobs.only_state)
+            loop
+                return query select v_row.job_id, v_row.group_name, v_row.state, v_row.queue, v_row.priority,
+                    v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
+                    v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
+                    v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
+                    v_found.place;
+                v_left := v_left - 1;
+            end loop;
+            if v_left <= 0 or v_asked >= 2000 then
+                return;
+            end if;
+        end loop;
+        v_hi := v_lo;
+    end loop;
+end
+$$;
+
+
+-- A query for the rows of the log and of the deferred jobs with numbers from $1 to below $2, of kind $3 and in
+-- lanes $4 where these are not null, highest number first. It names the segments of that range only.
+create function forebay._rows_between_sql(p_lo bigint, p_hi bigint) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+               'select coalesce(l.job_id, l.seq) as job_id, l.seq as place from forebay.log_%s l
+                where l.seq >= $1 and l.seq < $2 and l.kind <> '''' and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
+                union all ', s.segment_id), ''), '')
+        || 'select d.job_id, d.job_id as place from forebay.deferred d
+            where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
+            order by place desc'
+    from forebay.segment s
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+$$;

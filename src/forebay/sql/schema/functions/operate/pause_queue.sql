@@ -1,0 +1,20 @@
+-- grant: operator
+
+-- Pause a queue, for one group or all: nothing more is claimed; what runs goes on. Returns how many groups changed.
+create function forebay.pause_queue(queue text, group_name text default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer;
+begin
+    if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
+        perform forebay.open_group(pause_queue.queue);
+    end if;
+    perform forebay._require_group(pause_queue.queue, group_name);
+    update forebay.queue_group g set paused_at = forebay._now()
+    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;

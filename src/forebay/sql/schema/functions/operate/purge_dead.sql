@@ -1,0 +1,24 @@
+-- grant: operator
+
+-- Delete dead letters that died longer ago than `age`; returns how many. Nothing is purged unless asked.
+--
+-- Parameters: age, not negative; queue, null for all.
+-- Errors: JQ001 a bad age.
+create function forebay.purge_dead(age interval, queue text default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_count bigint;
+begin
+    if age is null or age < interval '0' then
+        raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
+            hint = 'Say how old a dead letter must be, for example 30 days.';
+    end if;
+    delete from forebay.dead_letter d
+    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;

@@ -1,0 +1,39 @@
+-- grant: operator
+
+-- Redrive a dead letter: a new job for its group, with its own attempts; returns the new job's id.
+--
+-- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew; a unique key may belong to
+-- another job by now and is not taken. The dead letter stays, and
+-- each names the other.
+--
+-- Errors: JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row.
+create function forebay.redrive(dead_id bigint) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    d        forebay.dead_letter;
+    v_job_id bigint;
+begin
+    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    if not found then
+        raise exception using errcode = 'JQ015',
+            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
+            hint = 'forebay dead list shows them.';
+    elsif d.redriven_at is not null then
+        raise exception using errcode = 'JQ016',
+            message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            hint = 'Look at that job; if it died too, redrive its own dead letter.';
+    end if;
+    insert into forebay.log (
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+    values (forebay._note_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
+            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key)
+    returning seq into v_job_id;
+    update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
+    perform forebay._ring(d.queue);
+    return v_job_id;
+end
+$$;

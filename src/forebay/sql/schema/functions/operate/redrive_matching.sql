@@ -1,0 +1,40 @@
+-- grant: operator
+
+-- Redrive every dead letter that fits, in the order the jobs had in the log; returns how many.
+--
+-- Parameters: null means any; died_after and died_before bound the time of death; most, at most so many.
+create function forebay.redrive_matching(
+    queue text default null, kind text default null, reason text default null, tag text default null,
+    group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
+    most integer default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_id    bigint;
+    v_count bigint := 0;
+begin
+    for v_id in
+        select d.dead_id
+        from forebay.dead_letter d
+        join forebay.queue_group g on g.group_id = d.group_id
+        where d.redriven_at is null
+          and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
+          and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
+          and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
+          and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
+          and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
+          and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
+        order by d.enqueued_at, d.job_id
+        limit redrive_matching.most
+        for update of d skip locked
+    loop
+        perform forebay.redrive(v_id);
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;

@@ -1,0 +1,18 @@
+-- grant: operator
+
+-- Resume a paused queue, for one group or all. Returns how many groups changed.
+create function forebay.resume_queue(queue text, group_name text default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer;
+begin
+    perform forebay._require_group(resume_queue.queue, group_name);
+    update forebay.queue_group g set paused_at = null
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    get diagnostics v_count = row_count;
+    perform forebay._ring(resume_queue.queue);
+    return v_count;
+end
+$$;

@@ -1,0 +1,38 @@
+-- Keep what a handler returned. Too large is no failure: the job is done, and its result says why it is missing.
+create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
+language plpgsql volatile
+as $$
+declare
+    v_value   jsonb := p_kept -> 'value';
+    v_problem text := left(p_kept ->> 'problem', 1000);
+    v_most    constant bigint := forebay._setting_value('result_bytes_max');
+    v_bytes   bigint := octet_length(v_value::text);
+begin
+    if v_value is null and v_problem is null then
+        v_problem := 'nothing was sent';
+    elsif v_problem is not null then
+        v_value := null;
+    elsif v_bytes > v_most then
+        v_value := null;
+        v_problem := format('%s bytes, more than result_bytes_max %s', v_bytes, v_most);
+    end if;
+    insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value, problem)
+    values (coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, forebay._now(),
+            forebay._now() + make_interval(secs => least((p_kept ->> 'seconds')::double precision, 315360000)),
+            v_value, v_problem);
+end
+$$;
+
+
+-- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' bell; who waits looks
+-- for himself now and then.
+create function forebay._tell_ended(p_job_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    if coalesce(pg_sequence_last_value('forebay.result_bell'), 0) > date_part('epoch', clock_timestamp()) * 1000
+       and forebay._may_notify() then
+        perform pg_notify('forebay_result', p_job_id::text);
+    end if;
+end
+$$;

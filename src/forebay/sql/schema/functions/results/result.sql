@@ -1,0 +1,62 @@
+-- grant: worker, operator, reader
+
+-- How a job ended for one group, and what its handler returned.
+--
+-- value is null unless the job is done and its handler keeps results (keep_result); problem says why it is missing then.
+-- Of a dead job: the reason, and its last error.
+--
+-- Parameters: wait_millis, the caller sleeps for so long if it has not ended and wants to hear of it, on channel
+--   forebay_result with the job's id; 0 to 60000, null for not.
+-- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
+returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    v_group bigint;
+    v_found boolean := false;
+    v_job   record;
+begin
+    if wait_millis not between 0 and 60000 then
+        raise exception using errcode = 'JQ001', column = 'wait_millis',
+            message = format('wait_millis %s is outside 0 to 60000', wait_millis);
+    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_bell'), 0) < v_now + wait_millis then
+        -- Before the look: who settles after it rings. For longer than asked, since it is asked again.
+        perform setval('forebay.result_bell', v_now + wait_millis + 5000);
+    end if;
+    select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
+    from forebay.result r join forebay.queue_group g on g.group_id = r.group_id
+    where r.job_id = result.job_id and g.name = result.group_name and r.kept_until > forebay._now()
+    order by r.kept_at desc limit 1;
+    if state is not null then
+        return next;
+        return;
+    end if;
+    for v_job in select j.group_name, j.state from forebay.job(result.job_id) j loop
+        v_found := true;
+        continue when v_job.group_name <> result.group_name;
+        state := v_job.state;
+    end loop;
+    if state is null then
+        raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
+            message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
+                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+            hint = case when v_found then null else 'It may not be committed yet, or past retention.' end;
+    end if;
+    if state = 'done' then
+        problem := 'its handler keeps none, or not for so long';
+    elsif state = 'dead' then
+        select d.reason, d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message'
+        into reason, error_type, error_message
+        from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id
+        where d.job_id = result.job_id and g.name = result.group_name
+        order by d.dead_id desc limit 1;
+    end if;
+    return next;
+end
+$$;

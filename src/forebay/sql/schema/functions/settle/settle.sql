@@ -1,0 +1,238 @@
+-- Settlement: how jobs of a batch ended, appended; and what goes on in a new row.
+-- grant: worker
+
+-- Settle jobs of a lease's batches.
+--
+-- Invariants: "single holder" (a late settlement changes nothing and is told so), "nothing lost".
+-- Inside an open transaction the settlement is one commit with whatever else that transaction wrote; the
+-- transaction's idle time is then limited, so that a vanished handler cannot hold up a revocation.
+--
+-- Parameters: p_flushes, a JSON array of
+--   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
+--              "kept": {"value", "seconds", "problem"}}],
+--    "tallies": [..], for forebay._note_tally(), counted if and only if the flush is settled}
+--   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
+--   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
+--   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
+--   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
+--   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is kept back
+--   behind it instead, whatever was said about it, at no attempt.
+--   A negative flush_no names the settlement of the single job at that offset.
+-- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
+--   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
+-- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
+-- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
+returns table (claim_no bigint, flush_no integer, status text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_worker   text;
+    v_was      text;
+    v_flush    jsonb;
+    v_item     jsonb;
+    v_batch    record;
+    v_ended    jsonb;
+    v_offsets  smallint[];
+    v_outcomes "char"[];
+    v_millis   integer[];
+    v_done     integer;
+    v_at       constant timestamptz := forebay._now();
+begin
+    select l.worker into v_worker from forebay.lease l
+    where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            hint = 'Its jobs were given to other workers; this settlement changed nothing.';
+    end if;
+    v_was := set_config('idle_in_transaction_session_timeout', '5s', true);
+
+    for v_index in 0 .. coalesce(jsonb_array_length(p_flushes), 0) - 1 loop
+        v_flush := p_flushes -> v_index;
+        claim_no := (v_flush ->> 'claim_no')::bigint;
+        flush_no := (v_flush ->> 'flush_no')::integer;
+        v_ended := coalesce(v_flush -> 'ended', '[]');
+        v_offsets := null;
+        v_outcomes := null;
+        v_millis := case when jsonb_typeof(v_flush -> 'millis') = 'array'
+                         then translate(v_flush ->> 'millis', '[]', '{}')::integer[] end;
+
+        -- Nearly always all of a batch is done, and nothing of it was settled before: one statement.
+        if jsonb_typeof(v_flush -> 'done') is distinct from 'array' and v_ended = '[]' then
+            insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
+            select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
+            from forebay.batch b
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null
+              and not exists (select from forebay.settlement s
+                              where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
+            on conflict do nothing;
+            if found then
+                if v_flush ? 'tallies' then
+                    perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                end if;
+                status := 'settled';
+                return next;
+                continue;
+            end if;
+        end if;
+
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no into v_batch
+        from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
+        if not found then
+            status := 'unknown_batch';
+            return next;
+            continue;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no and s.flush_no = settle_v1.flush_no) then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+
+        if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
+            if jsonb_typeof(v_flush -> 'done') = 'array' then
+                v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
+            else
+                v_offsets := '{}';
+            end if;
+            v_done := cardinality(v_offsets);
+            v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
+            if v_offsets = '{}' or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
+               or cardinality(v_offsets) <> (select count(distinct o) from unnest(v_offsets) o) then
+                status := 'refused';
+                return next;
+                continue;
+            end if;
+            if v_ended <> '[]'::jsonb then
+                v_outcomes := array_fill('d'::"char", array[v_done]) || array(
+                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                                                 coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
+                                                 v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
+                    from jsonb_array_elements(v_ended) e);
+                if v_batch.keys is not null then
+                    v_outcomes := forebay._kept_back(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                end if;
+            end if;
+        end if;
+        if exists (select from forebay.settlement s
+                   where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no
+                     and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)) then
+            status := 'refused';
+            return next;
+            continue;
+        end if;
+
+        insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes, millis)
+        values (p_lease_id, settle_v1.claim_no, settle_v1.flush_no, v_at, v_offsets, v_outcomes, v_millis)
+        on conflict do nothing;
+        if not found then
+            status := 'repeated';
+            return next;
+            continue;
+        end if;
+        for v_item in select e.value from jsonb_array_elements(v_ended) e loop
+            v_done := v_done + 1;
+            perform forebay._end(v_batch.group_id, v_batch.lane,
+                                 forebay._row(coalesce(v_batch.lanes[(v_item ->> 'offset')::integer], v_batch.lane),
+                                              coalesce(v_batch.xids[(v_item ->> 'offset')::integer], v_batch.xids[1]),
+                                              v_batch.seqs[(v_item ->> 'offset')::integer]),
+                                 v_outcomes[v_done], v_item, v_worker);
+        end loop;
+        if v_batch.keys is not null then
+            perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
+                                          v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
+        end if;
+        if v_flush ? 'tallies' then
+            perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+        end if;
+        status := 'settled';
+        return next;
+    end loop;
+end
+$$;
+
+
+-- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested, or it was replaced.
+create function forebay._outcome_code(
+    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+returns "char"
+language plpgsql stable
+as $$
+declare
+    v_row forebay.log;
+begin
+    if p_outcome = 'done' then
+        return 'd';
+    elsif p_outcome = 'cancelled' then
+        return 'c';
+    elsif p_outcome = 'dead' then
+        return 'x';
+    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'handed_back', 'unknown', 'lost') then
+        raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
+            hint = 'One of done, retried, lost, snoozed, unknown, handed_back, cancelled, dead.';
+    end if;
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
+        if exists (select from forebay.tombstone t
+                   where t.job_id = coalesce(v_row.job_id, v_row.seq) and t.reason in ('c', 'r')
+                     and (t.group_id is null or t.group_id = p_group_id)) then
+            return 'c';
+        end if;
+    end if;
+    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'handed_back' then 'h'
+                          when 'unknown' then 'u' else 'l' end;
+end
+$$;
+
+
+-- What the end of one job brings with it: the new row it goes on in, or its dead letter, and its error.
+create function forebay._end(
+    p_group_id bigint, p_lane bigint, p_row forebay.log, p_code "char", p_item jsonb, p_worker text)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_lane    record;
+    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x') then 1 else 0 end;
+    v_target  bigint;
+    v_run_at  timestamptz;
+begin
+    select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
+        perform forebay._note_failure(
+            p_row, p_group_id, v_attempt,
+            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
+                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
+            p_item -> 'error', p_worker);
+    end if;
+    if p_code = 'x' then
+        perform forebay._bury(
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
+    elsif p_code in ('r', 'l', 's', 'u', 'h') then
+        -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
+        v_target := forebay._note_private_lane(
+            v_lane.queue, v_lane.priority,
+            case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
+            p_row.ordering_key, v_lane.limit_key);
+        if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
+            v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
+        end if;
+        perform forebay._go_on(p_row, v_target, v_attempt,
+                               coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+    end if;
+    if p_code = 'd' and p_item ? 'kept' then
+        perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
+    end if;
+    if p_code in ('d', 'x', 'c') then
+        perform forebay._tell_ended(coalesce(p_row.job_id, p_row.seq));
+    end if;
+end
+$$;

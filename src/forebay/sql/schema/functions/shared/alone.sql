@@ -1,0 +1,36 @@
+-- Advisory keys: two-int form under the schema's own oid, so that users' keys cannot collide.
+create function forebay._lock_class() returns integer
+language sql stable
+as $$ select 'forebay'::regnamespace::oid::integer $$;
+
+
+-- Is the call alone: autocommitted, READ COMMITTED, nothing written yet? See forebay._require_alone().
+create function forebay._is_alone() returns boolean
+language sql volatile
+as $$
+    select current_setting('transaction_isolation') = 'read committed'
+       and pg_current_xact_id_if_assigned() is null
+       and statement_timestamp() - transaction_timestamp() <= interval '3 seconds'
+$$;
+
+
+-- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
+--
+-- Claims, seals and promotions read what other transactions committed up to this very statement;
+-- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
+-- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
+-- to three seconds are let pass: the parts of one statement arrive one by one, and a busy machine takes its time.
+--
+-- Errors: JQ012.
+create function forebay._require_alone(p_what text) returns void
+language plpgsql volatile
+as $$
+begin
+    if not forebay._is_alone() then
+        raise exception using
+            errcode = 'JQ012',
+            message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
+            hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
+    end if;
+end
+$$;

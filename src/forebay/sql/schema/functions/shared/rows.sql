@@ -1,0 +1,70 @@
+-- One row of the log, found by its place in the claim index.
+create function forebay._row(p_lane bigint, p_xid xid8, p_seq bigint) returns forebay.log
+language plpgsql stable
+as $$
+declare
+    v_segment bigint;
+    v_row     forebay.log;
+begin
+    select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
+        into v_row using p_lane, p_xid, p_seq;
+    return v_row;
+end
+$$;
+
+
+-- Let a job go on in a new row: at once in the log, or deferred until p_run_at. Always in a private
+-- lane of the group, so that no other group sees it again.
+--
+-- Invariant "nothing lost": called in the same transaction that ends the job's old row.
+create function forebay._go_on(
+    p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
+returns void
+language plpgsql volatile
+as $$
+declare
+    v_expires_at constant timestamptz := p_row.expires_at;
+begin
+    if p_run_at is null then
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        values (
+            p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
+    else
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        values (
+            p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
+            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+            p_row.ordering_key, p_row.unique_key);
+    end if;
+end
+$$;
+
+
+-- Every row of a job in the log, oldest first, with its lane's audience and whether each is there.
+create function forebay._rows_of(p_job_id bigint)
+returns setof forebay.log
+language plpgsql stable
+as $$
+declare
+    v_segment record;
+begin
+    for v_segment in
+        select s.segment_id, s.lo, s.hi from forebay.segment s
+        where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+        order by s.segment_id
+    loop
+        return query execute format(
+            'select l.* from forebay.log_%1$s l where l.job_id = $1
+             union all
+             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null and l.kind <> ''''
+             order by 2', v_segment.segment_id) using p_job_id;
+    end loop;
+end
+$$;

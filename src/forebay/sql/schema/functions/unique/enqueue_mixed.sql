@@ -1,0 +1,139 @@
+-- The jobs of a bulk enqueue that have a unique key, in the order in which keys are taken.
+--
+-- Errors: JQ001 naming the first bad job by its index.
+create function forebay._key_inputs(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns forebay._key_input[]
+language plpgsql volatile
+as $$
+declare
+    v_now    constant timestamptz := forebay._now();
+    v_spreads constant jsonb := forebay._spreads(array(select distinct j.queue from unnest(p_jobs) j));
+    v_row    record;
+begin
+    for v_row in
+        select u.ordinality - 1 as index,
+               forebay._unique_problem(u.unique_as, make_interval(secs => u.delay), u.run_at, u.expires_at) as problem
+        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._intent(j.unnest) as intent, j.ordinality
+              from unnest(p_jobs, p_unique_as) with ordinality j
+              where j.unnest is not null offset 0) u
+        where (u.intent in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.intent) = 'string'
+               and length(u.unique_as ->> u.intent) between 1 and 200 and u.unique_as ->> u.intent !~ '[\x01-\x1f\x7f]'
+               and u.unique_as - u.intent = '{}') is not true
+        order by u.ordinality
+    loop
+        if v_row.problem is not null then
+            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+                hint = 'Nothing was enqueued: a bulk call is all or none.';
+        end if;
+    end loop;
+    for v_row in
+        select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+    loop
+        if v_row.limit_key is null then
+            perform forebay._note_lanes(v_row.queue, v_row.priority, v_spreads);
+        else
+            perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+        end if;
+    end loop;
+    return array(
+        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
+                   u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
+        from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
+                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
+                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_spreads) end as lane,
+                     coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
+                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
+              from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
+                    where i.unnest is not null offset 0) j) u
+        window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
+        order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);
+end
+$$;
+
+
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
+-- that two calls of the same keys cannot wait for each other.
+--
+-- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
+-- at anew, at first a few.
+--
+-- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
+    v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
+    v_item   forebay._key_input;
+    v_taken  forebay._key_taken[] := '{}';
+    v_part   forebay._key_taken[];
+    v_most   integer;
+    v_row    record;
+begin
+    -- Whoever will not wait asks for each key by itself.
+    v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
+    while cardinality(v_taken) < cardinality(v_first) loop
+        v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
+        v_taken := v_taken || v_part;
+        if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
+            v_item := v_first[cardinality(v_taken) + 1];
+            v_taken := v_taken || row((forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+            v_most := least(v_most, 8);
+        end if;
+        v_most := least(v_most * 4, 1000);
+    end loop;
+
+    for v_row in
+        select i.its_queue as queue, count(*) as more from unnest(v_first, v_taken) i
+        where i.is_new and (i.starts_at > i.since) is not true group by 1
+    loop
+        if pg_sequence_last_value('forebay.limit_seq') is not null then
+            perform forebay._require_room(v_row.queue, v_row.more);
+        end if;
+        perform forebay._ring(v_row.queue);
+    end loop;
+    -- Their numbers were drawn after their xid, with the generations.
+    insert into forebay.log (
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
+    where i.is_new and (i.starts_at > i.since) is not true;
+    insert into forebay.deferred (
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+    from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
+    where i.is_new and i.starts_at > i.since;
+
+    for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
+        v_ids[v_row.nr] := v_row.stands_for;
+    end loop;
+    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
+        if v_item.code in ('r', 'd') then
+            v_ids[v_item.nr] := (forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+        elsif v_item.differs then
+            perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
+        else
+            v_ids[v_item.nr] := v_ids[v_item.first_nr];
+        end if;
+    end loop;
+
+    if cardinality(v_items) < cardinality(p_jobs) then
+        for v_row in
+            select p.nr, p.job_id
+            from unnest(
+                array(select j.ordinality from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality),
+                forebay._enqueue_jobs(array(
+                    select row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag,
+                               j.correlation_id, j.headers, j.ordering_key, j.limit_key)::forebay._job_input
+                    from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality))) p (nr, job_id)
+        loop
+            v_ids[v_row.nr] := v_row.job_id;
+        end loop;
+    end if;
+    return v_ids;
+end
+$$;

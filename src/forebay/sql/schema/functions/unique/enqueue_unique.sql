@@ -1,0 +1,58 @@
+-- grant: producer, worker
+
+-- Enqueue one job under a unique key; returns its id and whether it is new.
+--
+-- Invariants "one generation", "commit is the gate".
+--
+-- Parameters: unique_as, one of
+--     {"once": key}                                nothing new while a job of the key waits or runs
+--     {"idempotent": key}                          the same, and it must have the same kind and arguments
+--     {"coalesce": key}                            nothing new while one waits
+--     {"replace": key}                             a waiting one is replaced
+--     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
+--     {"throttle": key, "period": s}               nothing new within s of the last new one
+--   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
+--   text of 1 to 200 characters and belongs to its queue and intent. The others as for forebay.enqueue.
+-- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
+--   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
+-- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+create function forebay.enqueue_unique(
+    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
+    max_attempts integer default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text;
+    v_made    record;
+begin
+    v_problem := coalesce(
+        forebay._job_problem(
+            enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
+            enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
+            enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
+        case when enqueue_unique.ordering_key is not null then 'ordering_key and unique_as exclude each other' end,
+        forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was enqueued. See the function forebay.enqueue_unique in the reference.';
+    end if;
+    perform forebay._check_args(enqueue_unique.args, null);
+    select u.* into v_made
+    from forebay._enqueue_unique(
+        row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
+            enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
+            enqueue_unique.headers, null, enqueue_unique.limit_key)::forebay._job_input,
+        coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
+    job_id := v_made.job_id;
+    is_new := v_made.is_new;
+    replaced := v_made.replaced;
+end
+$$;

@@ -1,0 +1,160 @@
+-- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+--
+-- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
+-- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+create function forebay._fate(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
+language plpgsql stable
+as $$
+declare
+    v_hi     bigint;
+    v_lo     bigint;
+    v_try    bigint;
+    v_step   bigint := 1;
+    v_passed boolean;
+    v_batch  record;
+    v_code   "char";
+begin
+    if p_seq < forebay._archived_below() then
+        return 'on';
+    end if;
+    select b.no,
+           b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+    into v_hi, v_passed
+    from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+    where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1;
+    if v_passed is not true then
+        return 'waiting';
+    end if;
+    v_lo := v_hi;
+    loop
+        v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
+        v_passed := false;  -- Also where there is no batch of this number any more.
+        select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
+        into v_passed
+        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+        where b.group_id = p_group_id and b.lane = p_lane and b.no = v_try;
+        if v_lo < v_hi then
+            if v_passed then
+                v_hi := v_try;
+            else
+                v_lo := v_try;
+            end if;
+        elsif v_passed then
+            v_lo := v_try;
+            v_hi := v_try;
+            v_step := v_step * 2;
+        else
+            v_lo := v_try;
+        end if;
+        exit when v_hi = v_lo + 1;
+    end loop;
+
+    select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
+    into v_batch
+    from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
+    if v_batch.skip is not null then
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+    elsif v_batch.place is null then
+        return 'on';
+    end if;
+    select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
+    from forebay.settlement s
+    where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
+      and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
+    limit 1;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+end
+$$;
+
+
+-- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- the group does not read it.
+--
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+create function forebay._stage_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
+language plpgsql stable
+as $$
+declare
+    v_fate    text := 'on';
+    v_mark    forebay.promotion;
+    v_segment bigint;
+    v_row     record;
+begin
+    if not p_key.is_deferred then
+        if pg_visible_in_snapshot(p_key.xid, p_start_after) then
+            return null;
+        end if;
+        v_fate := forebay._fate(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+    end if;
+    if v_fate = 'on' then
+        select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+        if exists (
+            select from forebay.deferred d
+            join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) a on true
+            where d.job_id = p_key.job_id and a.audience in (0, p_group_id, -p_group_id)
+              and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
+                       and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))) then
+            v_fate := 'waiting';
+        else
+            v_fate := 'ended';
+            for v_segment in
+                select s.segment_id from forebay.segment s
+                where s.hi > p_key.job_id and s.removed_at is null
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                order by s.segment_id desc
+            loop
+                execute format(
+                    'select l.lane, l.xid, l.seq, a.audience from forebay.log_%s l
+                     join lateral (select i.audience from forebay.lane i where i.lane = l.lane limit 1) a on true
+                     where l.job_id = $1 and a.audience in (0, $2, -$2)
+                     order by l.seq desc limit 1', v_segment)
+                    into v_row using p_key.job_id, p_group_id;
+                if v_row.seq is not null then
+                    if v_row.audience = 0 and pg_visible_in_snapshot(v_row.xid, p_start_after) then
+                        return null;
+                    end if;
+                    v_fate := forebay._fate(p_group_id, v_row.lane, v_row.xid, v_row.seq);
+                    exit;
+                end if;
+            end loop;
+        end if;
+    end if;
+    if v_fate = 'waiting'
+       and (p_key.expires_at <= forebay._now()
+            or exists (select from forebay.tombstone t
+                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+        return 'ended';
+    end if;
+    return case v_fate when 'on' then 'ended' else v_fate end;
+end
+$$;
+
+
+-- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+create function forebay._stage(p_key forebay.unique_key) returns text
+language plpgsql stable
+as $$
+declare
+    v_group   record;
+    v_stage   text;
+    v_waiting boolean := false;
+    v_ended   boolean := false;
+    v_any     boolean := false;
+begin
+    for v_group in
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+    loop
+        v_any := true;
+        v_stage := forebay._stage_in(p_key, v_group.group_id, v_group.start_after);
+        if v_stage = 'running' then
+            return v_stage;
+        end if;
+        v_waiting := v_waiting or coalesce(v_stage = 'waiting', false);
+        v_ended := v_ended or coalesce(v_stage = 'ended', false);
+    end loop;
+    if not v_any then
+        return coalesce(forebay._stage_in(p_key, null, null), 'ended');
+    end if;
+    return case when not v_waiting then 'ended' when v_ended then 'running' else 'waiting' end;
+end
+$$;

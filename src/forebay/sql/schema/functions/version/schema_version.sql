@@ -1,0 +1,7 @@
+-- grant: worker, operator, reader
+
+-- The version of the schema: the number of its newest migration; null when none is recorded.
+create function forebay.schema_version() returns integer
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$ select max(m.version) from forebay.schema_migration m $$;

@@ -1,0 +1,33 @@
+-- Batches: what each claim took. The newest row of a (group, lane) is its cursor.
+create table forebay.batch (
+    group_id      bigint not null,
+    lane          bigint not null,
+    no            bigint not null,       -- dense per (group, lane); not a name, see lease_id, claim_no
+    lease_id      bigint,                -- null: only moves the cursor
+    claim_no      bigint,                -- counted by the worker, never reused
+    floor         bigint,                -- oldest claim_no of the lease still open
+    snap_from     pg_snapshot not null,
+    snap_to       pg_snapshot,           -- null: same as snap_from, the window is used up
+    pos_segment   bigint not null,
+    pos_xid       xid8 not null,
+    pos_seq       bigint not null,
+    high_seq      bigint not null,       -- highest number in this and all earlier batches
+    handed_total  bigint not null,       -- running totals; of keyed lanes: of jobs of public lanes, at their first time
+    skipped_total bigint not null,
+    claimed_at    timestamptz not null,
+    seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
+    xids          xid8[],                -- one per seq, or a single one when all are equal
+    skipped       bigint[],
+    skipped_as    "char"[],              -- c cancelled, e expired
+    -- Of lanes of jobs with ordering keys only:
+    lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
+    keys          text[] collate "C",    -- one per seq
+    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    edge_from     xid8,                  -- what began after this transaction has a number above low_from,
+    low_from      bigint,                --   and what was visible in snap_from began before it
+    edge_to       xid8,                  -- the same of snap_to
+    low_to        bigint,
+    parked_no     bigint,                -- the last number of forebay.parked when nothing waited for any of the keys; null: something did
+    primary key (group_id, lane, no)
+);
+create unique index batch_by_name on forebay.batch (lease_id, claim_no) where lease_id is not null;

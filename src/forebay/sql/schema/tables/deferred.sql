@@ -1,0 +1,35 @@
+-- Jobs that wait for a time. Appended to the log when due, deleted in bulk behind the cursor.
+create sequence forebay.deferred_seq as bigint cache 1;
+
+create table forebay.deferred (
+    xid            xid8 not null default pg_current_xact_id(),
+    deferred_id    bigint not null default nextval('forebay.deferred_seq'),
+    run_at         timestamptz not null,
+    lane           bigint not null,
+    enqueued_at    timestamptz not null,
+    job_id         bigint not null,
+    expires_at     timestamptz,
+    attempt        integer,
+    max_attempts   integer,
+    pauses         integer,
+    kind           text not null,
+    args           jsonb not null,
+    tag            text,
+    correlation_id text,
+    headers        jsonb,
+    ordering_key   text collate "C",
+    unique_key     text
+);
+create index deferred_due on forebay.deferred (run_at, deferred_id);
+create index deferred_by_xid on forebay.deferred (xid);
+create index deferred_by_job on forebay.deferred (job_id);
+
+-- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the mark.
+create table forebay.promotion (
+    no          bigint primary key,
+    snap        pg_snapshot not null,
+    run_at      timestamptz not null,
+    deferred_id bigint not null,
+    promoted    integer not null,
+    promoted_at timestamptz not null
+);

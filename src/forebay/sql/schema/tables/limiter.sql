@@ -1,0 +1,56 @@
+-- Limits: how many jobs of a queue, and of each of its limit keys, run at once and start per second; and even shares for the
+-- keys. See docs/design/limits.md.
+--
+-- Jobs of a limit key have lanes of their own. Whoever claims from a queue with a pace, or from a *desk* of such lanes, passes
+-- the group's *gate*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
+-- one lane is claimed from like any other. What the gate knows is one row, appended and read newest first.
+
+-- The pace of a queue. null: no limit.
+create table forebay.queue_pace (
+    queue           text primary key,
+    concurrency     integer check (concurrency >= 1),
+    rate            double precision check (rate > 0),       -- starts per second
+    burst           integer check (burst >= 1),              -- tokens that a rested queue has saved up
+    key_concurrency integer check (key_concurrency >= 1),
+    key_rate        double precision check (key_rate > 0),
+    key_burst       integer check (key_burst >= 1),
+    set_at          timestamptz not null
+);
+
+comment on table forebay.queue_pace is 'How many jobs of a queue and of each limit key run at once and start per second; set with forebay.pace_queue().';
+
+-- Tells a claim, without a look at any table, that nobody ever set a pace or used a limit key.
+create sequence forebay.gate_seq as bigint cache 1;
+
+
+-- What a group's gate knows after a claim. Arrays of one kind belong together.
+create table forebay.gate (
+    group_id   bigint not null,
+    no         bigint not null,
+    decided_at timestamptz not null,
+    snap       pg_snapshot not null,      -- a key's lane that is not in `lanes` had nothing to claim then
+    pace_at    timestamptz,               -- set_at of the pace that it knew
+    seed_until timestamptz,               -- until then what is in flight is counted from the leases
+    tat        timestamptz,               -- when the queue's bucket will be full, "theoretical arrival time"
+    leases     bigint[] not null,         -- batches in flight, with how many jobs each took
+    claims     bigint[] not null,
+    claim_keys bigint[] not null,
+    sizes      integer[] not null,
+    lanes      bigint[] not null,         -- lanes of keys that may have something to claim
+    lane_keys  bigint[] not null,
+    desks      bigint[] not null,
+    keys       bigint[] not null,         -- keys about which there is something to remember:
+    turns      bigint[] not null,         --   the row in which each was served last
+    tats       timestamptz[] not null,    --   when its bucket will be full
+    primary key (group_id, no)
+);
+
+
+-- What a gate sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
+-- when all have to be asked; is_changed: there is something to note, whatever is claimed; is_back: the clock was set back.
+create type forebay._gate_view as (
+    no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
+    leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
+    lanes bigint[], lane_keys bigint[], desks bigint[],
+    keys bigint[], turns bigint[], tats timestamptz[],
+    is_changed boolean, is_back boolean, is_new_pace boolean, came bigint[], room bigint, pace forebay.queue_pace);

@@ -1,0 +1,30 @@
+-- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
+-- rows are inserted, read newest first, and removed in bulk from behind. See docs/design/engine.md.
+
+-- Numbers of the log. CACHE 1 and never altered: a segment is sealed on the strength of
+-- "whoever has a number below last_value has drawn its xid already".
+create sequence forebay.log_seq as bigint cache 1;
+
+-- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row
+-- must draw its transaction id before its number.
+create table forebay.log (
+    xid            xid8 not null default pg_current_xact_id(),
+    seq            bigint not null default nextval('forebay.log_seq'),
+    lane           bigint not null,
+    enqueued_at    timestamptz not null,
+    job_id         bigint,               -- null: the first row of its job, whose id is seq
+    expires_at     timestamptz,          -- null: 30 days after enqueued_at
+    attempt        integer,              -- attempts used before this row; null: none
+    max_attempts   integer,              -- null: what the handler's retry policy says
+    pauses         integer,              -- snoozes and unknown-kind pauses so far; null: none
+    kind           text not null,
+    args           jsonb not null,
+    tag            text,
+    correlation_id text,
+    headers        jsonb,
+    ordering_key   text collate "C",
+    unique_key     text
+) partition by range (seq);
+
+comment on table forebay.log is
+    'Every job, append-only. seq numbers rows; job_id names the job across its retries.';

@@ -1,0 +1,30 @@
+-- What handlers return and how far they are: appended, read by job, deleted by age.
+--
+-- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
+-- done. Jobs whose handler keeps nothing pay nothing.
+
+-- "Somebody waits for the end of a job until", in milliseconds since 1970: a register like the bells.
+create sequence forebay.result_bell as bigint cache 1;
+
+create table forebay.result (
+    job_id      bigint not null,
+    group_id    bigint not null,
+    enqueued_at timestamptz not null,     -- of the job: ids can be given out again after a lost commit
+    kept_at     timestamptz not null,
+    kept_until  timestamptz not null,
+    value       jsonb,
+    problem     text,                     -- why there is no value, though one was to be kept
+    check ((value is null) <> (problem is null))
+);
+create index result_by_job on forebay.result (job_id);
+create index result_by_age on forebay.result (kept_until);
+
+create table forebay.progress (
+    job_id   bigint not null,
+    group_id bigint not null,
+    noted_at timestamptz not null,
+    done     double precision not null,   -- 0 to 1
+    note     text not null
+);
+create index progress_by_job on forebay.progress (job_id, noted_at);
+create index progress_by_age on forebay.progress (noted_at);

@@ -1,0 +1,17 @@
+-- Segments: the partitions of the log, ranges of seq, each with a reader function.
+create table forebay.segment (
+    segment_id bigint primary key,
+    lo         bigint not null unique,   -- first number
+    hi         bigint not null,          -- first number of the next segment
+    created_at timestamptz not null,
+    removed_at timestamptz,              -- emptied by retention
+    check (hi > lo)
+);
+
+-- A sealed segment gets no more rows, and all its rows have an xid below `xid`. Appended in order.
+create table forebay.seal (
+    segment_id bigint primary key,
+    xid        xid8 not null,
+    sealed_at  timestamptz not null
+);
+create index seal_by_xid on forebay.seal (xid);

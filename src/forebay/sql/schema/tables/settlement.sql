@@ -1,0 +1,22 @@
+-- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) is a flush's name, so that a
+-- flush whose answer was lost can be repeated. A negative flush_no settles the single job -flush_no.
+create table forebay.settlement (
+    lease_id   bigint not null,
+    claim_no   bigint not null,
+    flush_no   integer not null,
+    settled_at timestamptz not null,
+    offsets    smallint[],               -- null: the whole batch
+    outcomes   "char"[],                 -- null: all done. d done, c cancelled, x dead, and for jobs
+                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost;
+                                         -- k kept back behind an earlier job of its ordering key
+    millis     integer[],                -- durations, null: not measured
+    primary key (lease_id, claim_no, flush_no)
+);
+
+-- A suspect is claimed alone and its start is recorded, so that a death can be put down to it.
+create table forebay.suspect_start (
+    lease_id   bigint not null,
+    claim_no   bigint not null,
+    started_at timestamptz not null,
+    primary key (lease_id, claim_no)
+);

@@ -1,0 +1,75 @@
+"""The sources of the schema, and the migration that is built from them."""
+
+import shutil
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tools.build_schema import SCHEMA, TARGET, build, grants, segment_functions
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    """A copy of the sources, to be changed."""
+    return Path(shutil.copytree(SCHEMA, tmp_path / "schema"))
+
+
+def test_the_first_migration_is_what_the_sources_make():
+    """
+    Whoever edits src/forebay/sql/schema runs tools/build_schema.py.
+    """
+    assert TARGET.read_text(encoding="utf-8") == build()
+
+
+def test_every_body_is_one_that_postgresql_accepts(server, template):
+    """
+    The built migration makes functions without a look at their bodies; made once more with that look, none is refused.
+    """
+    with psycopg.connect(server.dsn(template)) as conn:
+        definitions = conn.execute(
+            "select pg_get_functiondef(p.oid) from pg_proc p"
+            " where p.pronamespace = 'forebay'::regnamespace and p.prokind = 'f'"
+            " and p.proname !~ '_[1-9]\\d*$'"
+        ).fetchall()
+        assert len(definitions) > 150
+        conn.execute("set local check_function_bodies = on")
+        for (definition,) in definitions:
+            conn.execute(definition)
+        conn.rollback()
+
+
+def test_each_segment_has_a_function_of_each_file(server, template):
+    """
+    The files of functions/claim/segment and the functions of the first segment have the same names.
+    """
+    with psycopg.connect(server.dsn(template)) as conn:
+        made = conn.execute(
+            "select p.proname from pg_proc p where p.pronamespace = 'forebay'::regnamespace and p.proname ~ '_0$'"
+        ).fetchall()
+    assert {name for (name,) in made} == {f"_{name}_0" for name in segment_functions(SCHEMA)}
+
+
+def test_grants_are_read_from_the_heads_of_files(schema: Path):
+    """
+    A role may call what names it, and nothing that does not.
+    """
+    (schema / "functions" / "extra.sql").write_text(
+        "-- grant: reader\ncreate function forebay.extra() returns int language sql as 'select 1';\n"
+    )
+    assert "extra" in grants(schema)["reader"]
+    assert "extra" not in grants(schema)["operator"]
+
+
+@pytest.mark.parametrize(
+    "head", ["", "-- grant: everybody\n", "-- grant: worker\n-- grant: reader\n"]
+)
+def test_a_public_function_without_a_plain_grant_is_not_built(schema: Path, head: str):
+    """
+    That nobody may call a function has to be written down, too; and only the four roles are known.
+    """
+    (schema / "functions" / "extra.sql").write_text(
+        f"{head}create function forebay.extra() returns int language sql as 'select 1';\n"
+    )
+    with pytest.raises(ValueError, match=r"extra\.sql"):
+        build(schema)

@@ -1,0 +1,155 @@
+"""Write src/forebay/sql/migrations/0001_initial.sql from src/forebay/sql/schema: what a new database gets.
+
+Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool. The order
+is fixed: the schema, its roles, its types and tables, its functions by the paths of their files, then what a new
+schema begins with. Bodies of functions are not checked while they are made, since some call later ones.
+
+A line of its own says what is put in its place:
+
+``-- build: grants``
+    The functions of each role, from the heads of their files: ``-- grant: producer, worker``.
+``-- build: segment functions``
+    A statement for each file of ``functions/claim/segment``, which makes that function for one segment of the log.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Final
+
+SQL: Final = Path(__file__).parents[1] / "src" / "forebay" / "sql"
+SCHEMA: Final = SQL / "schema"
+TARGET: Final = SQL / "migrations" / "0001_initial.sql"
+
+ROLES: Final = ("producer", "worker", "operator", "reader")
+
+_GRANT: Final = re.compile(r"^-- grant: (.+)$", re.MULTILINE)
+_FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
+_BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
+_SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
+
+#: Places of a segment's function that are known when it is made, and their numbers in format().
+_PLACES: Final = {"{segment}": "%1$s", "{end}": "%2$s", "{sealed_before}": "%3$s"}
+_PLACE_VALUES: Final = "p_segment_id, p_hi, v_sealed_before"
+
+_BEGIN: Final = """\
+-- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
+
+-- Functions are made in the order of their files, whatever they call.
+select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
+       set_config('check_function_bodies', 'off', true);
+"""
+_END: Final = """\
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
+"""
+
+
+def build(schema: Path = SCHEMA) -> str:
+    """Return the script that makes the schema.
+
+    Raises:
+        ValueError: a file says nothing about the grants of its functions, or what cannot be understood.
+    """
+    functions = functions_of(schema)
+    files = [
+        schema / "schema.sql",
+        schema / "roles.sql",
+        *sorted((schema / "tables").glob("*.sql")),
+        *functions,
+        schema / "first_rows.sql",
+    ]
+    parts = [
+        f"-- {file.relative_to(schema).as_posix()}\n\n{_built(file, schema)}" for file in files
+    ]
+    return "\n\n".join([_BEGIN, *parts, _END])
+
+
+def functions_of(schema: Path) -> list[Path]:
+    """Return the files that define functions, in the order in which they are made."""
+    segment = schema / _SEGMENT_FUNCTIONS
+    return sorted(
+        file for file in (schema / "functions").rglob("*.sql") if segment not in file.parents
+    )
+
+
+def grants(schema: Path) -> dict[str, list[str]]:
+    """Return which functions each role may call, by the heads of their files.
+
+    Raises:
+        ValueError: a file with public functions does not name their roles, or names another one.
+    """
+    found: dict[str, list[str]] = {role: [] for role in ROLES}
+    for file in functions_of(schema):
+        text = file.read_text(encoding="utf-8")
+        public = {name for name in _FUNCTION.findall(text) if not name.startswith("_")}
+        named = _GRANT.findall(text)
+        if len(named) != bool(public):
+            raise ValueError(f"{file}: one line `-- grant: ...` exactly if it has public functions")
+        for role in named[0].split(", ") if named and named[0] != "none" else ():
+            if role not in found:
+                raise ValueError(f"{file}: {role} is none of {', '.join(ROLES)}, none")
+            found[role] += public
+    return {role: sorted(names) for role, names in found.items()}
+
+
+def segment_functions(schema: Path) -> dict[str, str]:
+    """Return the functions that each segment has: name, and the text that makes it."""
+    return {
+        file.stem: file.read_text(encoding="utf-8")
+        for file in sorted((schema / _SEGMENT_FUNCTIONS).glob("*.sql"))
+    }
+
+
+def _built(file: Path, schema: Path) -> str:
+    def made(place: re.Match[str]) -> str:
+        match place[2]:
+            case "grants":
+                return textwrap.indent(_grants(schema), place[1])
+            case "segment functions":
+                return _segment_functions(schema)
+            case other:
+                raise ValueError(f"{file}: build: {other} is not known")
+
+    return _BUILD.sub(made, file.read_text(encoding="utf-8"))
+
+
+def _grants(schema: Path) -> str:
+    lines = []
+    for role, names in grants(schema).items():
+        listed = textwrap.wrap(", ".join(f"'{name}'" for name in names), 100)
+        lines.append(f"when 'forebay_{role}' then array[")
+        lines += [f"    {line}" for line in listed]
+        lines[-1] += "]"
+    return "\n".join(lines) + "\n"
+
+
+def _segment_functions(schema: Path) -> str:
+    parts = []
+    for name, text in segment_functions(schema).items():
+        made = text.replace("create function", "create or replace function", 1)
+        made = made.replace("$$", "$body$").replace("%", "%%")
+        for place, number in _PLACES.items():
+            made = made.replace(place, number)
+        parts.append(
+            f"    execute format($segment$\n{made}    $segment$, {_PLACE_VALUES});\n"
+            f"    execute format('revoke all on function forebay._{name}_%s from public', p_segment_id);\n"
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the file, or with --check say whether it is up to date."""
+    text = build()
+    if "--check" in sys.argv[1:]:
+        if text != TARGET.read_text(encoding="utf-8"):
+            sys.exit(f"{TARGET} is not what schema/ makes: run tools/build_schema.py")
+        return
+    TARGET.write_text(text, encoding="utf-8")
+    print(f"{TARGET}: {text.count(chr(10))} lines")
+
+
+if __name__ == "__main__":
+    main()
