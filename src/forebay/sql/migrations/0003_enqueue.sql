@@ -357,12 +357,14 @@ begin
         raise exception using
             errcode = 'JQ002',
             message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'bytes', v_bytes, 'limit', v_bytes_max)),
             hint = 'Store the data in a table of yours and pass its key.';
     end if;
     if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
         raise exception using
             errcode = 'JQ003',
             message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'depth', v_depth_max + 1, 'limit', v_depth_max)),
             hint = 'Pass flat arguments, or the nested document as a string.';
     end if;
     if v_bytes > 4300 and jsonb_path_exists(
@@ -370,6 +372,7 @@ begin
         raise exception using
             errcode = 'JQ001', column = 'args',
             message = format('%sargs hold a number of more than 4300 digits', v_where),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'field', 'args')),
             hint = 'Pass it as a string.';
     end if;
 end
@@ -522,6 +525,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                detail = jsonb_build_object('index', v_odd.ordinality - 1),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
@@ -643,6 +647,7 @@ begin
                 then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
                 else format('job %s: unknown option %s', v_bad.index,
                             (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            detail = jsonb_build_object('index', v_bad.index),
             hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
     end loop;
 
@@ -725,6 +730,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.index, v_problem),
+                detail = jsonb_build_object('index', v_odd.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         perform forebay._check_args(v_odd.args, v_odd.index);

@@ -51,6 +51,8 @@ begin
         raise exception using errcode = 'JQ030',
             message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
                              v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            detail = jsonb_build_object('recorded', format('%s/%s', v_noted.system_identifier, v_noted.database_oid),
+                                        'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
             hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
     end if;
 end
@@ -100,6 +102,7 @@ begin
         raise exception using errcode = 'JQ020',
             message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
                              forebay.schema_version(), forebay._served_from(), p_version),
+            detail = jsonb_build_object('found', forebay.schema_version(), 'needed', p_version),
             hint = 'Install a newer version of the library; a schema is never downgraded.';
     end if;
     insert into forebay.heartbeat (lease_id, beat_at, backend_pid)

@@ -122,6 +122,7 @@ begin
         raise exception using errcode = 'JQ014',
             message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
                              coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
             hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
     end if;
 end
@@ -150,6 +151,7 @@ begin
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
             message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            detail = jsonb_build_object('job_id', cancel.job_id),
             hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
     end if;
     if cancel.group_name is not null then
@@ -465,6 +467,7 @@ begin
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
     insert into forebay.log (

@@ -83,6 +83,7 @@ begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
             message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            detail = jsonb_build_object('token', backfill_token_v1.token),
             hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
     end if;
     return v_found;
@@ -225,11 +226,13 @@ begin
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
             message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
     elsif v_run.made_by <> session_user then
         -- Its query would run with the rights of whoever goes on with it.
         raise exception using errcode = 'JQ041',
             message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Only who began a backfill goes on with it.';
     end if;
     return query
@@ -262,7 +265,8 @@ begin
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id);
+            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id),
+            detail = jsonb_build_object('backfill_id', backfill_done_v1.backfill_id);
     elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
         raise exception using errcode = 'JQ040',
             message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
