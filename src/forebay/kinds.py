@@ -215,7 +215,7 @@ class Kinds:
         """
         kind = self._by_name.get(name)
         if kind is None:
-            raise UnknownKind(name, known=self._by_name)
+            raise UnknownKind(name, known=tuple(self._by_name))
         return kind
 
     def queues(self) -> tuple[str, ...]:

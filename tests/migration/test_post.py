@@ -1,5 +1,6 @@
 """Post migrations take away what code of the release before calls: not while it runs."""
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,8 @@ def a_worker_that_comes_meanwhile(dsn: str, release) -> None:
             opening.result(timeout=10)
         assert caught.value.sqlstate == "JQ020"
         assert f"code made for version {post.version} or later" in str(caught.value)
+        facts = {"found": post.version, "needed": version}
+        assert json.loads(caught.value.diag.message_detail) == facts
         assert one(conn, "select count(*) from forebay.lease") == 0
         open_lease(conn, post.version)
 

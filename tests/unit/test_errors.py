@@ -145,6 +145,33 @@ def test_sql_raises_these_codes_and_no_others():
     assert raised == set(SQLSTATES)
 
 
+def test_sql_sends_the_facts_of_its_errors():
+    """
+    Each statement that raises an error with facts sends them in DETAIL: no caller reads messages.
+    """
+    with_facts = (
+        "JQ002",
+        "JQ003",
+        "JQ004",
+        "JQ005",
+        "JQ010",
+        "JQ012",
+        "JQ013",
+        "JQ016",
+        "JQ041",
+        "53400",
+    )
+    raised = [
+        statement
+        for migration in migrations()
+        for statement in re.findall(r"raise exception.*?;\n", migration.text, re.DOTALL)
+        if any(f"'{code}'" in statement for code in with_facts)
+    ]
+
+    assert len(raised) >= len(with_facts)
+    assert [statement for statement in raised if "detail = " not in statement] == []
+
+
 def test_what_sql_said_is_kept_word_for_word():
     """
     Message, detail and hint of a SQL function reach the caller unchanged.

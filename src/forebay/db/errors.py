@@ -57,7 +57,7 @@ _UNDEFINED_TABLE: Final = "42P01"
 #: What a query is to blame for, by SQLSTATE class: its names and rights, its values, what it may not do; and the functions
 #: that run one of the caller's, as the server's context names them.
 _OF_A_QUERY: Final = ("0A", "22", "3F", "42")
-_RUNS_A_QUERY: Final = re.compile(r"function (?:forebay\.)?backfill(?:_run_v1|_count_v1|_begin)\(")
+_RUNS_A_QUERY: Final = re.compile(r"backfill(?:_run_v1|_count_v1|_begin)\(")  # in any language
 
 
 def translate(error: BaseException) -> ForebayError | None:

@@ -6,7 +6,6 @@ The statements have a fixed text, so that a driver which prepares repeated state
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -222,19 +221,12 @@ def checked_expires_in(value: object) -> float | None:
     return seconds
 
 
-_INDEXED: Final = re.compile(r"job (\d+): ")
-
-
 def shifted(error: EnqueueError, by: int) -> EnqueueError:
     """Return the error of a chunk with its job counted from the start of the whole bulk.
 
-    Our SQL function counts within its own call and says ``job 3: ...``.
+    The SQL function counts within one call.
     """
-    matched = _INDEXED.match(error.message)
-    if not matched:
-        return error
-    error.message = error.message[matched.end() :]
-    return error.at_index(by + int(matched[1]))
+    return error if error.index is None else error.at_index(by + error.index)
 
 
 def with_written(error: EnqueueError, count: int) -> EnqueueError:

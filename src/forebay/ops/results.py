@@ -84,9 +84,15 @@ def kept(value: Any, seconds: float) -> Kept:
     try:
         plain = dump(mode="json", by_alias=True) if callable(dump) else value
         text = encode_json(plain, bytes_max=_SENT_BYTES_MAX)
-    except (InvalidJob, PayloadTooLarge, PayloadTooDeep) as error:
-        said = error.message.removeprefix("args ")
-        return Kept(seconds, problem=f"what the handler returned {said}"[:1000])
+    except InvalidJob as error:
+        place = "" if error.field == "args" else f"{error.field} of "
+        return Kept(seconds, problem=f"{place}what the handler returned {error.problem}"[:1000])
+    except PayloadTooLarge as error:
+        problem = f"has {error.bytes} bytes, the limit is {error.limit}"
+        return Kept(seconds, problem=f"what the handler returned {problem}")
+    except PayloadTooDeep as error:
+        problem = f"is nested {error.depth} levels deep, the limit is {error.limit}"
+        return Kept(seconds, problem=f"what the handler returned {problem}")
     except Exception as error:
         return Kept(seconds, problem=f"{type(error).__name__} when it was encoded"[:1000])
     return Kept(seconds, value=msgspec.Raw(text.encode()))

@@ -39,7 +39,7 @@ from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
-from forebay.policy.posts import DEAF_SECONDS, UPKEEP, Posts, draw_holder, far_pause
+from forebay.policy.posts import DEAF_SECONDS, HOLDERS, UPKEEP, Posts, far_pause
 from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart, Held
@@ -127,7 +127,7 @@ class Worker:
         self._groups: dict[int, str] = {}
         self._turns = Turns()
         self._wake = asyncio.Event()
-        self._holder = draw_holder()
+        self._holder = secrets.randbelow(HOLDERS)
         self._posts = self._make_posts()
         self._heart: Heart | None = None
         #: Until then, by our clock, what was ready was looked at closely enough, and the bell rings for what comes.
@@ -434,7 +434,12 @@ class Worker:
 
     def _make_posts(self) -> Posts:
         # Long enough for one that polls seldom: it renews when it looks.
-        return Posts(list(self._groups), seconds=1.5 + 2 * self._settings.poll_seconds)
+        return Posts(
+            list(self._groups),
+            seconds=1.5 + 2 * self._settings.poll_seconds,
+            clock=time.monotonic,
+            draw=random.random,
+        )
 
     def _suppose_vacant(self, posts: Collection[int]) -> None:
         self._maintenance.suppose_vacant(posts)
@@ -454,8 +459,8 @@ class Worker:
         if self._posts.held:
             return self._settings.poll_seconds
         if self._polls_only:
-            return max(self._settings.poll_seconds, far_pause(DEAF_SECONDS))
-        return far_pause()
+            return max(self._settings.poll_seconds, far_pause(random.random(), DEAF_SECONDS))
+        return far_pause(random.random())
 
     async def _leave_when_pressed(self) -> None:
         """Leave the posts when for some time there was more to do than could be taken: others are to look."""

@@ -1162,7 +1162,8 @@ begin
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id);
+            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id),
+            detail = jsonb_build_object('backfill_id', backfill_done_v1.backfill_id);
     elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
         raise exception using errcode = 'JQ040',
             message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
@@ -1390,11 +1391,13 @@ begin
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
             message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
     elsif v_run.made_by <> session_user then
         -- Its query would run with the rights of whoever goes on with it.
         raise exception using errcode = 'JQ041',
             message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Only who began a backfill goes on with it.';
     end if;
     return query
@@ -1429,6 +1432,7 @@ begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
             message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            detail = jsonb_build_object('token', backfill_token_v1.token),
             hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
     end if;
     return v_found;
@@ -2221,6 +2225,7 @@ begin
     if not found then
         raise exception using errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers. Open a new lease.';
     end if;
     return coalesce(v_taken, '{}');
@@ -2587,12 +2592,14 @@ begin
         raise exception using
             errcode = 'JQ002',
             message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'bytes', v_bytes, 'limit', v_bytes_max)),
             hint = 'Store the data in a table of yours and pass its key.';
     end if;
     if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
         raise exception using
             errcode = 'JQ003',
             message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'depth', v_depth_max + 1, 'limit', v_depth_max)),
             hint = 'Pass flat arguments, or the nested document as a string.';
     end if;
     if v_bytes > 4300 and jsonb_path_exists(
@@ -2600,6 +2607,7 @@ begin
         raise exception using
             errcode = 'JQ001', column = 'args',
             message = format('%sargs hold a number of more than 4300 digits', v_where),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'field', 'args')),
             hint = 'Pass it as a string.';
     end if;
 end
@@ -2789,6 +2797,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                detail = jsonb_build_object('index', v_odd.ordinality - 1),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
@@ -2836,6 +2845,7 @@ begin
                 then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
                 else format('job %s: unknown option %s', v_bad.index,
                             (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            detail = jsonb_build_object('index', v_bad.index),
             hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
     end loop;
 
@@ -2918,6 +2928,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.index, v_problem),
+                detail = jsonb_build_object('index', v_odd.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         perform forebay._check_args(v_odd.args, v_odd.index);
@@ -4006,6 +4017,7 @@ begin
     if not found then
         raise exception using errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers. Open a new lease.';
     end if;
     return coalesce(v_taken.jobs, '{}');
@@ -4277,6 +4289,7 @@ begin
         raise exception using errcode = 'JQ020',
             message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
                              forebay.schema_version(), forebay._served_from(), p_version),
+            detail = jsonb_build_object('found', forebay.schema_version(), 'needed', p_version),
             hint = 'Install a newer version of the library; a schema is never downgraded.';
     end if;
     insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
@@ -4553,6 +4566,8 @@ begin
         raise exception using errcode = 'JQ030',
             message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
                              v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            detail = jsonb_build_object('recorded', format('%s/%s', v_noted.system_identifier, v_noted.database_oid),
+                                        'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
             hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
     end if;
 end
@@ -5140,6 +5155,7 @@ begin
         if v_waiting + p_more > v_most then
             raise exception using errcode = '53400',
                 message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'limit', v_most),
                 hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
         end if;
     end loop;
@@ -6414,6 +6430,7 @@ begin
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
             message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            detail = jsonb_build_object('job_id', cancel.job_id),
             hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
     end if;
     if cancel.group_name is not null then
@@ -6549,6 +6566,7 @@ begin
         raise exception using errcode = 'JQ014',
             message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
                              coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
             hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
     end if;
 end
@@ -6961,6 +6979,7 @@ begin
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
     insert into forebay.log (
@@ -7236,7 +7255,10 @@ begin
         raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
             message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
                            else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
-            hint = case when v_found then null else 'It may not be committed yet, or past retention.' end;
+            detail = case when v_found then jsonb_build_object('group', result.group_name)
+                          else jsonb_build_object('job_id', result.job_id) end,
+            hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
+                        else 'It may not be committed yet, or past retention.' end;
     end if;
     if state = 'done' then
         problem := 'its handler keeps none, or not for so long';
@@ -7404,6 +7426,7 @@ begin
     if not found then
         raise exception using errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers; this settlement changed nothing.';
     end if;
     v_was := set_config('idle_in_transaction_session_timeout', '5s', true);
@@ -7610,6 +7633,7 @@ begin
         raise exception using
             errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers; do not start this one.';
     end if;
     insert into forebay.suspect_start (lease_id, claim_no, started_at)
@@ -7653,6 +7677,7 @@ begin
         raise exception using
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
+            detail = jsonb_build_object('function', p_what),
             hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
     end if;
 end
@@ -7826,6 +7851,7 @@ begin
     loop
         if v_row.problem is not null then
             raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+                detail = jsonb_build_object('index', v_row.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
     end loop;
@@ -8158,6 +8184,7 @@ begin
     raise exception using
         errcode = 'JQ005',
         message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'job_id', p_job_id)),
         hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
 end
 $$;
@@ -8171,6 +8198,7 @@ begin
     raise exception using
         errcode = 'JQ004',
         message = format('%skey %s is being taken by another open transaction', p_where, quote_literal(left(p_key, 80))),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'key', p_key)),
         hint = 'Try again when that transaction has ended, or let the enqueue wait for it: on_busy wait.';
 end
 $$;

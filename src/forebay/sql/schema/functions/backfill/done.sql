@@ -19,7 +19,8 @@ begin
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id);
+            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id),
+            detail = jsonb_build_object('backfill_id', backfill_done_v1.backfill_id);
     elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
         raise exception using errcode = 'JQ040',
             message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,

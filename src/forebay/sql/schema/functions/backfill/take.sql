@@ -17,11 +17,13 @@ begin
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
             message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
     elsif v_run.made_by <> session_user then
         -- Its query would run with the rights of whoever goes on with it.
         raise exception using errcode = 'JQ041',
             message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'Only who began a backfill goes on with it.';
     end if;
     return query

@@ -17,6 +17,7 @@ begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
             message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            detail = jsonb_build_object('token', backfill_token_v1.token),
             hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
     end if;
     return v_found;

@@ -81,12 +81,14 @@ begin
         raise exception using
             errcode = 'JQ002',
             message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'bytes', v_bytes, 'limit', v_bytes_max)),
             hint = 'Store the data in a table of yours and pass its key.';
     end if;
     if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
         raise exception using
             errcode = 'JQ003',
             message = format('%sargs are nested deeper than %s levels', v_where, v_depth_max),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'depth', v_depth_max + 1, 'limit', v_depth_max)),
             hint = 'Pass flat arguments, or the nested document as a string.';
     end if;
     if v_bytes > 4300 and jsonb_path_exists(
@@ -94,6 +96,7 @@ begin
         raise exception using
             errcode = 'JQ001', column = 'args',
             message = format('%sargs hold a number of more than 4300 digits', v_where),
+            detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'field', 'args')),
             hint = 'Pass it as a string.';
     end if;
 end

@@ -34,6 +34,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                detail = jsonb_build_object('index', v_odd.ordinality - 1),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
@@ -81,6 +82,7 @@ begin
                 then format('job %s: must be a JSON object, not %s', v_bad.index, jsonb_typeof(v_bad.job))
                 else format('job %s: unknown option %s', v_bad.index,
                             (select k from jsonb_object_keys(v_bad.job - v_keys) k limit 1)) end,
+            detail = jsonb_build_object('index', v_bad.index),
             hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
     end loop;
 
@@ -163,6 +165,7 @@ begin
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
                 message = format('job %s: %s', v_odd.index, v_problem),
+                detail = jsonb_build_object('index', v_odd.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
         perform forebay._check_args(v_odd.args, v_odd.index);

@@ -37,6 +37,7 @@ begin
         raise exception using errcode = 'JQ020',
             message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
                              forebay.schema_version(), forebay._served_from(), p_version),
+            detail = jsonb_build_object('found', forebay.schema_version(), 'needed', p_version),
             hint = 'Install a newer version of the library; a schema is never downgraded.';
     end if;
     insert into forebay.heartbeat (lease_id, beat_at, backend_pid)

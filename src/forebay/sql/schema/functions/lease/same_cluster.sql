@@ -41,6 +41,8 @@ begin
         raise exception using errcode = 'JQ030',
             message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
                              v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
+            detail = jsonb_build_object('recorded', format('%s/%s', v_noted.system_identifier, v_noted.database_oid),
+                                        'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
             hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
     end if;
 end

@@ -105,6 +105,7 @@ begin
         if v_waiting + p_more > v_most then
             raise exception using errcode = '53400',
                 message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'limit', v_most),
                 hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
         end if;
     end loop;

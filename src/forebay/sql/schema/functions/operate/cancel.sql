@@ -22,6 +22,7 @@ begin
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
             message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            detail = jsonb_build_object('job_id', cancel.job_id),
             hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
     end if;
     if cancel.group_name is not null then

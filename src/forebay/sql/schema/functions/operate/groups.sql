@@ -8,6 +8,7 @@ begin
         raise exception using errcode = 'JQ014',
             message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
                              coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
             hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
     end if;
 end

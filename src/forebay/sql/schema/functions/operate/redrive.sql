@@ -25,6 +25,7 @@ begin
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
     insert into forebay.log (

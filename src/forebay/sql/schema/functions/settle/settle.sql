@@ -50,6 +50,7 @@ begin
     if not found then
         raise exception using errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers; this settlement changed nothing.';
     end if;
     v_was := set_config('idle_in_transaction_session_timeout', '5s', true);

@@ -14,6 +14,7 @@ begin
         raise exception using
             errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
             hint = 'Its jobs were given to other workers; do not start this one.';
     end if;
     insert into forebay.suspect_start (lease_id, claim_no, started_at)

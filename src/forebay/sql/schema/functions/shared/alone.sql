@@ -30,6 +30,7 @@ begin
         raise exception using
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
+            detail = jsonb_build_object('function', p_what),
             hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
     end if;
 end

@@ -22,6 +22,7 @@ begin
     loop
         if v_row.problem is not null then
             raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+                detail = jsonb_build_object('index', v_row.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
     end loop;
