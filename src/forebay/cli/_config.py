@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from forebay.cli._options import Dsn, Json, with_settings
-from forebay.cli._output import console, facts_table, print_json, table
+from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.output import console, facts_table, print_json, table
 from forebay.config import GROUPS, load_settings, resolve_address
 from forebay.config._resolve import DEFAULT
 from forebay.errors import ConfigError

@@ -14,10 +14,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode, is_database_error
-from forebay.cli._options import Dsn, Json, duration
-from forebay.cli._output import console, print_json
 from forebay.cli._worker import log_to_stderr
+from forebay.cli.exit import ExitCode, is_database_error
+from forebay.cli.options import Dsn, Json, duration
+from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
 from forebay.db.guard import guard as look

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
-from forebay.cli._options import Dsn, Json, confirmed, duration, with_settings
-from forebay.cli._output import console, print_json, table
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, confirmed, duration, with_settings
+from forebay.cli.output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
 from forebay.db.migrate import Pace, Upgraded, migration_sql, upgrade
