@@ -6,7 +6,7 @@ import pytest
 
 import forebay
 
-PARTS = ("errors", "model", "config", "policy", "ops", "kinds", "sync")
+PARTS = ("errors", "model", "config", "policy", "arguments", "ops", "sync")
 
 
 def modules():

@@ -9,10 +9,10 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from forebay.arguments.kinds import BATCH_SIZE_MAX
 from forebay.db.elsewhere import Elsewhere
 from forebay.db.own import enqueue_own, run_own
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.kinds import BATCH_SIZE_MAX
 from forebay.model import Job, checks
 from forebay.model.syncs import AuditRecord, Marks, SyncStatus
 from forebay.ops import syncs

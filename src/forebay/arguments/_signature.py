@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from forebay.arguments._value_check import ValueCheck, convert, plain, value_check
+from forebay.arguments.json_guard import ArgumentLimits, encode_guarded, guard_values
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.job import Job
-from forebay.ops.arguments import ArgumentLimits, encode_guarded, guard_values
-from forebay.ops.value_check import ValueCheck, convert, plain, value_check
 
 #: A class with this attribute, set to True, is what a handler names to be given its context.
 CONTEXT_MARK: Final = "__forebay_context__"

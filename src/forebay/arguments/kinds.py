@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forebay.arguments._signature import Arguments, arguments_of, innermost
+from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
-from forebay.ops.arguments import DEFAULT_LIMITS, ArgumentLimits
-from forebay.ops.signature import Arguments, arguments_of, innermost
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
