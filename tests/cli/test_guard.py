@@ -129,7 +129,7 @@ def events(conn, *columns):
 @pytest.fixture(scope="module")
 def pair(pg_bin):
     """A migrated primary, and its standby with feedback."""
-    from forebay.db.migrate import migrate
+    from forebay.upgrade.migrate import migrate
 
     settings = {"wal_level": "logical", "max_prepared_transactions": "5", "fsync": "off"}
     with primary_and_standby(pg_bin, settings) as (primary, standby):

@@ -6,7 +6,7 @@ import pytest
 
 import forebay
 
-PARTS = ("errors", "model", "config", "policy", "arguments", "ops", "sync")
+PARTS = ("errors", "model", "config", "policy", "arguments", "ops", "upgrade", "sync")
 
 
 def modules():

@@ -14,9 +14,9 @@ import psycopg
 import psycopg.conninfo
 from psycopg import sql
 
-from forebay.db.migrate import migrate
 from forebay.embedded import temporary_server
 from forebay.errors import ConfigError
+from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from forebay.cli._worker import LogLevel, announce, log_to_stderr, run_until_sig
 from forebay.cli.options import with_settings
 from forebay.cli.output import console, facts_table
 from forebay.config import load_settings
-from forebay.db.migrate import migrate
 from forebay.embedded import EmbeddedServer, default_server
+from forebay.upgrade.migrate import migrate
 from forebay.worker import Worker
 
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.db.migrate import migrate
 from forebay.db.own import run_own
 from forebay.demo._documents import find_documents
 from forebay.demo._ledger import SCHEMA, Progress, Result, counts, note_kill, progress
@@ -18,6 +17,7 @@ from forebay.demo._workers import WorkerProcess, stop_workers
 from forebay.embedded import start_or_find, temporary_server
 from forebay.errors import ForebayError
 from forebay.ops.operation import Operation, nothing
+from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
-from forebay.db.migrate import migrate
 from forebay.embedded import temporary_server
 from forebay.errors import ForebayError
+from forebay.upgrade.migrate import migrate
 from forebay_bench._child import sleep_until
 from forebay_bench._measure import percentile, round_figure, server_cpu_seconds
 from forebay_bench._notes import Notes

@@ -2,7 +2,7 @@
 
 A first installation is one transaction. An upgrade is one transaction for each migration: what was applied
 stays, what failed left nothing, and the next call goes on there. An advisory transaction lock lets one migrator work at
-a time; the second waits, looks again and finds nothing to do. How a migration takes its locks: ``forebay.db.stepping``.
+a time; the second waits, looks again and finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
 
 On a connection inside a transaction everything becomes part of that. The script that ``migration_sql`` returns is made
 of the same statements, so all ways end in the same schema.
@@ -21,20 +21,17 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forebay.db.errors import translate
-from forebay.db.stepping import (
-    CLOSING,
+from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
+from forebay.sql import latest_version, migrations
+from forebay.upgrade._statements import CLOSING, OPENING, in_a_transaction, recording
+from forebay.upgrade._stepping import (
     LOCK_TIMEOUT_SECONDS,
     NOT_GRANTED,
-    OPENING,
     Pace,
     Stepper,
     Upgraded,
-    in_a_transaction,
     pending_migrations,
-    recording,
 )
-from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
-from forebay.sql import latest_version, migrations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,11 +21,9 @@ no record, so that the migration begins anew: its statements can be repeated.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -34,16 +32,22 @@ from psycopg.rows import tuple_row
 
 from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
-from forebay.policy.retry import human_duration
 from forebay.sql import Migration, migrations, required_version, split_statements
+from forebay.upgrade._blockers import caller_since, holder_of
+from forebay.upgrade._statements import (
+    CLOSING,
+    MIGRATOR_KEY,
+    OPENING,
+    SEARCH_PATH,
+    TURN_SECONDS,
+    in_a_transaction,
+    recording,
+    requiring_gone,
+    setting_timeout,
+    table_list,
+)
 
 T = TypeVar("T")
-
-#: "fore" and "bay" in ASCII. The schema's own oid, which keys every other lock, may not exist yet.
-_KEY: Final = "(x'666f7265'::int, x'626179'::int)"
-
-#: How long a migrator waits for another one.
-_TURN_SECONDS: Final = 120
 
 #: Keys of the upkeep that makes and empties segments: see forebay.extend_v1() and forebay.retain_v1().
 _UPKEEP_KEYS: Final = (1, 4)
@@ -62,9 +66,6 @@ _DEADLOCK_SHARE: Final = 0.5
 #: The first attempt to get a lock; the pause after each is so many times as long.
 _FIRST_ATTEMPT_SECONDS: Final = 0.05
 _PAUSE_FACTOR: Final = 10
-
-#: A transaction so old is not expected to end within an attempt: it is waited for without asking for a lock.
-_OLD_SECONDS: Final = 1.0
 
 _POLL_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 10.0
@@ -108,20 +109,6 @@ class Upgraded:
     applied: list[Migration]
     held_back: list[Migration] = field(default_factory=list)
     reason: SchemaError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Somebody who has held a lock for long."""
-
-    who: str
-    mode: str
-    relation: str
-    seconds: float
-
-    def __str__(self) -> str:
-        length = human_duration(self.seconds)
-        return f"{self.who} holds {self.mode} on {self.relation}, in a transaction of {length}"
 
 
 class NotGrantedError(Exception):
@@ -173,7 +160,7 @@ class Stepper:
         steps = pending_migrations(self._conn)
         applied: list[Migration] = []
         reason = None
-        execute(_set_timeout("lock_timeout", self._pace.lock_timeout_seconds))
+        execute(setting_timeout("lock_timeout", self._pace.lock_timeout_seconds))
         for step in steps:
             if step.is_post and self._only_pre:
                 break
@@ -274,7 +261,7 @@ class Stepper:
             self._conn.execute("set local idle_in_transaction_session_timeout = 0")
             if step.is_post:
                 with self._conn.transaction(force_rollback=True):
-                    self._conn.execute(_require_gone(step))
+                    self._conn.execute(requiring_gone(step))
             with _builder(self._conn) as builder:
                 self._build(step, builder)
             self._conn.execute(recording([step]))
@@ -350,22 +337,22 @@ def run_step(
     began = time.monotonic()
     held_until = None
     try:
-        conn.execute(_set_timeout("lock_timeout", seconds))
+        conn.execute(setting_timeout("lock_timeout", seconds))
         if step.is_post and require_gone:
-            conn.execute(_require_gone(step))
+            conn.execute(requiring_gone(step))
         for key in _UPKEEP_KEYS:
             conn.execute(f"select pg_advisory_xact_lock(forebay._lock_class(), {key})")
         conn.execute("set local statement_timeout = 0")
         if step.locks:
-            conn.execute(_set_timeout("statement_timeout", seconds))
-            locking = f"lock table {_tables(step.locks)} in access exclusive mode"
+            conn.execute(setting_timeout("statement_timeout", seconds))
+            locking = f"lock table {table_list(step.locks)} in access exclusive mode"
             yield locking
             conn.execute(locking)
             began = time.monotonic()
             held_until = began + hold_seconds_max
         for statement in [*step.statements(), *split_statements(recording([step]))]:
             if held_until is not None:
-                conn.execute(_set_timeout("statement_timeout", held_until - time.monotonic()))
+                conn.execute(setting_timeout("statement_timeout", held_until - time.monotonic()))
             yield statement
             conn.execute(statement)
         if held_until is not None and time.monotonic() > held_until:
@@ -392,154 +379,34 @@ def turn(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> Iterator[
     Raises:
         DatabaseUnavailable: another one did not end in time.
     """
-    until = time.monotonic() + _TURN_SECONDS
+    until = time.monotonic() + TURN_SECONDS
     while True:
         with conn.transaction(force_rollback=roll_back):
             # With a snapshot from before the wait, the second migrator would see no schema.
             conn.execute("set transaction isolation level read committed")
             # Asked again and again: a statement that waits has a snapshot, for which an index that the other one
             # builds would wait.
-            (is_ours,) = _row(conn, f"select pg_try_advisory_xact_lock{_KEY}")
+            (is_ours,) = _row(conn, f"select pg_try_advisory_xact_lock{MIGRATOR_KEY}")
             if is_ours:
-                conn.execute(f"set local search_path = {_SEARCH_PATH}")
+                conn.execute(f"set local search_path = {SEARCH_PATH}")
                 yield
                 return
         if time.monotonic() >= until:
             raise DatabaseUnavailable(
-                f"another migration has been running for {_TURN_SECONDS} s",
+                f"another migration has been running for {TURN_SECONDS} s",
                 hint="Nothing was migrated here; try again when it has ended.",
             )
         time.sleep(_POLL_SECONDS)
 
 
-def holder_of(
-    conn: psycopg.Connection[Any],
-    tables: Sequence[str],
-    *,
-    older_than_seconds: float | None = None,
-) -> Holder | None:
-    """Return who has held some of our tables, or their partitions, for longest; None when nobody has for long."""
-    if not tables:
-        return None
-    old = _OLD_SECONDS if older_than_seconds is None else older_than_seconds
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(
-            _HOLDER, {"tables": [f"forebay.{name}" for name in tables], "old": old}
-        ).fetchone()
-    if row is None:
-        return None
-    pid, prepared, application, state, seconds, mode, relation = row
-    if prepared is not None:
-        who = f"prepared transaction {prepared!r}"
-    else:
-        who = f"pid {pid} ({', '.join(filter(None, (application, state)))})"
-    return Holder(who, mode, relation, seconds)
-
-
-def caller_since(
-    conn: psycopg.Connection[Any], began_at: datetime, *, writers: bool = False
-) -> str | None:
-    """Return whose statement has been running since before some time; None when all have ended.
-
-    It may be within a function as it was before the last migration, and about to use what the next one takes away.
-
-    Args:
-        conn: the connection.
-        began_at: that time.
-        writers: look also for transactions that have written something, whatever they do now.
-    """
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(_CALLER, {"began_at": began_at, "writers": writers}).fetchone()
-    if row is None:
-        return None
-    who, runs, seconds = row
-    what = "runs a statement" if runs else "has a transaction"
-    return f"{who} {what} that began {human_duration(seconds)} ago"
-
-
-_CALLER: Final = """
-select format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')), s.runs,
-       extract(epoch from clock_timestamp() - case when s.runs then a.query_start else a.xact_start end)::float8
-from pg_stat_activity a
-cross join lateral (
-    select a.state in ('active', 'fastpath function call') and a.query_start < %(began_at)s as runs) s
-where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
-  and (s.runs or %(writers)s and a.backend_xid is not null and a.xact_start < %(began_at)s)
-union all
-select format('prepared transaction %%L', p.gid), false, extract(epoch from clock_timestamp() - p.prepared)::float8
-from pg_prepared_xacts p
-where %(writers)s and p.database = current_database() and p.prepared < %(began_at)s
-order by 3 desc
-limit 1
-"""
-
-_HOLDER: Final = """
-select l.pid, p.gid, a.application_name, a.state,
-       extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8,
-       l.mode, l.relation::regclass::text
-from pg_locks l
-left join pg_stat_activity a on a.pid = l.pid
-left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.granted
-                     and x.virtualtransaction = l.virtualtransaction
-left join pg_prepared_xacts p on p.transaction = x.transactionid
-where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
-  and l.database = (select d.oid from pg_database d where d.datname = current_database())
-  and l.relation in (
-      select t::regclass from unnest(%(tables)s::text[]) t
-      union all
-      select i.inhrelid from pg_inherits i where i.inhparent in (select t::regclass from unnest(%(tables)s::text[]) t))
-  and coalesce(a.xact_start, p.prepared) <= clock_timestamp() - make_interval(secs => %(old)s)
-order by 5 desc
-limit 1
-"""
-
-
-def in_a_transaction(step: Migration) -> str:
-    """Return a migration as text for a transaction that holds others as well."""
-    if not step.is_outside:
-        text = step.text.strip()
-    else:
-        parts = [_CONCURRENTLY.sub("", statement) for statement in step.statements()]
-        text = "\n".join(map(_for_each_segment if step.is_per_segment else _ended, parts))
-    return f"{_require_gone(step)};\n\n{text}" if step.is_post else text
-
-
-def recording(steps: Sequence[Migration]) -> str:
-    """Return the statements that record migrations as applied."""
-    records = ",\n".join(
-        f"    ({step.version}, '{step.name}', '{step.checksum}')" for step in steps
-    )
-    return (
-        f"insert into forebay.schema_migration (version, name, checksum) values\n{records};\n\n"
-        "-- Functions that are new are granted too.\nselect forebay._grant();"
-    )
-
-
 def not_granted(step: Migration, seconds: float, why: str) -> DatabaseUnavailable:
     """Return the error for locks that were not to be had."""
     return DatabaseUnavailable(
-        f"migration {step.version} got no lock on {_tables(step.locks) or 'what it changes'}"
+        f"migration {step.version} got no lock on {table_list(step.locks) or 'what it changes'}"
         f" within {seconds:g} s",
         detail=f"{why}\nNothing of it was applied; nobody was kept waiting for longer than a moment.",
         hint="End that transaction, or try again when it has ended: what is applied stays applied.",
     )
-
-
-_SEARCH_PATH: Final = "pg_catalog, pg_temp"
-
-OPENING: Final = f"""\
--- One migrator at a time. What is set here is set back at the end.
-select set_config('forebay.search_path_before', current_setting('search_path'), true),
-       set_config('forebay.lock_timeout_before', current_setting('lock_timeout'), true),
-       set_config('search_path', '{_SEARCH_PATH}', true),
-       set_config('lock_timeout', '{_TURN_SECONDS}s', true);
-select pg_advisory_xact_lock{_KEY};"""
-
-CLOSING: Final = """\
-select set_config('search_path', current_setting('forebay.search_path_before'), true),
-       set_config('lock_timeout', current_setting('forebay.lock_timeout_before'), true);"""
-
-_CONCURRENTLY: Final = re.compile(r"\bconcurrently\s+", re.IGNORECASE)
 
 
 def _held_back(
@@ -571,7 +438,7 @@ def _held_back(
 
 def _held_too_long(step: Migration, seconds: float) -> ForebayError:
     return SchemaError.from_sql(
-        f"migration {step.version} held its locks on {_tables(step.locks)} for longer than"
+        f"migration {step.version} held its locks on {table_list(step.locks)} for longer than"
         f" {seconds:g} s and was rolled back",
         hint="Rehearse it on a copy of this database; in a quiet hour it may be given longer.",
     )
@@ -585,38 +452,6 @@ def _schema_error(error: psycopg.Error) -> SchemaError:
     )
     assert isinstance(made, SchemaError)
     return made
-
-
-def _require_gone(step: Migration) -> str:
-    return f"select forebay._require_gone({step.version})"
-
-
-def _tables(names: Sequence[str]) -> str:
-    return ", ".join(f"forebay.{name}" for name in names)
-
-
-def _set_timeout(name: str, seconds: float) -> str:
-    # 0 would mean without a limit.
-    return f"set local {name} = '{max(1, round(seconds * 1000))}ms'"
-
-
-def _ended(statement: str) -> str:
-    return f"{statement};"
-
-
-def _for_each_segment(statement: str) -> str:
-    return f"""\
-do $forebay$
-declare
-    v_segment bigint;
-begin
-    for v_segment in select s.segment_id from forebay.segment s order by s.segment_id loop
-        execute replace($text$
-{statement}
-$text$, '{{segment}}', v_segment::text);
-    end loop;
-end
-$forebay$;"""
 
 
 def _segments(conn: psycopg.Connection[Any]) -> list[int | None]:

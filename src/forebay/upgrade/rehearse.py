@@ -17,17 +17,17 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from forebay.db.migrate import autocommitting, connection_to, raising_ours
-from forebay.db.stepping import (
+from forebay.errors import TransactionStateError
+from forebay.upgrade._blockers import holder_of
+from forebay.upgrade._stepping import (
     NotGrantedError,
     Pace,
-    holder_of,
     not_granted,
     pending_migrations,
     run_step,
     turn,
 )
-from forebay.errors import TransactionStateError
+from forebay.upgrade.migrate import autocommitting, connection_to, raising_ours
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import psycopg
 import psycopg.conninfo
 from psycopg import sql
 
-from forebay.db.migrate import migrate
+from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
