@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from forebay.db.examine import read_catalog
+from forebay.doctor.examine import read_catalog
 from forebay.embedded import temporary_server
 from forebay.upgrade.migrate import migrate
 

@@ -13,9 +13,9 @@ import weakref
 import psycopg
 import pytest
 
-from forebay.db import guard as guarding
-from forebay.ops import guard as calls
-from forebay.policy.guard import Rule
+from forebay.guard import operations as calls
+from forebay.guard import run as guarding
+from forebay.guard.rules import Rule
 from tests.support.broken_twin import violation
 from tests.support.engine import Reader, connect, enqueue, one, small_segments, sqlstate
 from tests.support.standby import primary_and_standby, wait_until_replayed

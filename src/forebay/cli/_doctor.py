@@ -15,8 +15,8 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.db.examine import examine
-from forebay.ops.doctor import Finding, Level
+from forebay.doctor import Finding, Level
+from forebay.doctor.examine import examine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

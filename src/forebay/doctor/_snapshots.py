@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.ops import holders
-from forebay.ops.doctor._finding import Finding, Level, counted
+from forebay.doctor._finding import Finding, Level, counted
+from forebay.guard import holder_query as holders
+from forebay.guard.rules import AGE_LONG
 from forebay.ops.operation import Operation
-from forebay.policy.guard import AGE_LONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.policy.holders import Holder
+    from forebay.guard.holders import Holder
 
 #: Transactions begun since; only used where nothing says how old a holder is.
 _AGE_NOTICE: Final = 100_000

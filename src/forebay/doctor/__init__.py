@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.ops.doctor import _log, _schema, _server, _snapshots
-from forebay.ops.doctor._finding import (
+from forebay.doctor import _log, _schema, _server, _snapshots
+from forebay.doctor._finding import (
     Check,
     Finding,
     Level,
     counted,
     human_bytes,
 )
-from forebay.ops.doctor._schema import catalog, installed, judge_drift, judge_installed
+from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed
 
 __all__ = [
     "CHECKS",

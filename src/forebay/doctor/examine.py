@@ -14,8 +14,7 @@ import psycopg
 from psycopg import pq
 
 from forebay.db.session import Session
-from forebay.errors import DatabaseUnavailable, ForebayError
-from forebay.ops.doctor import (
+from forebay.doctor import (
     CHECKS,
     Check,
     Finding,
@@ -24,6 +23,7 @@ from forebay.ops.doctor import (
     installed,
     judge_installed,
 )
+from forebay.errors import DatabaseUnavailable, ForebayError
 
 _STATEMENT_SECONDS: Final = 5
 

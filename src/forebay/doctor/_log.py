@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.ops.doctor._finding import Finding, Level, counted, human_bytes
+from forebay.doctor._finding import Finding, Level, counted, human_bytes
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 from forebay.sql import latest_version

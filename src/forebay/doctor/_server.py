@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.ops.doctor._finding import Finding, Level
+from forebay.doctor._finding import Finding, Level
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from forebay.guard.holders import Holder
 from forebay.ops.operation import Operation
-from forebay.policy.holders import Holder
 
 #: Needs nothing of ours, and no right: what a role may not see is null.
 _HOLDERS_SQL: Final = """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from forebay.guard.rules import Action, Pins, Place, Segment, Verdict
 from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
-from forebay.policy.guard import Action, Pins, Place, Segment, Verdict
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from forebay.policy.holders import Holder
+    from forebay.guard.holders import Holder
 
 
 @dataclass(frozen=True, slots=True)

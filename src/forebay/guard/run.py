@@ -22,11 +22,11 @@ import psycopg.conninfo
 
 from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, SchemaError
-from forebay.ops import guard as calls
-from forebay.ops.guard import Found, Pass, Server, Unseen
-from forebay.ops.holders import holders
-from forebay.policy.guard import Place, Rule, Segment, judge, pins
-from forebay.policy.holders import Holder
+from forebay.guard import operations as calls
+from forebay.guard.holder_query import holders
+from forebay.guard.holders import Holder
+from forebay.guard.operations import Found, Pass, Server, Unseen
+from forebay.guard.rules import Place, Rule, Segment, judge, pins
 from forebay.sql import latest_version
 
 _STATEMENT_SECONDS: Final = 5

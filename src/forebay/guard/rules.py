@@ -11,13 +11,13 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
 
-from forebay.policy.holders import described_ranges
+from forebay.guard.holders import described_ranges
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.policy.holders import Holder
+    from forebay.guard.holders import Holder
 
 Action = Literal["cancel", "terminate", "rollback prepared"]
 
@@ -94,7 +94,7 @@ class Verdict:
 def judge(rule: Rule, holder: Holder, place: Place = Place()) -> Verdict:
     """Return what a rule says about a holder.
 
-    >>> from forebay.policy.holders import Holder
+    >>> from forebay.guard.holders import Holder
     >>> idle = Holder(sort="idle in transaction", name="7", user="app", seconds=70, may_end=True)
     >>> judge(Rule(older_than=60), idle)
     Verdict(kind='reported', reason='no action was asked for', action=None)
