@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable, shown
-from forebay.sync import _bulk as bulk
-from forebay.sync._http import Http, run_apart
-from forebay.sync._indexes import Indexes, error_in, unavailable
 from forebay.sync._model import TOMBSTONE_SECONDS_DEFAULT, Document, Gone, Rejected, Seen
+from forebay.sync.targets import _bulk as bulk
+from forebay.sync.targets._http import Http, run_apart
+from forebay.sync.targets._indexes import Indexes, error_in, unavailable
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Sequence
 
     from forebay.sync._audit import Drift
-    from forebay.sync._http import Answer
     from forebay.sync._model import Id
+    from forebay.sync.targets._http import Answer
 
 #: What of a document is ours, beside the user's fields.
 _OURS: Final = "forebay"

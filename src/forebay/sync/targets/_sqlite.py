@@ -19,7 +19,7 @@ from forebay.sync._model import (
     Seen,
     checksum_of,
 )
-from forebay.sync._text import texts_of
+from forebay.sync.targets._text import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

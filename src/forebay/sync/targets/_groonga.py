@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable, shown
-from forebay.sync._http import Http, run_apart
 from forebay.sync._model import (
     TOMBSTONE_SECONDS_DEFAULT,
     VERSION_MAX,
@@ -27,7 +26,8 @@ from forebay.sync._model import (
     Rejected,
     Seen,
 )
-from forebay.sync._text import texts_of
+from forebay.sync.targets._http import Http, run_apart
+from forebay.sync.targets._text import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -24,7 +24,7 @@ from forebay.sync._model import (
     Gone,
     Seen,
 )
-from forebay.sync._text import texts_of
+from forebay.sync.targets._text import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import ConfigError, TargetUnavailable
-from forebay.sync._bulk import kind_of, reason_of
+from forebay.sync.targets._bulk import kind_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forebay.sync._http import Answer, Http
+    from forebay.sync.targets._http import Answer, Http
 
 
 class Indexes:
