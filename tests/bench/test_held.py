@@ -8,9 +8,9 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay_bench import Options, Place
-from forebay_bench.engines._classic_queue import ClassicQueue
-from forebay_bench.engines._queue import Queue, Taken
+from forebay_bench.engines.classic_queue import ClassicQueue
 from forebay_bench.engines.forebay_log import Log
+from forebay_bench.engines.queue import Queue, Taken
 from forebay_bench.plot import save
 from forebay_bench.scenarios import _held_load, held
 from tests.support.engine import connect

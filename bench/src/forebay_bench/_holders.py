@@ -28,7 +28,7 @@ import psycopg.conninfo
 from psycopg import sql
 
 from forebay.embedded import EmbeddedServer
-from forebay.embedded._owner import Owner
+from forebay.embedded.owner import Owner
 from forebay.errors import ConfigError, ForebayError, shown
 from forebay_bench._place import SERVER_SETTINGS
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
-from forebay.demo._workers import WorkerProcess, stop_workers
+from forebay.demo.workers import WorkerProcess, stop_workers
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from forebay.cli.options import Dsn, Json, with_settings
 from forebay.cli.output import console, facts_table, print_json, table
-from forebay.config import GROUPS, load_settings, resolve_address
-from forebay.config._resolve import DEFAULT
+from forebay.config import DEFAULT, GROUPS, load_settings, resolve_address
 from forebay.errors import ConfigError
 
 

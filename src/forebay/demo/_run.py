@@ -13,7 +13,7 @@ from forebay.demo._documents import find_documents
 from forebay.demo._ledger import SCHEMA, Progress, Result, counts, note_kill, progress
 from forebay.demo._producers import Producers, plan, write_plan
 from forebay.demo._view import View
-from forebay.demo._workers import WorkerProcess, stop_workers
+from forebay.demo.workers import WorkerProcess, stop_workers
 from forebay.embedded import start_or_find, temporary_server
 from forebay.errors import ForebayError
 from forebay.ops.operation import Operation, nothing

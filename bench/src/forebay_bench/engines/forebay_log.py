@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from forebay.ops import protocol
-from forebay_bench.engines._queue import Taken, counted
+from forebay_bench.engines.queue import Taken, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay_bench.engines._queue import STEADY_PLANS, Taken, counted, dead_rows_of
+from forebay_bench.engines.queue import STEADY_PLANS, Taken, counted, dead_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from forebay.errors import ForebayError
-from forebay_bench.engines._queue import STEADY_PLANS, Taken, dead_rows_of
+from forebay_bench.engines.queue import STEADY_PLANS, Taken, dead_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from forebay_bench._measure import round_figure
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay_bench.engines._queue import Queue, Taken
+    from forebay_bench.engines.queue import Queue, Taken
 
 _SAMPLES_PER_TURN: Final = 3
 

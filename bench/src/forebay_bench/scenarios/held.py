@@ -56,7 +56,7 @@ from forebay_bench._measure import round_figure
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench._upkeep import upkeep
 from forebay_bench.engines import forebay_log, que, staged
-from forebay_bench.engines._classic_queue import ClassicQueue
+from forebay_bench.engines.classic_queue import ClassicQueue
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
     from forebay_bench._place import Place
     from forebay_bench._run import Options
-    from forebay_bench.engines._queue import Queue
+    from forebay_bench.engines.queue import Queue
 
 MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
 

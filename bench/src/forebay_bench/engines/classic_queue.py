@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from forebay_bench.engines import classic
-from forebay_bench.engines._queue import STEADY_PLANS, Taken, counted
+from forebay_bench.engines.queue import STEADY_PLANS, Taken, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
