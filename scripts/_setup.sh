@@ -2,28 +2,33 @@
 # Changes nothing outside the checkout but the caches of pip and uv, and prints to stderr only,
 # because a script's own output may be meant for a program.
 
-# environment EXTRA: .venv holds this checkout (editable) with that extra of pyproject.toml.
+# environment EXTRA: .venv holds this checkout (editable) with that extra of pyproject.toml; for the extras "test" and
+# "dev" also the distribution in bench.
 environment() {
     # One script at a time; the lock is on this folder and ends with the file descriptor.
     exec 9<.
     if command -v flock >/dev/null; then flock 9; fi
-    # The stamp is the pyproject.toml that was installed.
-    if ! .venv/bin/python -c '' 2>/dev/null || ! cmp -s pyproject.toml ".venv/.installed-$1"; then
+    # The stamp is what was installed: both files pyproject.toml.
+    if ! .venv/bin/python -c '' 2>/dev/null || ! cat pyproject.toml bench/pyproject.toml | cmp -s - ".venv/.installed-$1"; then
         _install "$1" >&2
-        cp pyproject.toml ".venv/.installed-$1"
+        cat pyproject.toml bench/pyproject.toml >".venv/.installed-$1"
     fi
     exec 9<&-
 }
 
 _install() {
-    local python extra=$1
+    local python extra=$1 members=() bench=()
+    case $extra in test | dev)
+        members=(--all-packages) bench=(--editable ./bench)
+        ;;
+    esac
     python=$(_find_python)
     echo "setting up .venv with $("$python" --version) for [$extra]"
     if command -v uv >/dev/null; then
         # It shall trust what the machine trusts, as pip does. The lock file names the public index:
         # behind a mirror, which only pip is told about, this fails and pip does it.
         if UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} uv sync --quiet --frozen --inexact --python "$python" \
-            --extra "$extra"; then
+            --extra "$extra" ${members[@]+"${members[@]}"}; then
             return
         fi
         echo "uv could not do it; trying venv and pip"
@@ -36,7 +41,7 @@ _install() {
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         "$python" -m venv --clear .venv
     fi
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extra]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extra]" ${bench[@]+"${bench[@]}"}
     # Programs write the byte code of what they use, unless told not to. Some packages have files for a newer Python.
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from forebay.db.migrate import migrate
 from forebay.embedded import temporary_server
 from forebay.sql import migrations
+from forebay.upgrade.migrate import migrate
 from tests.support.released import PATH, protocol, released
 
 

@@ -4,9 +4,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from forebay.db.examine import read_catalog
-from forebay.db.migrate import migrate
+from forebay.doctor.examine import read_catalog
 from forebay.embedded import temporary_server
+from forebay.upgrade.migrate import migrate
 
 TARGET = Path(__file__).parents[1] / "src" / "forebay" / "sql" / "catalog.json"
 

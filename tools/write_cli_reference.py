@@ -32,7 +32,8 @@ def page(text: str) -> str:
 
 def commands(group: Any, prefix: str = "forebay") -> Iterator[tuple[str, Any]]:
     """Yield every command that does something, with its full name."""
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         full = f"{prefix} {name}"
         if hasattr(command, "commands"):
             yield from commands(command, full)

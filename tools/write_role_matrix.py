@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from forebay.db.migrate import migrate
 from forebay.embedded import temporary_server
+from forebay.upgrade.migrate import migrate
 from tests.sql.test_role_matrix import MATRIX, rights, written
 
 

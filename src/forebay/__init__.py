@@ -12,7 +12,6 @@ Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
 
 from forebay.app import App, Handler, JobHandle
 from forebay.client import AsyncClient, Client, abackfill, backfill
-from forebay.db.migrate import migrate, migration_sql
 from forebay.errors import ForebayError
 from forebay.model import (
     Cancel,
@@ -37,6 +36,7 @@ from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
 from forebay.sync import Sync
+from forebay.upgrade.migrate import migrate, migration_sql
 
 __all__ = [
     "App",

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.engines.forebay_log import Log, cut
-from forebay.bench.scenarios import archive
+from forebay_bench import Options, Place
+from forebay_bench.engines.forebay_log import Log, cut
+from forebay_bench.scenarios import archive
 from tests.support.engine import depth, one
 
 NAMES = {

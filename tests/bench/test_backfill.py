@@ -2,8 +2,8 @@
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.scenarios import backfill
+from forebay_bench import Options, Place
+from forebay_bench.scenarios import backfill
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.engines.forebay_log import Log
-from forebay.bench.scenarios import backlog
+from forebay_bench import Options, Place
+from forebay_bench.engines.forebay_log import Log
+from forebay_bench.scenarios import backlog
 from tests.support.engine import depth
 
 NAMES = {"size", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms", "claim_pages"}

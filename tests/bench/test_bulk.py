@@ -2,10 +2,10 @@
 
 import pytest
 
-from forebay.bench import Options, Place, _ours
-from forebay.bench._contestant import player
-from forebay.bench.engines import plain
-from forebay.bench.scenarios import bulk
+from forebay_bench import Options, Place, _ours
+from forebay_bench._contestant import player
+from forebay_bench.engines import plain
+from forebay_bench.scenarios import bulk
 from tests.support.engine import connect, one
 
 NAMES = ["ours_per_s", "copy_per_s", "insert_select_per_s", "plain_insert_select_per_s", "peers"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from forebay.bench import Place
-from forebay.bench._contestant import player
-from forebay.bench.engines import classic
+from forebay_bench import Place
+from forebay_bench._contestant import player
+from forebay_bench.engines import classic
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
 

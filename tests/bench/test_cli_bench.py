@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from forebay.bench import SCENARIOS, Report, Table
-from forebay.bench._report import Bar
 from forebay.cli._main import run
+from forebay_bench import SCENARIOS, Report, Table
+from forebay_bench._report import Bar
 from tests.support.waiting import wait_for
 
 
@@ -32,7 +32,7 @@ def command(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def scenario(monkeypatch):
     """A scenario in place of a real one, with a bar that is kept, one that is missed and one not measured."""
-    from forebay.bench.scenarios import one
+    from forebay_bench.scenarios import one
 
     asked = []
 
@@ -119,7 +119,7 @@ def test_a_machine_that_changes_its_speed_is_said_to_be_unsteady(
     """
     A loop that took half again as long another time: whoever compares single turns must know.
     """
-    from forebay.bench import _pace
+    from forebay_bench import _pace
 
     found = iter([0.004, *[0.006] * 3])
     monkeypatch.setattr(_pace, "_count", lambda: next(found))

@@ -6,9 +6,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from forebay.bench import Options, Place, open_place
-from forebay.bench._audit import SCHEMA, draw_up
-from forebay.bench.scenarios import crash
+from forebay_bench import Options, Place, open_place
+from forebay_bench._audit import SCHEMA, draw_up
+from forebay_bench.scenarios import crash
 from tests.support.engine import Reader, connect, one
 
 
@@ -105,7 +105,7 @@ def test_notes_are_read_from_where_one_left_off(tmp_path: Path, monkeypatch):
     """
     What handlers note is there at once, in order, with the time of the monotonic clock.
     """
-    from forebay.bench._notes import VARIABLE, Notebook, Notes
+    from forebay_bench._notes import VARIABLE, Notebook, Notes
 
     notes = Notes(tmp_path / "notes")
     monkeypatch.setenv(VARIABLE, notes.environment[VARIABLE])

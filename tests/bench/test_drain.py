@@ -2,10 +2,10 @@
 
 import pytest
 
-from forebay.bench import Options, Place, _ours
-from forebay.bench._contestant import player
-from forebay.bench.scenarios import drain
 from forebay.errors import ForebayError
+from forebay_bench import Options, Place, _ours
+from forebay_bench._contestant import player
+from forebay_bench.scenarios import drain
 from tests.support.engine import connect, depth
 
 NAMES = [

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench._processes import Script, scripts
-from forebay.bench.scenarios import fleet
 from forebay.errors import ForebayError
+from forebay_bench import Options, Place
+from forebay_bench._processes import Script, scripts
+from forebay_bench.scenarios import fleet
 from tests.support.engine import connect, depth, one
 
 RATES = ("ours", "unordered", "classic", "ours_held", "unordered_held", "classic_held")
@@ -45,7 +45,7 @@ def test_processes_end_each_job_once(place, queue):
     with queue(place) as contestant:
         arguments = [[str(n), f"{contestant.name}={contestant.dsn}"] for n in range(2)]
         with (
-            scripts("forebay.bench._claimers", *arguments) as crew,
+            scripts("forebay_bench._claimers", *arguments) as crew,
             connect(contestant.dsn) as conn,
         ):
             contestant.fill(conn, 500)
@@ -73,7 +73,7 @@ def test_a_process_that_dies_is_told_with_its_reason(place):
     """
     Whoever waits for its answer gets an error that shows what the process printed last.
     """
-    script = Script("forebay.bench._claimers", "0", "ours=host=/nowhere")
+    script = Script("forebay_bench._claimers", "0", "ours=host=/nowhere")
     try:
         with pytest.raises(ForebayError) as caught:
             script.hear()

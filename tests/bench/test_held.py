@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.engines._classic_queue import ClassicQueue
-from forebay.bench.engines._queue import Queue, Taken
-from forebay.bench.engines.forebay_log import Log
-from forebay.bench.plot import save
-from forebay.bench.scenarios import held
 from forebay.errors import ConfigError
+from forebay_bench import Options, Place
+from forebay_bench.engines.classic_queue import ClassicQueue
+from forebay_bench.engines.forebay_log import Log
+from forebay_bench.engines.queue import Queue, Taken
+from forebay_bench.plot import save
+from forebay_bench.scenarios import _held_load, held
 from tests.support.engine import connect
 
 NAMES = {
@@ -121,7 +121,7 @@ def test_time_stands_still_between_turns():
     """
     A job that waits while its engine has no turn is as old afterwards as before.
     """
-    contestant = held.Contestant(Instant(), "plain", delay_seconds=0, due_is_kept=True)
+    contestant = _held_load.Contestant(Instant(), "plain", delay_seconds=0, due_is_kept=True)
     contestant.rate = 100_000
     contestant.take_turn(0.05)
     written = time.time()
@@ -140,7 +140,7 @@ def test_a_failing_job_is_done_in_its_second_attempt():
     Every fifth job fails once, and each is done once.
     """
     queue = Instant()
-    contestant = held.Contestant(queue, "failing", delay_seconds=0, due_is_kept=True)
+    contestant = _held_load.Contestant(queue, "failing", delay_seconds=0, due_is_kept=True)
     contestant.measure_speed(0.03)
     assert len(queue.ended) > 500
     numbers = [number for number, _ in queue.ended]
@@ -152,12 +152,12 @@ def test_a_sample_tells_how_many_wait():
     """
     Waiting are those due and not done; what is not due yet does not wait.
     """
-    contestant = held.Contestant(Instant(), "delayed", delay_seconds=60, due_is_kept=True)
+    contestant = _held_load.Contestant(Instant(), "delayed", delay_seconds=60, due_is_kept=True)
     contestant._enqueue(500)
-    contestant._sample(held.Turn(), held.Turn())
+    contestant._sample(_held_load.Turn(), _held_load.Turn())
     assert contestant.samples[-1]["waiting"] == 0
     contestant._dues[0] = (time.time() - 1, 500)
-    contestant._sample(held.Turn(), held.Turn())
+    contestant._sample(_held_load.Turn(), _held_load.Turn())
     assert contestant.samples[-1]["waiting"] == 500
 
 

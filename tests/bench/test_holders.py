@@ -2,12 +2,12 @@
 
 import pytest
 
-from forebay.bench import Place
-from forebay.bench._holders import HOLDERS, Held, check_holder, hold
-from forebay.bench._place import SERVER_SETTINGS
-from forebay.bench.engines.classic import ENQUEUE, create
 from forebay.embedded import temporary_server
 from forebay.errors import ConfigError
+from forebay_bench import Place
+from forebay_bench._holders import HOLDERS, Held, check_holder, hold
+from forebay_bench._place import SERVER_SETTINGS
+from forebay_bench.engines.classic import ENQUEUE, create
 from tests.support.engine import connect, one
 
 

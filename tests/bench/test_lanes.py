@@ -2,9 +2,9 @@
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.engines.forebay_log import Log
-from forebay.bench.scenarios import lanes
+from forebay_bench import Options, Place
+from forebay_bench.engines.forebay_log import Log
+from forebay_bench.scenarios import lanes
 
 NAMES = {"lanes", "claim_p50_ms", "idle_poll_ms"}
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench.scenarios import latency
+from forebay_bench import Options, Place
+from forebay_bench.scenarios import latency
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from forebay.bench._measure import (
+from forebay_bench._measure import (
     Spread,
     in_turns,
     per_second,
@@ -17,7 +17,7 @@ from forebay.bench._measure import (
     server_cpu_seconds,
     wal_bytes,
 )
-from forebay.bench._report import Bar
+from forebay_bench._report import Bar
 
 
 def test_contestants_take_turns_in_alternating_order():

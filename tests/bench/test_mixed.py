@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench._contestant import player
-from forebay.bench._processes import wait_until
-from forebay.bench._tally import Tally
-from forebay.bench.scenarios import mixed
+from forebay_bench import Options, Place
+from forebay_bench._contestant import player
+from forebay_bench._processes import wait_until
+from forebay_bench._tally import Tally
+from forebay_bench.scenarios import mixed
 
 NAMES = ["ours_per_s", "rss_mb_first", "rss_mb_last", "rss_mb_max", "peers"]
 

@@ -5,10 +5,10 @@ import time
 import psycopg
 import pytest
 
-from forebay.bench import Options, Place
-from forebay.bench._processes import scripts
-from forebay.bench.engines import plain
-from forebay.bench.scenarios import one
+from forebay_bench import Options, Place
+from forebay_bench._processes import scripts
+from forebay_bench.engines import plain
+from forebay_bench.scenarios import one
 from tests.support.engine import connect
 from tests.support.engine import one as value
 
@@ -34,7 +34,7 @@ def test_what_a_process_says_it_enqueued_is_there(database, conn):
     Each step is committed when it is counted, in the queue and in the plain table.
     """
     plain.create(conn)
-    with scripts("forebay.bench._enqueuers", [database, database]) as (script,):
+    with scripts("forebay_bench._enqueuers", [database, database]) as (script,):
         counts = {}
         for name in ("ours", "python", "plain"):
             now = time.monotonic()

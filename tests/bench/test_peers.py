@@ -4,12 +4,12 @@ import importlib.util
 
 import pytest
 
-from forebay.bench import Place
-from forebay.bench._contestant import Player, player
-from forebay.bench._processes import wait_until
-from forebay.bench._tally import Tally
-from forebay.bench.peers import PEERS, installed
 from forebay.errors import ConfigError
+from forebay_bench import Place
+from forebay_bench._contestant import Player, player
+from forebay_bench._processes import wait_until
+from forebay_bench._tally import Tally
+from forebay_bench.peers import PEERS, installed
 
 
 @pytest.fixture

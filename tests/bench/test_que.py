@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forebay.bench.engines.que import Que
+from forebay_bench.engines.que import Que
 
 
 class Clock:

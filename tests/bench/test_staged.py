@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forebay.bench.engines import staged
+from forebay_bench.engines import staged
 
 pytestmark = pytest.mark.skipif(staged.missing() is not None, reason=str(staged.missing()))
 

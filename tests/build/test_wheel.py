@@ -1,7 +1,8 @@
-"""The wheel that users install has everything the checkout has."""
+"""The wheels that users install have everything the checkout has."""
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -13,18 +14,36 @@ pytest.importorskip("hatchling", reason="building needs the dev extra")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("dist")
+def built(project: Path, folder: Path) -> Path:
+    """Build the wheel of a project and return its path."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=ROOT,
+        cwd=project,
         check=True,
         capture_output=True,
     )
     (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    with zipfile.ZipFile(built(ROOT, tmp_path_factory.mktemp("dist"))) as archive:
         yield archive
+
+
+@pytest.fixture(scope="module")
+def bench_wheel(tmp_path_factory) -> zipfile.ZipFile:
+    with zipfile.ZipFile(built(ROOT / "bench", tmp_path_factory.mktemp("dist"))) as archive:
+        yield archive
+
+
+def files_of(folder: Path, root: Path | None = None) -> set[str]:
+    return {
+        str(path.relative_to(root or folder.parent))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
@@ -33,13 +52,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
     not: what is built from them is.
     """
     package = ROOT / "src" / "forebay"
-    wanted = {
-        str(path.relative_to(package.parent))
-        for path in package.rglob("*")
-        if path.is_file()
-        and "__pycache__" not in path.parts
-        and package / "sql" / "schema" not in path.parents
-    }
+    wanted = files_of(package) - files_of(package / "sql" / "schema", package.parent)
     assert any(name.endswith(".sql") for name in wanted)
     assert "forebay/py.typed" in wanted
     assert wanted <= set(wheel.namelist())
@@ -48,10 +61,12 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
 
 def test_nothing_else_is_in_the_wheel(wheel):
     """
-    Neither tests nor tools land in users' environments.
+    Neither tests nor tools land in users' environments, nor the benchmarks; the demo does.
     """
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert tops == {"forebay", "forebay-0.1.0.dist-info"}
+    assert not [name for name in wheel.namelist() if "bench" in name]
+    assert "forebay/demo/_run.py" in wheel.namelist()
 
 
 def test_the_wheel_names_its_licence_and_its_command(wheel):
@@ -64,3 +79,24 @@ def test_the_wheel_names_its_licence_and_its_command(wheel):
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert "forebay = forebay.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
     assert {"embedded", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_the_benchmarks_are_a_distribution_beside_it(bench_wheel):
+    """
+    It has its own package, adds its command, and needs exactly the version of Forebay that it measures.
+    """
+    names = set(bench_wheel.namelist())
+    assert files_of(ROOT / "bench" / "src" / "forebay_bench") <= names
+    assert {name.partition("/")[0] for name in names} == {
+        "forebay_bench",
+        "forebay_bench-0.1.0.dist-info",
+    }
+    info = "forebay_bench-0.1.0.dist-info"
+    entry_points = bench_wheel.read(f"{info}/entry_points.txt").decode()
+    assert "[forebay.commands]\nbench = forebay_bench._command:bench" in entry_points
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
+    metadata = message_from_string(bench_wheel.read(f"{info}/METADATA").decode())
+    assert metadata["Version"] == version
+    assert f"forebay[embedded]=={version}" in metadata.get_all("Requires-Dist")

@@ -9,11 +9,11 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from forebay.db.examine import read_catalog
-from forebay.ops.doctor import CHECKS, Level, _schema, judge_drift
-from forebay.ops.doctor import _server as server_checks
-from forebay.ops.doctor import _snapshots as snapshot_checks
-from forebay.policy.holders import Holder
+from forebay.doctor import CHECKS, Level, _schema, judge_drift
+from forebay.doctor import _server as server_checks
+from forebay.doctor import _snapshots as snapshot_checks
+from forebay.doctor.examine import read_catalog
+from forebay.guard.holders import Holder
 from forebay.sql import expected_catalog, latest_version, loader, migrations
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
 from tests.support.waiting import wait_for

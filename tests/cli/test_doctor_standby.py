@@ -4,8 +4,8 @@ import psycopg
 import pytest
 
 from forebay.db.callers import run
-from forebay.ops.doctor import _snapshots
-from forebay.ops.holders import holders
+from forebay.doctor import _snapshots
+from forebay.guard.holder_query import holders
 from tests.support.engine import connect
 from tests.support.standby import primary_and_standby, wait_until_replayed
 from tests.support.waiting import wait_for

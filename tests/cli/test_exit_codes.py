@@ -3,7 +3,7 @@
 import pytest
 
 from forebay import errors
-from forebay.cli._exit import exit_code
+from forebay.cli.exit import exit_code
 
 
 def test_a_missing_address_names_the_four_places(command):

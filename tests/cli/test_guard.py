@@ -13,9 +13,9 @@ import weakref
 import psycopg
 import pytest
 
-from forebay.db import guard as guarding
-from forebay.ops import guard as calls
-from forebay.policy.guard import Rule
+from forebay.guard import operations as calls
+from forebay.guard import run as guarding
+from forebay.guard.rules import Rule
 from tests.support.broken_twin import violation
 from tests.support.engine import Reader, connect, enqueue, one, small_segments, sqlstate
 from tests.support.standby import primary_and_standby, wait_until_replayed
@@ -129,7 +129,7 @@ def events(conn, *columns):
 @pytest.fixture(scope="module")
 def pair(pg_bin):
     """A migrated primary, and its standby with feedback."""
-    from forebay.db.migrate import migrate
+    from forebay.upgrade.migrate import migrate
 
     settings = {"wal_level": "logical", "max_prepared_transactions": "5", "fsync": "off"}
     with primary_and_standby(pg_bin, settings) as (primary, standby):

@@ -1,7 +1,7 @@
 """The reference of commands is what the program is."""
 
 from forebay.demo._ledger import COUNTS
-from forebay.ops.doctor import CHECKS
+from forebay.doctor import CHECKS
 from tools.write_cli_reference import TARGET, page
 
 

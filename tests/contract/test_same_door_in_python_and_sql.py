@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
+from forebay.arguments.json_guard import encode_args
 from forebay.errors import EnqueueError, InvalidJob, error_from_sqlstate
 from forebay.model import Debounce, JobOptions, Once, Replace, Throttle, checks
 from forebay.model.unique import SECONDS_MAX, unique_from
-from forebay.ops.arguments import encode_args
 
 NOW = datetime.now(UTC)
 

@@ -5,8 +5,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from forebay.db.migrate import migrate
 from forebay.sql import latest_version, loader
+from forebay.upgrade.migrate import migrate
 from tests.support import django_project
 
 

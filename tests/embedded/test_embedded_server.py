@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from forebay.embedded import EmbeddedServer, find_bin_dir, start_or_find, temporary_server
-from forebay.embedded._owner import Owner, temporary_parent
+from forebay.embedded.owner import Owner, temporary_parent
 from forebay.errors import ConfigError, ServerStartError
 from tests.support.fix_db import fast_folder
 from tests.support.waiting import wait_for
@@ -456,7 +456,7 @@ def test_the_state_of_root_is_outside_a_private_home(folder, monkeypatch):
     """
     With a home that the server's account cannot enter, the state folder is found elsewhere.
     """
-    from forebay.embedded._owner import state_folder
+    from forebay.embedded.owner import state_folder
 
     home = folder / "home"
     home.mkdir(mode=0o700)

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from forebay.db.migrate import migrate
+from forebay.upgrade.migrate import migrate
 
 
 def test_each_test_has_a_database_of_its_own(server, template, database, empty_database):

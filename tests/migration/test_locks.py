@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from forebay.db import stepping
-from forebay.db.migrate import Pace, migrate, upgrade
 from forebay.errors import DatabaseUnavailable, SchemaError
 from forebay.sql import latest_version
+from forebay.upgrade import _blockers
+from forebay.upgrade import _stepping as stepping
+from forebay.upgrade.migrate import Pace, migrate, upgrade
 from tests.support.broken_twin import violation
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
@@ -99,7 +100,7 @@ def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monk
     """
     The twin that asks for its locks at once and waits for them makes every enqueue wait as long.
     """
-    monkeypatch.setattr(stepping, "_OLD_SECONDS", 1e6)
+    monkeypatch.setattr(_blockers, "_OLD_SECONDS", 1e6)
     monkeypatch.setattr(Pace, "attempts", lambda self: iter([0.49] * 1000))
     monkeypatch.setattr(stepping, "_PAUSE_FACTOR", 0.01)
     with violation():

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 
 from forebay.db.callers import run
-from forebay.db.migrate import migrate, migration_sql, pending_migrations
 from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -17,6 +16,7 @@ from forebay.errors import (
 )
 from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, migrations
+from forebay.upgrade.migrate import migrate, migration_sql, pending_migrations
 from tests.support.engine import connect
 from tests.support.waiting import wait_for
 

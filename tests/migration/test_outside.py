@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from forebay.db import stepping
-from forebay.db.migrate import Pace, migrate, migration_sql, upgrade
 from forebay.sql import latest_version
+from forebay.upgrade import _stepping as stepping
+from forebay.upgrade.migrate import Pace, migrate, migration_sql, upgrade
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
 

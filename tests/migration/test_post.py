@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from forebay.db import stepping
-from forebay.db.migrate import Pace, migrate, migration_sql, upgrade
 from forebay.db.own import run_own
 from forebay.errors import SchemaError
 from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, required_version
+from forebay.upgrade import _stepping as stepping
+from forebay.upgrade.migrate import Pace, migrate, migration_sql, upgrade
 from tests.support.broken_twin import break_function, violation
 from tests.support.engine import connect, one
 from tests.support.next_release import next_migrations

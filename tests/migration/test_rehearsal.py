@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from forebay.cli import run
-from forebay.db.migrate import Pace, migrate
-from forebay.db.rehearse import rehearse
 from forebay.errors import DatabaseUnavailable, SchemaError
+from forebay.upgrade.migrate import Pace, migrate
+from forebay.upgrade.rehearse import rehearse
 from tests.support.engine import connect, one
 from tests.support.next_release import next_migrations
 

@@ -9,12 +9,12 @@ import pytest
 
 import forebay
 from forebay.config import Settings, WorkerSettings
-from forebay.db.examine import examine
-from forebay.db.guard import guard
 from forebay.db.session import Session
+from forebay.doctor.examine import examine
 from forebay.errors import DatabaseUnavailable
+from forebay.guard.rules import Rule
+from forebay.guard.run import guard
 from forebay.ops.operation import Operation, scalar
-from forebay.policy.guard import Rule
 from tests.support.engine import connect, one, state
 from tests.support.fix_worker import running
 from tests.support.pgbouncer import pgbouncer

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from forebay.db.examine import examine
+from forebay.doctor.examine import examine
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
 
 

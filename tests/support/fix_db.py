@@ -20,8 +20,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from forebay.db.migrate import migrate
 from forebay.embedded import EmbeddedServer, temporary_server
+from forebay.upgrade.migrate import migrate
 from tests.support.pgbouncer import PgBouncer
 
 _SETTINGS = {"max_connections": "200", "max_prepared_transactions": "20"}

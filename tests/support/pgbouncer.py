@@ -12,7 +12,7 @@ import psycopg
 import psycopg.conninfo
 
 from forebay.embedded import EmbeddedServer
-from forebay.embedded._owner import Owner, temporary_parent
+from forebay.embedded.owner import Owner, temporary_parent
 from tests.support.waiting import wait_for
 
 _PORT = 6432

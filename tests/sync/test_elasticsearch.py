@@ -78,7 +78,7 @@ async def test_without_tombstones_the_late_document_would_come_back(engine, url)
     """
     The test above would notice: with the server's own deletion, an older document is taken a minute later.
     """
-    from forebay.sync import _bulk
+    from forebay.sync.targets import _bulk
 
     target = made(url, realtime=True)
     await target.write([Document(1, 4, {})])
@@ -144,7 +144,7 @@ async def test_items_without_room_are_sent_again(engine, url, monkeypatch):
     """
     429 of an item is no fault of it: it is sent again, alone; when that does not help, nothing is said about it.
     """
-    monkeypatch.setattr("forebay.sync._elasticsearch._AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("forebay.sync.targets._elasticsearch._AGAIN_SECONDS", (0.0, 0.0))
     target = made(url, realtime=True)
     engine.item_errors = {"2": [429, 429], "3": [400]}
     errors = await target.write([Document(name, 1, {}) for name in (1, 2, 3)])
@@ -243,7 +243,7 @@ async def test_long_requests_are_divided(engine, url, monkeypatch):
     """
     No request is longer than what hosted servers take.
     """
-    monkeypatch.setattr("forebay.sync._bulk.requests.__defaults__", (1000,))
+    monkeypatch.setattr("forebay.sync.targets._bulk.requests.__defaults__", (1000,))
     target = made(url, realtime=True)
     assert await target.write([Document(n, 1, {"text": "x" * 300}) for n in range(7)]) == {}
     assert set(await target.read(range(7))) == set(range(7))

@@ -253,7 +253,7 @@ async def test_direct_writes_are_kept_too(app, conn, sync, source, target):
     """
     Some seconds later, or when it is closed; with the breaker when it opens and when it closes again.
     """
-    sync._direct_breaker = Breaker(failures=2, seconds=0.01)
+    sync._direct._breaker = Breaker(failures=2, seconds=0.01)
     assert await sync.awrite_now(1)
     source.is_down = True
     for _ in range(3):

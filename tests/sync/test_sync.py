@@ -434,7 +434,7 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
     """
     target = LyingTarget(hanging=True)
     with synced(app, Items({1: 1}), target, direct_timeout=0.1) as sync:
-        sync._direct_breaker = Breaker(failures=5, seconds=60)
+        sync._direct._breaker = Breaker(failures=5, seconds=60)
         for write in (sync.write_now, lambda item: asyncio.run(sync.awrite_now(item))) * 3:
             begun = time.monotonic()
             assert await asyncio.to_thread(write, 1) is False

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.arguments.json_guard import ArgumentLimits, encode_args, encode_json
 from forebay.errors import EnqueueError, InvalidJob, PayloadTooDeep, PayloadTooLarge
-from forebay.ops.arguments import ArgumentLimits, encode_args, encode_json
 
 
 class Colour(enum.Enum):

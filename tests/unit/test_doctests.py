@@ -6,7 +6,18 @@ import pytest
 
 import forebay
 
-PARTS = ("errors", "model", "config", "policy", "ops", "kinds", "sync")
+PARTS = (
+    "errors",
+    "model",
+    "config",
+    "policy",
+    "arguments",
+    "ops",
+    "doctor",
+    "guard",
+    "upgrade",
+    "sync",
+)
 
 
 def modules():

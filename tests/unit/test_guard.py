@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.policy.guard import AGE_LONG, Place, Rule, Segment, judge, pins
-from forebay.policy.holders import Holder
+from forebay.guard.holders import Holder
+from forebay.guard.rules import AGE_LONG, Place, Rule, Segment, judge, pins
 
 SORTS = [
     "session",

@@ -14,10 +14,10 @@ import msgspec
 import pydantic
 import pytest
 
+from forebay.arguments.json_guard import ArgumentLimits
+from forebay.arguments.kinds import Kind, Kinds
 from forebay.errors import ConfigError, InvalidJob, PayloadTooDeep, PayloadTooLarge, UnknownKind
-from forebay.kinds import Kind, Kinds
 from forebay.model import Job
-from forebay.ops.arguments import ArgumentLimits
 
 if TYPE_CHECKING:
     from nowhere import Invisible
@@ -244,7 +244,7 @@ def test_pydantic_is_never_imported_from_here():
     """
     import subprocess
 
-    code = "import sys, forebay.kinds as k; k.Kind.declare(lambda x: x, name='a').encode(1); "
+    code = "import sys, forebay.arguments.kinds as k; k.Kind.declare(lambda x: x, name='a').encode(1); "
     code += "assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

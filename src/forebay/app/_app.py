@@ -26,14 +26,14 @@ from typing import (
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._resources import Resources
+from forebay.arguments.json_guard import ArgumentLimits
+from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client, address_of
 from forebay.config import Settings, load_settings
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.model import Job, JobOptions, checks
 from forebay.model.context import Context, TransactionContext
-from forebay.ops.arguments import ArgumentLimits
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
+from forebay.arguments.kinds import Kind
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
-from forebay.kinds import Kind
 from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._options import Dsn, Json, duration, json_object
-from forebay.cli._output import console, facts_table, print_json
+from forebay.cli.options import Dsn, Json, duration, json_object
+from forebay.cli.output import console, facts_table, print_json
 from forebay.client import Client
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges

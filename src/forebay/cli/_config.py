@@ -7,10 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-from forebay.cli._options import Dsn, Json, with_settings
-from forebay.cli._output import console, facts_table, print_json, table
-from forebay.config import GROUPS, load_settings, resolve_address
-from forebay.config._resolve import DEFAULT
+from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.output import console, facts_table, print_json, table
+from forebay.config import DEFAULT, GROUPS, load_settings, resolve_address
 from forebay.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
-from forebay.cli._options import (
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import (
     Dsn,
     Group,
     Json,
@@ -21,7 +21,7 @@ from forebay.cli._options import (
     duration,
     instant,
 )
-from forebay.cli._output import (
+from forebay.cli.output import (
     ago,
     compact,
     console,

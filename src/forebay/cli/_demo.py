@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli._exit import ExitCode, ended_in_order
-from forebay.cli._options import Json
-from forebay.cli._output import console, print_json
+from forebay.cli.exit import ExitCode, ended_in_order
+from forebay.cli.options import Json
+from forebay.cli.output import console, print_json
 
 
 def demo(

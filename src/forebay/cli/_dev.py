@@ -10,12 +10,12 @@ import typer
 from rich.text import Text
 
 from forebay.cli._load import load_app
-from forebay.cli._options import with_settings
-from forebay.cli._output import console, facts_table
 from forebay.cli._worker import LogLevel, announce, log_to_stderr, run_until_signal
+from forebay.cli.options import with_settings
+from forebay.cli.output import console, facts_table
 from forebay.config import load_settings
-from forebay.db.migrate import migrate
 from forebay.embedded import EmbeddedServer, default_server
+from forebay.upgrade.migrate import migrate
 from forebay.worker import Worker
 
 

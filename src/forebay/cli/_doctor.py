@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
-from forebay.cli._options import Dsn, Json
-from forebay.cli._output import console, print_json
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json
+from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.db.examine import examine
-from forebay.ops.doctor import Finding, Level
+from forebay.doctor import Finding, Level
+from forebay.doctor.examine import examine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

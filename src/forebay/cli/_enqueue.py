@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli._options import Dsn, Json, duration, instant, json_object
-from forebay.cli._output import console, print_json
+from forebay.cli.options import Dsn, Json, duration, instant, json_object
+from forebay.cli.output import console, print_json
 from forebay.client import Client
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges

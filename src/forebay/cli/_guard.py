@@ -14,17 +14,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode, is_database_error
-from forebay.cli._options import Dsn, Json, duration
-from forebay.cli._output import console, print_json
 from forebay.cli._worker import log_to_stderr
+from forebay.cli.exit import ExitCode, is_database_error
+from forebay.cli.options import Dsn, Json, duration
+from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.db.guard import guard as look
+from forebay.doctor import counted
 from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, shown
-from forebay.ops.doctor import counted
-from forebay.policy.guard import Rule
-from forebay.policy.holders import described_ranges
+from forebay.guard.holders import described_ranges
+from forebay.guard.rules import Rule
+from forebay.guard.run import guard as look
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forebay.ops.guard import Found, Pass
+    from forebay.guard.operations import Found, Pass
 
 log = logging.getLogger("forebay.cli")
 

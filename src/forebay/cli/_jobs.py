@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from forebay.cli._options import Dsn, Group, Json, Kind, Limit, Queue
-from forebay.cli._output import (
+from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
+from forebay.cli.output import (
     ago,
     compact,
     console,

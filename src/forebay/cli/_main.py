@@ -14,7 +14,6 @@ import typer
 
 from forebay.cli import (
     _backfill,
-    _bench,
     _config,
     _dead,
     _demo,
@@ -28,15 +27,16 @@ from forebay.cli import (
     _sync,
     _worker,
 )
-from forebay.cli._exit import (
+from forebay.cli._added import Commands
+from forebay.cli.exit import (
     ExitCode,
     exit_code,
     is_database_error,
     print_database_error,
     print_error,
 )
-from forebay.cli._options import Json
-from forebay.cli._output import print_json
+from forebay.cli.options import Json
+from forebay.cli.output import print_json
 from forebay.errors import ForebayError
 
 #: How long threads that handlers left behind may keep the process.
@@ -44,6 +44,7 @@ _LEFT_OVER_SECONDS: Final = 1.0
 
 program = typer.Typer(
     name="forebay",
+    cls=Commands,
     help="The transactional job log for PostgreSQL. It runs what your commit asked for.",
     epilog="Exit codes: 0 done · 1 not done, or something was found · 2 wrong usage or"
     " configuration · 3 the database cannot be used",
@@ -59,7 +60,6 @@ _OPERATE = "Operate it"
 
 program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
-program.command("bench", rich_help_panel=_TRY)(_bench.bench)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._options import Dsn, Group, Json, Queue
-from forebay.cli._output import ago, console, print_json, table
+from forebay.cli.options import Dsn, Group, Json, Queue
+from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.model.status import Limits, Pace

@@ -7,20 +7,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
-from forebay.cli._options import Dsn, Json, confirmed, duration, with_settings
-from forebay.cli._output import console, print_json, table
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, confirmed, duration, with_settings
+from forebay.cli.output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
-from forebay.db.migrate import Pace, Upgraded, migration_sql, upgrade
-from forebay.db.migrate import migrate as apply_migrations
 from forebay.db.own import run_own
-from forebay.db.rehearse import HeldLock, Rehearsal
-from forebay.db.rehearse import rehearse as run_rehearsal
 from forebay.errors import ConfigError
 from forebay.ops.overview import adopt as adopt_operation
 from forebay.ops.overview import database_settings
 from forebay.sql import Migration, latest_version
+from forebay.upgrade.migrate import Pace, Upgraded, migration_sql, upgrade
+from forebay.upgrade.migrate import migrate as apply_migrations
+from forebay.upgrade.rehearse import HeldLock, Rehearsal
+from forebay.upgrade.rehearse import rehearse as run_rehearsal
 
 OnlyPre = Annotated[
     bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")

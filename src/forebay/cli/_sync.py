@@ -10,13 +10,13 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._exit import ExitCode
 from forebay.cli._load import load_app
-from forebay.cli._options import Dsn, Json, duration
-from forebay.cli._output import ago, console, facts_table, one_line, print_json, table
 from forebay.cli._worker import AppPlace
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, duration
+from forebay.cli.output import ago, console, facts_table, one_line, print_json, table
+from forebay.doctor import counted
 from forebay.errors import ConfigError
-from forebay.ops.doctor import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:

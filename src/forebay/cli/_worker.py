@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from forebay.cli._load import load_app
-from forebay.cli._options import Dsn, Json, with_settings
-from forebay.cli._output import print_json
+from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
 from forebay.worker import Worker, run_to_the_end

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 
+from forebay.arguments.json_guard import encode_args
 from forebay.client._address import address_of
 from forebay.db.callers import SyncConnection, run
 from forebay.db.own import await_own, run_own
@@ -18,7 +19,6 @@ from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus, Limits, Pace
 from forebay.ops import backfill as backfills
 from forebay.ops import dead, enqueue, jobs, queues, results
-from forebay.ops.arguments import encode_args
 from forebay.ops.operation import Operation
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ command line or by ``App``.
 
 from forebay.config._address import EMBEDDED, Address, masked_dsn, resolve_address
 from forebay.config._resolve import (
+    DEFAULT,
     FileOptions,
     SettingRow,
     Settings,
@@ -24,6 +25,7 @@ from forebay.config._settings import (
 )
 
 __all__ = [
+    "DEFAULT",
     "EMBEDDED",
     "GROUPS",
     "Address",

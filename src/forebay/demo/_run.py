@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.db.migrate import migrate
 from forebay.db.own import run_own
 from forebay.demo._documents import find_documents
 from forebay.demo._ledger import SCHEMA, Progress, Result, counts, note_kill, progress
 from forebay.demo._producers import Producers, plan, write_plan
 from forebay.demo._view import View
-from forebay.demo._workers import WorkerProcess, stop_workers
+from forebay.demo.workers import WorkerProcess, stop_workers
 from forebay.embedded import start_or_find, temporary_server
 from forebay.errors import ForebayError
 from forebay.ops.operation import Operation, nothing
+from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from forebay.demo._ledger import Progress, Result
-    from forebay.demo._workers import WorkerProcess
+    from forebay.demo.workers import WorkerProcess
 
 _STATE_STYLES: Final = {
     "starting": "dim",

@@ -9,7 +9,7 @@ from django.db import connections, router
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
-from forebay.db.migrate import migrate
+from forebay.upgrade.migrate import migrate
 
 
 class ForebayConfig(AppConfig):

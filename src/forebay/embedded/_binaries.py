@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.embedded._owner import Owner, state_folder
+from forebay.embedded.owner import Owner, state_folder
 from forebay.errors import ConfigError, ServerStartError
 
 OLDEST_MAJOR = 15

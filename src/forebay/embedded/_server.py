@@ -29,7 +29,7 @@ from typing import Self
 from urllib.parse import quote
 
 from forebay.embedded._binaries import Binaries, find_bin_dir, usable_binaries
-from forebay.embedded._owner import Owner, state_folder, temporary_parent
+from forebay.embedded.owner import Owner, state_folder, temporary_parent
 from forebay.errors import ForebayError, ServerStartError
 
 _PORT = 5432  # names the socket file only; nothing listens on the network

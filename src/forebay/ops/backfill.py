@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobOptions, checks
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
-from forebay.ops.arguments import encode_args
+from forebay.ops._records import rows_as
 from forebay.ops.enqueue import checked_expires_in
 from forebay.ops.operation import Operation, scalar
-from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from typing import Final
 from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
 from forebay.model.status import Depth, JobStatus
+from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, Rows, scalar
-from forebay.ops.records import rows_as
 
 #: Most rows of one list.
 LIST_MAX: Final = 1000

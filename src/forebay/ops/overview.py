@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation
-from forebay.ops.records import rows_as
 
 _QUEUES: Final = """\
 select json_build_object(

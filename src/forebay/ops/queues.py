@@ -6,8 +6,8 @@ import json
 from typing import Final, Literal
 
 from forebay.model.status import Limits, Pace
+from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, Rows, scalar
-from forebay.ops.records import rows_as
 
 Start = Literal["beginning", "now"]
 

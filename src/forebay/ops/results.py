@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay.arguments.json_guard import encode_json
 from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, PayloadTooLarge
 from forebay.model.status import JobHistory
-from forebay.ops.arguments import encode_json
+from forebay.ops._records import rows_as
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, Rows
 from forebay.ops.protocol import Kept
-from forebay.ops.records import rows_as
 
 #: Where the ends of jobs are told, with their ids, while somebody waits.
 CHANNEL: Final = "forebay_result"

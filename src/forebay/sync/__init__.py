@@ -7,9 +7,6 @@ target has shown it right. What must hold, and what a crash leaves: docs/design/
 
 from forebay.model.syncs import Alert, AuditRecord, Marks, SyncFacts, SyncStatus
 from forebay.sync._audit import Drift
-from forebay.sync._dual import DualTarget
-from forebay.sync._elasticsearch import ElasticsearchTarget
-from forebay.sync._groonga import GroongaTarget
 from forebay.sync._model import (
     Checksum,
     Compare,
@@ -22,10 +19,15 @@ from forebay.sync._model import (
     Target,
     checksum_of,
 )
-from forebay.sync._postgres import PostgresTarget
 from forebay.sync._query import QuerySource
-from forebay.sync._sqlite import SQLiteTarget
 from forebay.sync._sync import Sync
+from forebay.sync.targets import (
+    DualTarget,
+    ElasticsearchTarget,
+    GroongaTarget,
+    PostgresTarget,
+    SQLiteTarget,
+)
 
 __all__ = [
     "Alert",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from forebay.arguments.kinds import BATCH_SIZE_MAX
 from forebay.db.elsewhere import Elsewhere
 from forebay.db.own import enqueue_own, run_own
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.kinds import BATCH_SIZE_MAX
 from forebay.model import Job, checks
 from forebay.model.syncs import AuditRecord, Marks, SyncStatus
 from forebay.ops import syncs
@@ -20,22 +19,16 @@ from forebay.policy.alerts import alerts_of
 from forebay.policy.retry import RetryPolicy
 from forebay.sync._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, kept
 from forebay.sync._background import Background, Calls
-from forebay.sync._breaker import Breaker
-from forebay.sync._dual import DualTarget
+from forebay.sync._direct import DirectWrites
 from forebay.sync._model import (
-    Document,
-    checked_entries,
-    checked_errors,
     checked_id,
     rule_of,
-    with_digest,
 )
 from forebay.sync._notes import Notes
-from forebay.sync._reconcile import UNAVAILABLE, Counts, Reconciler, said
+from forebay.sync._reconcile import Counts, Reconciler, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
     from uuid import UUID
 
     from forebay.app import App, Handler
@@ -44,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
     from forebay.model.outcome import Endings
     from forebay.ops.operation import Operation
-    from forebay.sync._model import Compare, Gone, Id, Source, Target
+    from forebay.sync._model import Compare, Id, Source, Target
 
 T = TypeVar("T")
 
@@ -57,9 +50,6 @@ QUEUE_DEFAULT: Final = "sync"
 BATCH_SIZE_DEFAULT: Final = 2500
 GRACE_SECONDS_DEFAULT: Final = 60.0
 EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
-
-#: Direct writes at a time in one process; when a target does not answer, more would only wait as well.
-DIRECT_MAX: Final = 16
 
 #: Of jobs that an audit asks for: behind all others.
 REPAIR_PRIORITY: Final = 1000
@@ -148,7 +138,7 @@ class Sync:
         self.target = target
         self.marks = marks or Marks()
         self._grace = _seconds(where, "grace", grace, least=0.0)
-        self._direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
+        direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
         if lag is None:
             lag = getattr(target, "lag_seconds", 0.0)
         call_seconds = _seconds(where, "timeout", timeout)
@@ -170,11 +160,20 @@ class Sync:
             lag_seconds=self._lag,
             call_seconds=call_seconds,
         )
-        self._direct_breaker = Breaker(failures=5, seconds_max=10.0)
-        self._direct_places = threading.Semaphore(DIRECT_MAX)
         #: Where counts of direct writes, samples and audits are kept.
         self._records = Elsewhere(lambda: app.dsn, name="forebay sync", seconds=call_seconds)
         self._notes = Notes(name, self._background, self._keep_note)
+        self._direct = DirectWrites(
+            name,
+            source,
+            target,
+            background=self._background,
+            calls=self._calls,
+            counts=self._counts,
+            notes=self._notes,
+            hashes=self._hashes,
+            seconds=direct_seconds,
+        )
         self._sample_at = 0.0
         app.add_sync(self)
         base = _seconds(where, "interval", interval)
@@ -299,24 +298,11 @@ class Sync:
         Args:
             item: its id; one that is gone from the source is deleted from the target.
         """
-        future = None
-        try:
-            future = self._begin_direct(item)
-            return future is not None and future.result(self._direct_seconds)
-        except Exception as error:
-            if future is not None:
-                future.cancel()
-            return self._direct_failed(error)
+        return self._direct.write(item)
 
     async def awrite_now(self, item: Id | UUID) -> bool:
         """Do as ``write_now``, without holding up the event loop."""
-        try:
-            future = self._begin_direct(item)
-            if future is None:
-                return False
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._direct_seconds)
-        except Exception as error:  # a cancellation of the caller passes
-            return self._direct_failed(error)
+        return await self._direct.awrite(item)
 
     # --- comparing all of it ---
 
@@ -553,68 +539,12 @@ class Sync:
             **handler.options.given(),
         }
 
-    def _begin_direct(self, item: Id | UUID) -> Future[bool] | None:
-        """Begin a direct write; None when it is not the time for one."""
-        if not self._direct_places.acquire(blocking=False):
-            self._count_direct("direct.skipped")
-            return None
-        future = None
-        try:
-            if self._direct_breaker.allows():
-                until = time.monotonic() + self._direct_seconds
-                future = self._background.submit(self._direct(item, until))
-                future.add_done_callback(lambda _: self._direct_places.release())
-            else:
-                self._count_direct("direct.skipped")
-        finally:
-            if future is None:
-                self._direct_places.release()
-        return future
-
-    async def _direct(self, item: Id | UUID, until: float) -> bool:
-        name = checked_id(item)
-        answer = await self._calls.call(self.source.read, [name], seconds=_left(until))
-        entry: Document | Gone = checked_entries([name], answer)[name]
-        errors: object
-        # A process that was stopped in between must not send what has become old: no time is left then.
-        target = self.target.direct if isinstance(self.target, DualTarget) else self.target
-        if isinstance(entry, Document):
-            document = with_digest(entry) if self._hashes else entry
-            errors = await self._calls.call(target.write, [document], seconds=_left(until))
-        else:
-            errors = await self._calls.call(target.delete, [entry], seconds=_left(until))
-        self._direct_breaker.succeeded()
-        self._notes.breaker(0.0)
-        for error in checked_errors(errors).values():
-            raise error
-        self._count_direct("direct.accepted")
-        return True
-
-    def _count_direct(self, outcome: str) -> None:
-        self._counts.add(outcome)
-        self._notes.add(outcome)
-
-    def _direct_failed(self, error: Exception) -> bool:
-        self._count_direct("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
-        if isinstance(error, UNAVAILABLE):
-            self._direct_breaker.failed()
-            self._notes.breaker(self._direct_breaker.wait_seconds, said(error))
-        log.info("sync %s: a direct write failed: %s", self.name, said(error))
-        return False
-
 
 def _args(item: Id | UUID, *, force: bool) -> dict[str, Any]:
     args: dict[str, Any] = {"id": checked_id(item)}
     if force:
         args["force"] = True
     return args
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("no time left")
-    return left
 
 
 def _seconds(where: str, name: str, value: object, *, least: float = 0.001) -> float:

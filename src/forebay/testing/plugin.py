@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forebay.db.scratch import rolled_back, scratch_database, template_database
 from forebay.embedded import temporary_server
+from forebay.testing._scratch import rolled_back, scratch_database, template_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

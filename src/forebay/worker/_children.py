@@ -27,8 +27,8 @@ from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
-    from forebay.kinds import Kind
     from forebay.model.job import Job
     from forebay.worker._held import HeldJob
 

@@ -41,9 +41,9 @@ from forebay.worker._threads import NoThreadError, Threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
     from forebay.db.lending import AsyncLender, AsyncLent, Lender, Lent
-    from forebay.kinds import Kind, Kinds
     from forebay.ops.operation import Operation
     from forebay.worker._children import Children
     from forebay.worker._held import Batch, HeldJob, Key, Lease

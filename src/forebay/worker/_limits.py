@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from forebay.kinds import Kind
+    from forebay.arguments.kinds import Kind
 
 _STATUS: Final = Path("/proc/self/status")
 

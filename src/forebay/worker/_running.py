@@ -24,7 +24,7 @@ from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp
 
 if TYPE_CHECKING:
-    from forebay.kinds import Kind
+    from forebay.arguments.kinds import Kind
     from forebay.model.context import Context
     from forebay.ops.protocol import ClaimedJob
     from forebay.worker._held import HeldJob

@@ -1,0 +1,218 @@
+"""forebay bench: measure it on your own machine or database."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli.exit import ExitCode, ended_in_order
+from forebay.cli.options import Json
+from forebay.cli.output import console, facts_table, print_json, table
+from forebay.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+    from forebay_bench import Report
+
+
+def bench(
+    *,
+    scenario: Annotated[
+        str | None,
+        typer.Argument(metavar="SCENARIO", help="Without one they are listed.", show_default=False),
+    ] = None,
+    dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--dsn",
+            metavar="ADDRESS",
+            help="A server to measure, on which databases may be created. Without it the embedded"
+            " PostgreSQL is started for this run.",
+            show_default=False,
+        ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The real thing, minutes instead of seconds.")
+    ] = False,
+    scale: Annotated[
+        float,
+        typer.Option("--scale", min=0.001, max=100, metavar="X", help="More or less work a round."),
+    ] = 1.0,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", min=1, metavar="N", help="Turns of each contestant.", show_default=False
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="NAMES",
+            help="Which others take part, with commas: classic, que, staged, procrastinate, pgqueuer;"
+            " 'none' for none. Without it all that the scenario knows and that are installed.",
+            show_default=False,
+        ),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option("--mix", metavar="MIX", help="For held: which jobs.", show_default=False),
+    ] = None,
+    holder: Annotated[
+        str | None,
+        typer.Option(
+            "--holder", metavar="HOLDER", help="For held: what holds.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png.", show_default=False),
+    ] = None,
+    pg_bin: Annotated[
+        str | None,
+        typer.Option(
+            "--pg-bin",
+            metavar="FOLDER",
+            help="Start the PostgreSQL of this folder instead.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with 1 when a promised ratio is missed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure throughput, latency and the cost of held transactions, beside others, in one run.
+
+    In databases of its own, which go at the end. Nothing that decides durability is switched off.
+    """
+    # The other commands do without it.
+    from forebay_bench import SCENARIOS, Options, run_scenario  # noqa: PLC0415
+
+    out = console()
+    if scenario is None:
+        out.print(_listed(SCENARIOS))
+        return
+    if scenario not in SCENARIOS:
+        raise ConfigError(
+            "SCENARIO", f"is {shown(scenario)}", hint=f"One of: {', '.join(SCENARIOS)}."
+        )
+    if dsn is not None and pg_bin is not None:
+        raise ConfigError("--pg-bin", "is for a server of its own, and --dsn names another")
+    if plot is not None:
+        _require_plots(plot)
+    options = Options(
+        full=full,
+        scale=scale,
+        rounds=rounds,
+        compare=None if compare is None else _names(compare),
+        mix=mix,
+        holder=holder,
+    )
+    with ended_in_order(), _progress(console(stderr=True)) as progress:
+        report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)
+    if plot is not None:
+        _draw(report, plot)
+    if as_json:
+        bars = [bar.facts() for bar in report.bars]
+        print_json({"scenario": scenario, **report.figures, "bars": bars, "run": facts})
+    else:
+        _show(out, report, facts)
+        if plot is not None:
+            out.print(Text(f"plot: {plot}", style="dim"))
+    if check and any(bar.holds is False for bar in report.bars):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    return () if names == ("none",) else names
+
+
+def _listed(scenarios: dict[str, str]) -> Any:
+    listed = facts_table()
+    for name, summary in scenarios.items():
+        listed.add_row(Text(name, style="bold"), summary)
+    return listed
+
+
+@contextlib.contextmanager
+def _progress(err: Console) -> Iterator[Callable[[str], None]]:
+    """Show one changing line at a terminal, and nothing elsewhere."""
+    if not err.is_terminal:
+        yield lambda _: None
+        return
+    with err.status("starting the server") as status:
+        yield status.update
+
+
+def _require_plots(plot: Path) -> None:
+    if plot.suffix not in {".svg", ".png", ".pdf"}:
+        raise ConfigError(
+            "--plot", f"is {shown(str(plot))}", hint="End it with .svg, .png or .pdf."
+        )
+    if not plot.absolute().parent.is_dir():
+        raise ConfigError("--plot", f"is {shown(str(plot))}, in a folder that does not exist")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot", "needs matplotlib", hint="python -m pip install matplotlib")
+
+
+def _draw(report: Report, plot: Path) -> None:
+    from forebay_bench.plot import save  # noqa: PLC0415 - imports matplotlib
+
+    if report.draw is None:
+        raise ConfigError("--plot", "is given, and this scenario draws none")
+    save(report.draw, plot)
+
+
+def _show(out: Console, report: Report, facts: dict[str, Any]) -> None:
+    for found in report.tables:
+        if found.title:
+            out.print(Text(found.title, style="bold"))
+        # Headings wrap, so that many columns fit a terminal.
+        shown_table = table(*found.columns, right=tuple(found.right), loose=tuple(found.columns))
+        for row in found.rows:
+            shown_table.add_row(*row)
+        out.print(shown_table)
+        out.print()
+    for bar in report.bars:
+        out.print(_bar_line(bar))
+    for note in report.notes:
+        out.print(Text(f"· {note}", style="dim"))
+    machine, pace = facts["machine"], facts["pace"]
+    if pace["unsteady"]:
+        out.print(
+            Text(
+                f"· an unsteady machine: a loop that only counts took from {pace['low_ms']:.3g} to {pace['high_ms']:.3g} ms,"
+                " so that the ratio of two single turns says little",
+                style="yellow",
+            )
+        )
+    out.print(
+        Text(
+            f"PostgreSQL {facts['postgresql']}, {machine['cores']} cores ({machine['cpu']}),"
+            f" {machine['memory_gib']} GiB, {facts['seconds']} s,"
+            f" forebay {facts['forebay']} {facts['commit'] or ''}".rstrip(),
+            style="dim",
+        )
+    )
+
+
+def _bar_line(bar: Any) -> Text:
+    wanted = (
+        f"at least {bar.at_least:g}" if bar.at_least is not None else f"at most {bar.at_most:g}"
+    )
+    if bar.holds is None:
+        return Text(f"· {bar.what}: not measured ({wanted})", style="dim")
+    mark, style = ("✓", "green") if bar.holds else ("✗", "bold red")
+    return Text(f"{mark} ", style=style).append(
+        f"{bar.what}: {bar.value:.3g} ({wanted})", style="default"
+    )

@@ -1,0 +1,281 @@
+"""What keeps PostgreSQL from clearing away old row versions, and other strangers that a queue has to live with.
+
+Vacuum may remove a dead row only when no snapshot of its database can still see it. Whoever keeps a snapshot, or a
+transaction with a number, open, keeps all that died since:
+
+- ``snapshot``: a REPEATABLE READ transaction that has read and then does nothing, such as a report or a dump
+- ``writer``: a transaction that wrote a row into another table and then does nothing
+- ``slot``: a logical replication slot whose exported snapshot is in use, as while a subscription copies its tables. (A
+  slot that merely lags keeps old versions of the catalogues and the write-ahead log, and no dead rows of tables.)
+- ``prepared``: a prepared transaction that nobody commits
+- ``standby``: a query on a standby that tells its primary what it still needs; only where the server is our own
+- ``strangers``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
+  producer and the prepared transaction with a job of their own that may still commit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import psycopg.conninfo
+from psycopg import sql
+
+from forebay.embedded import EmbeddedServer
+from forebay.embedded.owner import Owner
+from forebay.errors import ConfigError, ForebayError, shown
+from forebay_bench._place import SERVER_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forebay_bench._place import Place
+
+#: Name, and what a plot says of it.
+HOLDERS: Final = {
+    "snapshot": "somebody opens a transaction, reads, and leaves it open",
+    "writer": "somebody opens a transaction, writes elsewhere, and leaves it open",
+    "slot": "a subscription begins to copy tables",
+    "prepared": "a transaction is prepared and forgotten",
+    "standby": "a long query begins on a standby",
+    "strangers": "an idle producer, a dump, a paused reader and a forgotten transaction",
+}
+
+_BALLAST: Final = """
+create table bench_ballast as select i, repeat(md5(i::text), 32) as filler from generate_series(1, 4000) i
+"""
+
+_ALL_TABLES: Final = """
+select string_agg(c.oid::regclass::text, ', ') from pg_class c
+where c.relnamespace::regnamespace::text in ('public', 'forebay') and c.relkind in ('r', 'p')
+"""
+
+_WAIT_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A database that somebody holds up."""
+
+    dsn: str
+    write_one: Callable[[psycopg.Connection[Any]], None]
+    """Enqueue a job in a transaction of the stranger."""
+
+
+def check_holder(name: str, place: Place) -> None:
+    """Raise a ``ConfigError`` when there is no such holder, or the server cannot have it."""
+    if name not in HOLDERS:
+        raise ConfigError("--holder", f"is {shown(name)}", hint=f"One of: {', '.join(HOLDERS)}.")
+    if name == "standby" and not place.is_own:
+        raise ConfigError(
+            "--holder",
+            "is standby, and the server is not our own",
+            hint="Leave out --dsn: a copy of the server is made for it.",
+        )
+    needed = {"prepared": "max_prepared_transactions", "strangers": "max_prepared_transactions",
+              "slot": "max_replication_slots"}.get(name)  # fmt: skip
+    with psycopg.connect(place.dsn) as conn:
+        if needed and _value(conn, f"select current_setting('{needed}')::integer") == 0:
+            raise ConfigError("--holder", f"is {name}, and the server's {needed} is 0")
+        if name == "slot" and _value(conn, "show wal_level") != "logical":
+            raise ConfigError("--holder", "is slot, and the server's wal_level is not logical")
+
+
+@contextlib.contextmanager
+def hold(name: str, place: Place, databases: Sequence[Held]) -> Iterator[list[str]]:
+    """Let it hold all the databases while the block runs; yield notes on what was done otherwise.
+
+    Vacuum looks at the snapshots of one database at a time, so each has a holder of its own.
+    """
+    with contextlib.ExitStack() as stack:
+        notes: list[str] = []
+        if name == "standby":
+            standby = stack.enter_context(_standby(place))
+            for held in databases:
+                stack.enter_context(_snapshot(_on(standby, held.dsn), "pg_class"))
+            _wait_until_heard(place)
+        for held in databases:
+            if name == "snapshot":
+                stack.enter_context(_snapshot(held.dsn, "pg_class"))
+            elif name == "writer":
+                stack.enter_context(_writer(held.dsn, _write_elsewhere))
+            elif name == "slot":
+                stack.enter_context(_slot(held.dsn))
+            elif name == "prepared":
+                stack.enter_context(_prepared(held.dsn, _write_elsewhere))
+            elif name == "strangers":
+                stack.enter_context(_writer(held.dsn, held.write_one))
+                notes += stack.enter_context(_dump(place, held.dsn))
+                _pause_a_group(held.dsn)
+                stack.enter_context(_prepared(held.dsn, held.write_one))
+        yield sorted(set(notes))
+
+
+@contextlib.contextmanager
+def _snapshot(dsn: str, table: str) -> Iterator[None]:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("set transaction isolation level repeatable read")
+        conn.execute(sql.SQL("select count(*) from {}").format(sql.Identifier(table)))
+        yield
+        conn.rollback()
+
+
+def _write_elsewhere(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("insert into bench_elsewhere values (1)")
+
+
+@contextlib.contextmanager
+def _writer(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Iterator[None]:
+    _make_elsewhere(dsn)
+    with psycopg.connect(dsn) as conn:
+        write(conn)
+        yield
+        conn.rollback()
+
+
+@contextlib.contextmanager
+def _prepared(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Iterator[None]:
+    _make_elsewhere(dsn)
+    # Names of prepared transactions are the whole server's.
+    name = sql.Literal(f"forgotten in {psycopg.conninfo.conninfo_to_dict(dsn)['dbname']}")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("begin")
+        write(conn)
+        conn.execute(sql.SQL("prepare transaction {}").format(name))
+    try:
+        yield
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL("rollback prepared {}").format(name))
+
+
+@contextlib.contextmanager
+def _slot(dsn: str) -> Iterator[None]:
+    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    address = psycopg.conninfo.make_conninfo(dsn, replication="database")
+    with psycopg.connect(address, autocommit=True) as conn:
+        # The snapshot stays until the next command of this session, and there is none. These words must be capitals.
+        conn.execute(
+            sql.SQL(
+                "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+            ).format(sql.Identifier(str(name)))
+        )
+        yield
+
+
+@contextlib.contextmanager
+def _dump(place: Place, dsn: str) -> Iterator[list[str]]:
+    """Run pg_dump and do not read what it writes: it stops where it is, with its snapshot and its locks."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(_BALLAST)
+    own = place.bin_dir / "pg_dump" if place.bin_dir else None
+    program = str(own) if own and own.exists() else shutil.which("pg_dump")
+    process = None
+    if program is not None:
+        process = subprocess.Popen(
+            [program, "--dbname", dsn],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        # It begins to write when it has its snapshot and a lock on every table.
+        if not os.read(process.stdout.fileno(), 1):
+            process.wait()
+            process = None
+    if process is None:
+        with _lock_all_tables(dsn):
+            yield [
+                "no pg_dump of this server's version: a session with its snapshot and locks stands in"
+            ]
+        return
+    try:
+        yield []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def _lock_all_tables(dsn: str) -> Iterator[None]:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("set transaction isolation level repeatable read")
+        tables = _value(conn, _ALL_TABLES)
+        conn.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(tables)))
+        yield
+        conn.rollback()
+
+
+def _pause_a_group(dsn: str) -> None:
+    """Open a second reader of the queue and pause it; only a log has such."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        if _value(conn, "select to_regnamespace('forebay') is not null"):
+            conn.execute("select forebay.open_group('bench', 'paused', 'beginning')")
+            conn.execute("select forebay.pause_queue('bench', 'paused')")
+
+
+@contextlib.contextmanager
+def _standby(place: Place) -> Iterator[EmbeddedServer]:
+    """Copy our own server, and run the copy as its standby, with feedback every second."""
+    assert place.data_dir is not None
+    assert place.bin_dir is not None
+    owner = Owner.current()
+    data = place.data_dir.with_name("standby")
+    owner.make_folder(data)
+    if owner.lent:  # its log is the caller's, and the copy is made by the server's account
+        os.chown(place.data_dir / "server.log", owner.uid, owner.gid)
+    try:
+        copied = subprocess.run(
+            [place.bin_dir / "pg_basebackup", "--pgdata", data, "--dbname", place.dsn,
+             "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast"],
+            capture_output=True, text=True, check=False, cwd="/", **owner.popen_arguments(),
+        )  # fmt: skip
+        if copied.returncode != 0:
+            raise ForebayError("the server could not be copied", detail=copied.stderr[-2000:])
+        for lock in data.glob(
+            ".s.PGSQL.*"
+        ):  # of the first server's socket, which is in its data folder
+            lock.unlink()
+        settings = SERVER_SETTINGS | {
+            "shared_buffers": "128MB",
+            "hot_standby_feedback": "on",
+            "wal_receiver_status_interval": "1s",
+            "max_standby_streaming_delay": "-1",
+        }
+        with EmbeddedServer(data, place.bin_dir, extra_settings=settings) as server:
+            yield server
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _on(server: EmbeddedServer, dsn: str) -> str:
+    """Return the address of the same database on another server."""
+    return server.dsn(str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]))
+
+
+def _wait_until_heard(place: Place) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    with psycopg.connect(place.dsn, autocommit=True) as conn:
+        while not _value(
+            conn, "select exists (select from pg_stat_replication where backend_xmin is not null)"
+        ):
+            if time.monotonic() > deadline:
+                raise ForebayError("the standby does not tell what it needs")
+            time.sleep(0.1)
+
+
+def _make_elsewhere(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("create table if not exists bench_elsewhere (n integer)")
+
+
+def _value(conn: psycopg.Connection[Any], statement: str) -> Any:
+    row = conn.execute(psycopg.sql.SQL(statement)).fetchone()
+    assert row is not None
+    return row[0]

@@ -1,0 +1,228 @@
+"""Processes that a scenario starts: workers as a user runs them, and scripts of ours that load the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+
+from forebay.demo.workers import WorkerProcess, stop_workers
+from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+T = TypeVar("T")
+
+#: The application of ``jobs``, as the command line names it.
+APP: Final = "forebay_bench.jobs:app"
+
+#: What a worker without work has open: claims, settlements, upkeep, bell, heart.
+CONNECTIONS_OF_WORKER: Final = 5
+
+#: Left to others: the scenario's own, the server's workers, somebody who looks.
+_CONNECTIONS_LEFT: Final = 20
+
+_START_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.02
+
+
+def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
+    """Ask until the answer is true, and return it.
+
+    Args:
+        condition: what is asked.
+        seconds: how long to ask.
+        what: what is waited for, for the error.
+
+    Raises:
+        ForebayError: it did not become true.
+    """
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise ForebayError(f"{what}: not within {seconds:g} s")
+        time.sleep(_PAUSE_SECONDS)
+    return answer
+
+
+def room_for_workers(dsn: str) -> int:
+    """Return how many workers the server has connections for."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        row = conn.execute(
+            "select current_setting('max_connections')::integer - count(*)::integer"
+            " from pg_stat_activity where backend_type = 'client backend'"
+        ).fetchone()
+    assert row is not None
+    return max(0, int(row[0]) - _CONNECTIONS_LEFT) // CONNECTIONS_OF_WORKER
+
+
+class Workers:
+    """Worker processes of ``jobs`` on one database, started a few at a time.
+
+    Args:
+        dsn: the database.
+        log: the file for their output.
+        concurrency: slots of each.
+        settings: further variables of their environment, such as ``FOREBAY_QUEUE``.
+    """
+
+    def __init__(
+        self, dsn: str, log: Path, *, concurrency: int, settings: Mapping[str, str]
+    ) -> None:
+        self._dsn = dsn
+        self._log = log
+        self._concurrency = concurrency
+        self._settings = settings
+        self.members: list[WorkerProcess] = []
+
+    def start(self, count: int = 1, *, wait: bool = True) -> None:
+        """Start so many more.
+
+        Args:
+            count: how many.
+            wait: until each has its lease.
+
+        Raises:
+            ForebayError: one of them ended instead, or takes too long.
+        """
+        started = [
+            WorkerProcess.start(
+                len(self.members) + 1 + number,
+                self._dsn,
+                concurrency=self._concurrency,
+                log=self._log,
+                app=APP,
+                settings=self._settings,
+            )
+            for number in range(count)
+        ]
+        self.members += started
+        if wait:
+            pids = {worker.pid for worker in started}
+            wait_until(lambda: pids <= self._at_work(), _START_SECONDS, "workers get their leases")
+
+    def restart(self, place: int) -> None:
+        """Put a new process in the place of one that ended, without waiting for it."""
+        self.start(wait=False)
+        self.members[place] = self.members.pop()
+
+    def raise_when_one_ended(self) -> None:
+        """Raise a ``ForebayError`` when a process ended that nobody killed."""
+        for worker in self.members:
+            if worker.state != "killed" and not worker.is_alive:
+                raise ForebayError(
+                    f"a worker process ended by itself, with {worker.process.returncode}",
+                    detail=self._log.read_text(errors="replace")[-4000:],
+                )
+
+    def _at_work(self) -> set[int]:
+        self.raise_when_one_ended()
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            rows = conn.execute(
+                "select split_part(worker, ':', 2)::integer from forebay.lease where closed_at is null"
+            ).fetchall()
+        return {pid for (pid,) in rows}
+
+
+@contextlib.contextmanager
+def workers(
+    dsn: str, *, concurrency: int = 10, settings: Mapping[str, str] | None = None
+) -> Iterator[Workers]:
+    """Lend worker processes, none at first; all end with the block."""
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
+        crew = Workers(
+            dsn, Path(folder) / "workers.log", concurrency=concurrency, settings=settings or {}
+        )
+        try:
+            yield crew
+        finally:
+            stop_workers(crew.members)
+
+
+class Script:
+    """A module of ours that runs in a process of its own; it is told and answers lines of JSON.
+
+    Args:
+        module: speaks as ``_child`` does.
+        arguments: of its command line.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def tell(self, command: object) -> None:
+        """Send a command."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # why it is gone is told where it should answer
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Wait for an answer.
+
+        Raises:
+            ForebayError: the process ended instead.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise ForebayError(
+                "a process of the benchmark ended by itself",
+                detail=self._errors.read()[-4000:].decode(errors="replace"),
+            )
+        return json.loads(line)
+
+    def dismiss(self) -> None:
+        """Tell it that there is nothing more; it then ends."""
+        with contextlib.suppress(BrokenPipeError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def close(self) -> None:
+        """Wait for its end, or end it."""
+        self.dismiss()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+
+
+@contextlib.contextmanager
+def scripts(module: str, *arguments: list[str]) -> Iterator[list[Script]]:
+    """Lend a process of a module for each list of arguments, once all of them said that they are ready."""
+    started = [Script(module, *each) for each in arguments]
+    try:
+        for script in started:
+            script.hear()
+        yield started
+    finally:
+        for script in started:
+            script.dismiss()
+        for script in started:
+            script.close()

@@ -1,0 +1,118 @@
+"""Which scenarios there are, and running one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay_bench._pace import Pace
+from forebay_bench._place import open_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay_bench._report import Report
+
+#: Name, and what it measures, in the order in which they are listed.
+SCENARIOS: Final = {
+    "one": "single committed enqueues, beside the same row into a plain table",
+    "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
+    "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
+    "drain": "a full queue emptied by one worker process, by kind of handler",
+    "mixed": "producers and a worker at once",
+    "latency": "from the commit to the handler's start",
+    "held": "the cost of a claim while somebody holds a transaction open",
+    "backlog": "claims and enqueues by the number of waiting jobs",
+    "archive": "claims and enqueues by the number of old segments",
+    "fleet": "1 to 64 worker processes on one queue",
+    "lanes": "1 to 1,000 lanes, one of them busy",
+    "crash": "load with kills, then a full audit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a scenario is to be run."""
+
+    full: bool = False
+    """The real thing instead of a quick look of under a minute."""
+    scale: float = 1.0
+    """Part of the work of each round: 0.01 tries a scenario out, and its figures mean nothing."""
+    rounds: int | None = None
+    """Turns of each contestant; None is the scenario's own number."""
+    compare: tuple[str, ...] | None = None
+    """Which other engines and peers take part; None: all that the scenario knows and that are installed."""
+    mix: str | None = None
+    """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
+    holder: str | None = None
+    """What holds the snapshot, where a scenario has several; None: the scenario's choice."""
+
+
+def run_scenario(
+    name: str,
+    options: Options,
+    *,
+    dsn: str | None = None,
+    pg_bin: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Report, dict[str, Any]]:
+    """Run a scenario; return its report, and the facts of the run: machine and its pace, settings, commit, command.
+
+    Args:
+        name: one of ``SCENARIOS``.
+        options: see ``Options``.
+        dsn: the server; None starts one for this run.
+        pg_bin: see ``open_place``.
+        progress: told what goes on, a line at a time.
+
+    Raises:
+        ConfigError: the server cannot be used, or a contestant is not installed.
+        KeyError: there is no such scenario.
+    """
+    if name not in SCENARIOS:
+        raise KeyError(name)
+    scenario = importlib.import_module(f"forebay_bench.scenarios.{name}")
+    started = time.perf_counter()
+    with open_place(dsn, pg_bin) as place:
+        with Pace() as pace:
+            report: Report = scenario.run(place, options, progress)
+        facts = describe(place.facts)
+    facts["pace"] = pace.facts()
+    facts["seconds"] = round(time.perf_counter() - started, 1)
+    return report, facts
+
+
+def describe(server: Any) -> dict[str, Any]:
+    """Return the facts that a figure is worthless without."""
+    return {
+        **server,
+        "forebay": version("forebay"),
+        "commit": _commit(),
+        "command": shlex.join(["forebay", *sys.argv[1:]]),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from; None for an installed package."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(
+            ["git", "-C", os.fspath(source), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        return found.stdout.strip() or None
+    return None

@@ -1,0 +1,265 @@
+"""Forebay's own log, spoken to as a worker does but without one: polls, claims and settlements on a plain connection.
+
+What is left is the cost of the SQL, one job after the other, where a worker would hide it behind its handlers.
+Upkeep is not done here: a scenario runs it beside, with ``forebay_bench._upkeep``.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from forebay.ops import protocol
+from forebay_bench.engines.queue import Taken, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.ops.operation import Operation
+
+T = TypeVar("T")
+
+#: The lease of a scenario lives as long as the scenario: nobody sends heartbeats.
+_LEASE_SECONDS: Final = 86_400.0
+
+ENQUEUE: Final = "select forebay.enqueue(%s, %s, %s)"
+
+_ENQUEUE_MANY: Final = """
+select forebay.enqueue_many(
+    'noop', array(select jsonb_build_object('i', i) from generate_series(1, %s) i), %s,
+    delay => make_interval(secs => nullif(%s, 0)))
+"""
+
+#: Half of them with an ordering key, half with a unique one: both at once are refused.
+_ENQUEUE_KEYED: Final = """
+select forebay.enqueue_many(jsonb_agg(
+    jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))
+    || case i %% 2 when 0 then jsonb_build_object('ordering_key', 'document ' || i / 2 %% %s::bigint)
+                  else jsonb_build_object('unique_as', jsonb_build_object('once', 'document ' || i / 2 %% %s::bigint)) end
+    order by i))
+from generate_series(%s::bigint, %s::bigint) i
+"""
+
+_DEAD_ROWS: Final = """
+select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables where schemaname = 'forebay'
+"""
+
+#: The leaves of the log, and the functions that each of them has.
+_PIECES: Final = """
+select 'table', format('forebay.log_%%s', segment_id) from forebay.segment
+union all
+select 'function', oid::regprocedure::text from pg_proc where pronamespace = 'forebay'::regnamespace and proname ~ %s
+"""
+
+
+class Log:
+    """A connection with a lease, and a group of one queue.
+
+    Args:
+        dsn: a migrated database.
+        queue: whose group is opened.
+        keys: jobs have ordering keys and unique keys in turns, out of so many each; None: neither.
+    """
+
+    def __init__(self, dsn: str, queue: str = "bench", *, keys: int | None = None) -> None:
+        self.queue = queue
+        self._keys = keys
+        self._written = self._newest = 0
+        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.group_ids = [self.run(protocol.open_group(queue, "default"))]
+        self.lane = int(self._value("select forebay._lane_id(%s, 100, 0)", queue))
+        self.lease_id = self.run(
+            protocol.open_lease(
+                "bench", lease_seconds=_LEASE_SECONDS, suspect_seconds=_LEASE_SECONDS
+            )
+        )
+        self._claim_no = 0
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run one operation of the protocol, prepared."""
+        rows = self.conn.execute(operation.sql, operation.params, prepare=True).fetchall()
+        return operation.decode(rows)
+
+    # --- what every engine can do ---------------------------------------------------------------
+
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
+        """Enqueue so many jobs in one statement; those with a unique key that is held are none."""
+        if self._keys is None:
+            self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
+            return count
+        first = self._written
+        self._written += count
+        ids = self._value(
+            _ENQUEUE_KEYED, self.queue, self._keys, self._keys, first, self._written - 1
+        )
+        made = {job_id for job_id in ids if job_id > self._newest}
+        self._newest = max(made, default=self._newest)
+        return len(made)
+
+    def write_one(self, conn: psycopg.Connection[Any]) -> None:
+        """Enqueue one job in a transaction of somebody else."""
+        conn.execute(ENQUEUE, ["noop", "{}", self.queue])
+
+    def claim(self, limit: int) -> list[Taken]:
+        """Ask which lanes are ready, as a worker does at every poll, and take jobs: retries first."""
+        taken: list[Taken] = []
+        for lane in in_order(self.ready()):
+            taken += self._take(limit - len(taken), lane)
+            if len(taken) >= limit:
+                break
+        return taken
+
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Ask and take, and count what was read for it. A claim is its own transaction, so each is counted by itself."""
+        taken: list[Taken] = []
+        lanes, pages = counted(self.conn, self.ready)
+        for lane in in_order(lanes):
+            more, read = counted(self.conn, partial(self._take, limit - len(taken), lane))
+            taken += more
+            pages += read
+            if len(taken) >= limit:
+                break
+        return taken, pages
+
+    def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
+        """Settle what a claim took, in one call."""
+        flushes: dict[int, protocol.Flush] = {}
+        for job in done:
+            claim_no, _, offset = job.key
+            flush = flushes.setdefault(claim_no, protocol.Flush(claim_no, 1, done=[]))
+            assert flush.done is not None
+            flush.done.append(offset)
+        for job in failed:
+            claim_no, _, offset = job.key
+            flush = flushes.setdefault(claim_no, protocol.Flush(claim_no, 1, done=[]))
+            error = {"type": "ValueError", "message": "fails once"}
+            flush.ended.append(protocol.Ended(offset, "retried", error=error))
+        for job in done:
+            claim_no, size, _ = job.key
+            flush = flushes[claim_no]
+            if flush.done is not None and len(flush.done) == size:
+                flush.done = None  # the whole batch, which is the smallest row
+        self._settle(list(flushes.values()))
+
+    def dead_rows(self) -> int:
+        """Return how many dead rows the statistics count in all tables of the schema."""
+        return int(self._value(_DEAD_ROWS))
+
+    def close(self) -> None:
+        """Hang up."""
+        self.conn.close()
+
+    # --- one call at a time -----------------------------------------------------------------------
+
+    def ready(self) -> list[protocol.ReadyLane]:
+        """Ask which lanes have something."""
+        return self.run(protocol.ready(self.group_ids))
+
+    def claim_lane(
+        self, limit: int, lane: int | None = None, group_id: int | None = None
+    ) -> tuple[int, list[protocol.ClaimedJob]]:
+        """Claim from one lane, the queue's public one unless told otherwise; the claim's number, and the jobs."""
+        self._claim_no += 1
+        jobs = self.run(
+            protocol.claim(
+                lease_id=self.lease_id,
+                claim_no=self._claim_no,
+                floor=self._claim_no,
+                group_id=self.group_ids[0] if group_id is None else group_id,
+                lane=self.lane if lane is None else lane,
+                limit=limit,
+            )
+        )
+        return self._claim_no, jobs
+
+    def claim_and_settle(
+        self, limit: int, lane: int | None = None, group_id: int | None = None
+    ) -> tuple[float, int]:
+        """Claim from one lane and settle the batch; how long the claim took, and how many jobs it was."""
+        started = time.perf_counter()
+        claim_no, jobs = self.claim_lane(limit, lane, group_id)
+        seconds = time.perf_counter() - started
+        if jobs:
+            self._settle([protocol.Flush(claim_no, 1)])
+        return seconds, len(jobs)
+
+    def pages_of_claim(self, limit: int) -> int:
+        """Claim from the public lane and settle the batch; how many pages the server read for the claim."""
+        (claim_no, jobs), pages = counted(self.conn, lambda: self.claim_lane(limit))
+        if jobs:
+            self._settle([protocol.Flush(claim_no, 1)])
+        return pages
+
+    def empty(self, limit: int = 10_000) -> int:
+        """Work off everything that waits in the public lane; how many jobs it was."""
+        total = 0
+        while count := self.claim_and_settle(limit)[1]:
+            total += count
+        return total
+
+    def enqueue_one(self) -> float:
+        """Enqueue one job; how long that took."""
+        started = time.perf_counter()
+        self.conn.execute(ENQUEUE, ["noop", '{"user_id": 42}', self.queue], prepare=True)
+        return time.perf_counter() - started
+
+    def sealed_segments(self) -> int:
+        """Return how many segments are full and closed."""
+        return int(self._value("select count(*) from forebay.seal"))
+
+    def _take(self, limit: int, lane: protocol.ReadyLane) -> list[Taken]:
+        claim_no, jobs = self.claim_lane(limit, lane.lane, lane.group_id)
+        return [
+            Taken(
+                (claim_no, len(jobs), job.offset),
+                job.job_id,
+                job.attempts_used,
+                job.enqueued_micros / 1e6,
+            )
+            for job in jobs
+        ]
+
+    def _settle(self, flushes: list[protocol.Flush]) -> None:
+        statuses = self.run(protocol.settle(self.lease_id, flushes))
+        assert all(status == "settled" for status in statuses), statuses
+
+    def _value(self, statement: str, *parameters: object) -> Any:
+        row = self.conn.execute(statement, parameters).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def in_order(lanes: Sequence[protocol.ReadyLane]) -> list[protocol.ReadyLane]:
+    """Return lanes as a worker asks them: those of retries first."""
+    return sorted(lanes, key=lambda each: not each.is_private)
+
+
+def cut(dsn: str, *, segment_rows: int, reserve_rows: int) -> None:
+    """Cut a log that has not been used yet into smaller segments.
+
+    Args:
+        dsn: the database.
+        segment_rows: numbers per segment.
+        reserve_rows: numbers for which segments are made ahead.
+    """
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("select forebay.configure('segment_rows', %s)", [segment_rows])
+        conn.execute("select forebay.configure('reserve_rows', %s)", [max(reserve_rows, 1000)])
+        with conn.transaction():
+            names = conn.execute(_PIECES, [r"^_[a-z_]+_\d+$"]).fetchall()
+            for sort, name in names:
+                conn.execute(sql.SQL("drop {} {}").format(sql.SQL(sort), sql.SQL(name)))
+            conn.execute("delete from forebay.segment")
+        extend(conn)
+
+
+def extend(conn: psycopg.Connection[Any]) -> None:
+    """Make segments until the reserve is complete."""
+    while True:
+        row = conn.execute("select forebay.extend_v1()").fetchone()
+        if row is None or not row[0]:
+            return

@@ -1,0 +1,166 @@
+"""A queue on advisory locks, as Que took jobs before its version 1: a walk that locks row after row.
+
+One recursive statement goes through the ready jobs in order (priority, run time, id), tries a session's advisory lock on
+each, finds the next by comparing sort keys, and stops at the first success. A job that is done is deleted. Advisory
+locks know nothing of snapshots, so a locked job is looked up once more: another may just have finished it.
+
+What makes it better with dead rows in front, each a switch:
+
+- ``batch``: lock several jobs in one walk, so that the way through the dead rows is walked once for all of them
+- ``remember``: begin behind the last job that was worked
+- ``forget_seconds``: begin at the start again now and then, or a job that commits late with an early key waits for ever;
+  the time is drawn anew each time, so that workers do not forget together
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from forebay_bench.engines.queue import STEADY_PLANS, Taken, counted, dead_rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SCHEMA: Final = """
+create table if not exists que_job (
+    id       bigint generated always as identity primary key,
+    queue    text not null,
+    priority smallint not null default 100,
+    run_at   timestamptz not null default clock_timestamp(),
+    kind     text not null,
+    args     jsonb not null,
+    failures integer not null default 0
+);
+create index if not exists que_ready on que_job (queue, priority, run_at, id);
+"""
+
+_ENQUEUE_MANY: Final = """
+insert into que_job (queue, kind, args, run_at)
+select 'bench', 'noop', jsonb_build_object('i', i), clock_timestamp() + %s * interval '1 second'
+from generate_series(1, %s) i
+"""
+
+_WRITE_ONE: Final = "insert into que_job (queue, kind, args) values ('bench', 'noop', '{}')"
+
+_WALK: Final = """
+with recursive walk as (
+    select f.priority, f.run_at, f.id, l.got, l.got::integer as taken
+    from (select priority, run_at, id from que_job
+          where queue = 'bench' and run_at <= now() {behind}
+          order by priority, run_at, id limit 1) f,
+         lateral (select pg_try_advisory_lock(f.id) as got offset 0) l
+    union all
+    select n.priority, n.run_at, n.id, l.got, w.taken + l.got::integer
+    from walk w,
+         lateral (select priority, run_at, id from que_job
+                  where queue = 'bench' and run_at <= now()
+                    and (priority, run_at, id) > (w.priority, w.run_at, w.id)
+                  order by priority, run_at, id limit 1) n,
+         lateral (select pg_try_advisory_lock(n.id) as got offset 0) l
+    where w.taken < %(limit)s
+)
+select id from walk where got
+"""
+
+_WALK_ALL: Final = _WALK.format(behind="")
+_WALK_BEHIND: Final = _WALK.format(
+    behind="and (priority, run_at, id) > (%(priority)s, %(run_at)s, %(id)s)"
+)
+
+_LOOK_AGAIN: Final = """
+select priority, run_at, id, kind, args, failures from que_job where id = any(%s) order by priority, run_at, id
+"""
+
+_UNLOCK: Final = "select pg_advisory_unlock(id) from unnest(%s::bigint[]) id"
+_DONE: Final = "delete from que_job where id = any(%s)"
+_FAILED: Final = (
+    "update que_job set failures = failures + 1, run_at = clock_timestamp() where id = any(%s)"
+)
+
+
+class Que:
+    """One worker's session.
+
+    Args:
+        dsn: a database of its own.
+        batch: lock several jobs at once; without it one, whatever is asked for.
+        remember: begin behind the last job.
+        forget_seconds: how long at most it is remembered; None is for ever.
+        clock: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        batch: bool = True,
+        remember: bool = False,
+        forget_seconds: float | None = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.conn = psycopg.connect(dsn, autocommit=True, options=STEADY_PLANS)
+        self.conn.execute(SCHEMA)
+        self._batch = batch
+        self._remember = remember
+        self._forget_seconds = forget_seconds
+        self._clock = clock
+        self._last: dict[str, Any] | None = None
+        self._forget_at = self._next_forget()
+
+    def enqueue(self, count: int, delay_seconds: float = 0) -> int:
+        """Enqueue so many jobs in one statement."""
+        self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
+        return count
+
+    def write_one(self, conn: psycopg.Connection[Any]) -> None:
+        """Enqueue one job in a transaction of somebody else."""
+        conn.execute(_WRITE_ONE)
+
+    def claim(self, limit: int) -> list[Taken]:
+        """Walk, and take what could be locked and is still there."""
+        if self._clock() >= self._forget_at:
+            self._last = None
+            self._forget_at = self._next_forget()
+        query = _WALK_ALL if self._last is None else _WALK_BEHIND
+        parameters = {**(self._last or {}), "limit": limit if self._batch else 1}
+        ids = [row[0] for row in self.conn.execute(query, parameters, prepare=True).fetchall()]
+        if not ids:
+            return []
+        rows = self.conn.execute(_LOOK_AGAIN, [ids], prepare=True).fetchall()
+        gone = set(ids) - {row[2] for row in rows}
+        if gone:
+            self.conn.execute(_UNLOCK, [list(gone)], prepare=True)
+        if rows and self._remember:
+            self._last = dict(zip(("priority", "run_at", "id"), rows[-1][:3], strict=True))
+        return [Taken(row[2], row[2], row[5], row[1].timestamp()) for row in rows]
+
+    def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
+        """Walk, and count what was read for it."""
+        return counted(self.conn, lambda: self.claim(limit))
+
+    def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
+        """Delete what is done, put back what failed, and let go of both."""
+        with self.conn.transaction():
+            if done:
+                self.conn.execute(_DONE, [[job.key for job in done]], prepare=True)
+            if failed:
+                self.conn.execute(_FAILED, [[job.key for job in failed]], prepare=True)
+        # Only now: an unlocked job whose end is not committed would be taken again.
+        self.conn.execute(_UNLOCK, [[job.key for job in (*done, *failed)]], prepare=True)
+
+    def dead_rows(self) -> int:
+        """Return how many dead rows the statistics count in its table."""
+        return dead_rows_of(self.conn, "que_job")
+
+    def close(self) -> None:
+        """Hang up, which lets go of every lock."""
+        self.conn.close()
+
+    def _next_forget(self) -> float:
+        if self._forget_seconds is None:
+            return float("inf")
+        return self._clock() + self._forget_seconds * random.uniform(0.5, 1.0)

@@ -1,0 +1,50 @@
+"""The application that worker processes of the scenarios run: ``forebay worker forebay_bench.jobs:app``.
+
+One queue for each scenario, so that a worker serves what it is started for: ``--queue pickup``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from forebay.app import App
+from forebay.model.context import Context
+from forebay_bench._notes import Notebook
+
+app = App()
+
+#: How long a slow handler takes.
+SLOW_SECONDS: Final = 0.1
+
+_notebook = Notebook()
+
+
+@app.job(queue="pickup")
+async def note_start(number: int) -> None:
+    """Note when it was started, and nothing else."""
+    _notebook.note(number)
+
+
+@app.job(queue="slow")
+async def wait_a_little() -> None:
+    """Wait as for somebody else's answer; note when that came."""
+    await asyncio.sleep(SLOW_SECONDS)
+    _notebook.note(0)
+
+
+@app.job(queue="crash", transaction=True)
+async def write_effect(ctx: Context, entry: int, seconds: float) -> None:
+    """Write a row in the transaction that completes the job: there once, or the promise is broken."""
+    await ctx.conn.execute(
+        "insert into ledger.effect (entry, job_id) values (%s, %s)", [entry, ctx.job.job_id]
+    )
+    await asyncio.sleep(seconds)
+    _notebook.note(entry)
+
+
+@app.job(queue="crash")
+async def note_effect(entry: int, seconds: float) -> None:
+    """Do something outside the database, which a kill may let happen again."""
+    await asyncio.sleep(seconds)
+    _notebook.note(entry)

@@ -1,0 +1,110 @@
+"""Plots: one look for all of them. Needs matplotlib, which the extra ``bench`` brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from forebay_bench._measure import Spread
+
+#: A colour per contestant, the same in every plot; distinguishable with the common colour blindnesses (Okabe, Ito 2008).
+COLOURS: Final = {
+    "forebay": "#0072B2",
+    "classic": "#D55E00",
+    "que": "#CC79A7",
+    "staged": "#009E73",
+    "pgqueuer": "#E69F00",
+    "procrastinate": "#56B4E9",
+    "plain": "#777777",
+}
+
+
+def save(draw: Callable[[Figure], None], path: Path) -> None:
+    """Draw a figure and write it; the suffix decides the format."""
+    # Here and not above: a scenario's figures need no plot, and no matplotlib.
+    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    style: dict[Any, Any] = {
+        "font.family": "sans-serif",
+        "font.size": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "forebay",
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(9, 6), layout="constrained", facecolor="white")
+        draw(figure)
+        # No date inside: an unchanged plot is an unchanged file.
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=130, metadata=metadata)
+
+
+def label_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """Name a line at its end: easier to read than a legend."""
+    axes.annotate(
+        text, (x, y), xytext=(5, 0), textcoords="offset points", color=colour, va="center"
+    )
+
+
+def costs(
+    figure: Figure,
+    title: str,
+    what: str,
+    sizes: Sequence[int],
+    curves: Sequence[tuple[str, str, Sequence[float]]],
+) -> None:
+    """Draw milliseconds over a size on a logarithmic axis; a curve is its label, line style and values."""
+    axes = figure.subplots()
+    axes.set_title(title, loc="left")
+    for label, style, values in curves:
+        axes.plot(sizes, values, style, marker="o", color=COLOURS["forebay"])
+        axes.annotate(
+            label, (sizes[-1], values[-1]), xytext=(8, 0), textcoords="offset points", va="center"
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel(what)
+    axes.set_ylabel("milliseconds")
+
+
+def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -> None:
+    """Draw a bar for each contestant, by its label: jobs a second with their spread, and whose colour it has."""
+    axes = figure.subplots()
+    labels = list(found)
+    spreads = [spread for spread, _ in found.values()]
+    medians = [spread.median for spread in spreads]
+    axes.barh(
+        labels,
+        medians,
+        xerr=[
+            [spread.median - spread.low for spread in spreads],
+            [spread.high - spread.median for spread in spreads],
+        ],
+        color=[COLOURS[whose] for _, whose in found.values()],
+        ecolor="#333333",
+        height=0.6,
+    )
+    for place, spread in enumerate(spreads):
+        axes.annotate(
+            f"{spread.median:,.0f}",
+            (spread.high, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("jobs a second")
+    axes.set_title(title)

@@ -1,0 +1,296 @@
+"""The load of ``held``: an engine, the jobs it is given in its turns, its clock, and what was seen of it."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay_bench._measure import round_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay_bench.engines.queue import Queue, Taken
+
+_SAMPLES_PER_TURN: Final = 3
+
+ENQUEUE_ROWS: Final = 500
+CLAIM_ROWS: Final = 100
+#: Of a part of a turn: claims whose pages are counted.
+_COUNTED: Final = 5
+#: Of its own speed, what an engine is given to do. At 0.7 autovacuum alone makes jobs wait for seconds on two cores.
+LOAD: Final = 0.5
+#: A look at the speed takes no more jobs.
+_SPEED_JOBS_MAX: Final = 40_000
+_FAILING: Final = 5
+
+#: The original load.
+_ORIGINAL_PER_SECOND: Final = 50
+_ORIGINAL_WORKERS: Final = 8
+_ORIGINAL_JOB_SECONDS: Final = 0.01
+
+
+@dataclass
+class Turn:
+    """What an engine did in one turn."""
+
+    seconds: float = 0
+    finished: int = 0
+    claims: list[float] = field(default_factory=list)
+    pickups: list[float] = field(default_factory=list)
+    enqueues: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    """What the server read for claims that were counted and not timed."""
+    counted: int = 0
+
+    @property
+    def throughput(self) -> float:
+        """Jobs a second."""
+        return self.finished / self.seconds if self.seconds else 0
+
+    @property
+    def claim_ms(self) -> float | None:
+        """The median time to get jobs."""
+        return median_ms(self.claims)
+
+    @property
+    def claim_pages(self) -> float | None:
+        """The median number of pages that a claim reads: a few read more, when a plan is made anew or a segment begins."""
+        return statistics.median(self.pages) if self.pages else None
+
+    @property
+    def pickup_ms(self) -> float | None:
+        """The median time from when a job could run until it was taken."""
+        return median_ms(self.pickups)
+
+
+def median_ms(seconds: Sequence[float]) -> float | None:
+    """Return the median in milliseconds; None of nothing."""
+    return statistics.median(seconds) * 1000 if seconds else None
+
+
+class Contestant:
+    """An engine, its load, its clock, and what was seen of it.
+
+    Args:
+        queue: the engine.
+        mix: which jobs.
+        delay_seconds: after which a job is due.
+        due_is_kept: the engine tells when a job was due, and not when it was enqueued.
+    """
+
+    def __init__(self, queue: Queue, mix: str, *, delay_seconds: float, due_is_kept: bool) -> None:
+        self.queue = queue
+        self.rate = 0.0
+        self.enqueued = self.finished = 0
+        self.enqueue_worst = 0.0
+        self.turns: list[Turn] = []
+        self.samples: list[dict[str, Any]] = []
+        self._mix = mix
+        self._delay = delay_seconds
+        self._since_written = 0.0 if due_is_kept else delay_seconds
+        self._active = 0.0  # how long it has had its turn so far
+        self._starts: list[float] = []  # of its turns, by the clock on the wall
+        self._before: list[float] = []  # and how long it had had its turn by then
+        self._dues: deque[tuple[float, int]] = deque()
+        self._due = 0
+
+    def measure_speed(self, seconds: float) -> None:
+        """Enqueue for a while, wait until all is due, work it off; the median of three looks is its speed."""
+        speeds = []
+        for _ in range(3):
+            speeds.append(self._speed(seconds / 6))
+            self.enqueued = self.finished = 0
+        self.rate = LOAD * statistics.median(speeds)
+
+    def _speed(self, seconds: float) -> float:
+        started, asked = time.perf_counter(), 0
+        while (
+            enqueue_seconds := time.perf_counter() - started
+        ) < seconds and asked < _SPEED_JOBS_MAX:
+            self.enqueued += self.queue.enqueue(ENQUEUE_ROWS, self._delay)
+            asked += ENQUEUE_ROWS
+        time.sleep(self._delay)
+        busy = 0.0
+        while self.finished < self.enqueued:
+            began = time.perf_counter()
+            taken = self.queue.claim(CLAIM_ROWS)
+            self._end(taken)
+            if taken:
+                busy += time.perf_counter() - began
+            else:
+                time.sleep(0.001)
+        return self.finished / (enqueue_seconds + busy)
+
+    def take_turn(self, seconds: float) -> None:
+        """Enqueue what is owed by now, take and end jobs, for so long."""
+        turn = Turn()
+        self._starts.append(time.time())
+        self._before.append(self._active)
+        started = time.perf_counter()
+        before, sampled, part = self._active, 0.0, Turn()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            self._active = before + elapsed
+            if elapsed - sampled >= seconds / _SAMPLES_PER_TURN:
+                self._sample(turn, part)
+                sampled, part = elapsed, Turn()
+            owed = self.rate * self._active - self.enqueued
+            if owed >= ENQUEUE_ROWS:
+                part.enqueues.append(self._enqueue(ENQUEUE_ROWS))
+            taken = self._claim(part)
+            if taken:
+                self._note_pickups(part, taken, before + time.perf_counter() - started)
+                began = time.perf_counter()
+                part.finished += self._end(taken)
+                part.ends.append(time.perf_counter() - began)
+            elif owed < ENQUEUE_ROWS:
+                time.sleep(0.0005)
+        self._active = before + elapsed
+        self._sample(turn, part)
+        turn.seconds = elapsed
+        self.turns.append(turn)
+
+    def _claim(self, part: Turn) -> list[Taken]:
+        """Take jobs, and time it; some in each part of a turn are counted instead, since counting takes time."""
+        if part.claims and part.counted < _COUNTED:
+            taken, pages = self.queue.claim_counted(CLAIM_ROWS)
+            part.counted += 1
+            if taken and pages is not None:
+                part.pages.append(pages)
+            return taken
+        began = time.perf_counter()
+        taken = self.queue.claim(CLAIM_ROWS)
+        if taken:
+            part.claims.append(time.perf_counter() - began)
+        return taken
+
+    def _enqueue(self, count: int) -> float:
+        """Enqueue in one statement; how long that took."""
+        began = time.perf_counter()
+        made = self.queue.enqueue(count, self._delay)
+        seconds = time.perf_counter() - began
+        self.enqueue_worst = max(self.enqueue_worst, seconds)
+        self.enqueued += made
+        self._dues.append((time.time() + self._delay, made))
+        return seconds
+
+    def _end(self, taken: Sequence[Taken]) -> int:
+        """End jobs; how many of them for good."""
+        failed: list[Taken] = []
+        if self._mix == "failing":
+            failed = [job for job in taken if not job.attempts and job.number % _FAILING == 0]
+        done = [job for job in taken if job not in failed] if failed else list(taken)
+        if taken:
+            self.queue.end(done, failed)
+        self.finished += len(done)
+        return len(done)
+
+    def _note_pickups(self, part: Turn, taken: Sequence[Taken], now: float) -> None:
+        """Note how long each job could have run already, by the engine's own clock."""
+        part.pickups += [
+            max(0.0, now - self._own_time(job.written_at + self._since_written))
+            for job in taken
+            if not job.attempts
+        ]
+
+    def _own_time(self, wall: float) -> float:
+        """Return a moment of the clock on the wall by the engine's clock, which stands still between its turns."""
+        place = bisect.bisect_right(self._starts, wall) - 1
+        if place < 0:
+            return 0.0
+        moment = self._before[place] + wall - self._starts[place]
+        return min(moment, self._before[place + 1]) if place + 1 < len(self._before) else moment
+
+    def _sample(self, turn: Turn, part: Turn) -> None:
+        now = time.time()
+        while self._dues and self._dues[0][0] <= now:
+            self._due += self._dues.popleft()[1]
+        turn.finished += part.finished
+        turn.claims += part.claims
+        turn.pickups += part.pickups
+        turn.pages += part.pages
+        self.samples.append(
+            {
+                "seconds": round(self._active, 2),
+                "claim_p50_ms": round_figure(part.claim_ms),
+                "claim_pages": part.claim_pages,
+                "waiting": max(0, self._due - self.finished),
+                "pickup_p50_ms": round_figure(part.pickup_ms),
+                "enqueue_p50_ms": round_figure(median_ms(part.enqueues)),
+                "end_p50_ms": round_figure(median_ms(part.ends)),
+                "dead_rows": self.queue.dead_rows(),
+            }
+        )
+
+
+class Original(Contestant):
+    """The original load: 50 jobs a second, taken one at a time by 8 workers that need 10 ms for each.
+
+    A worker is a thread with a session of its own. One of ours claims for all its free slots at once; here each
+    slot is a worker that claims for itself, as the others do.
+    """
+
+    def __init__(self, queue: Queue, make: Callable[[], Queue], *, due_is_kept: bool) -> None:
+        super().__init__(queue, "original", delay_seconds=0, due_is_kept=due_is_kept)
+        self._workers = [make() for _ in range(_ORIGINAL_WORKERS)]
+        self._lock = threading.Lock()
+
+    def measure_speed(self, seconds: float) -> None:
+        """Nothing to measure: the load is given."""
+        del seconds
+        self.rate = _ORIGINAL_PER_SECOND
+
+    def take_turn(self, seconds: float) -> None:
+        """Enqueue one by one while the workers work."""
+        turn = Turn()
+        self._starts.append(time.time())
+        self._before.append(self._active)
+        before, started = self._active, time.perf_counter()
+        part_seconds = seconds / _SAMPLES_PER_TURN
+        for number in range(_SAMPLES_PER_TURN):
+            part = Turn()
+            until = started + part_seconds * (number + 1)
+            threads = [
+                threading.Thread(target=self._work, args=(worker, part, before, started, until))
+                for worker in self._workers
+            ]
+            for thread in threads:
+                thread.start()
+            while time.perf_counter() < until:
+                if self.rate * (before + time.perf_counter() - started) - self.enqueued >= 1:
+                    self._enqueue(1)
+                else:
+                    time.sleep(0.002)
+            for thread in threads:
+                thread.join()
+            self._active = before + time.perf_counter() - started
+            self._sample(turn, part)
+        turn.seconds = time.perf_counter() - started
+        self.turns.append(turn)
+
+    def _work(self, worker: Queue, part: Turn, before: float, started: float, until: float) -> None:
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            taken = worker.claim(1)
+            ended = time.perf_counter()
+            if not taken:
+                time.sleep(0.005)
+                continue
+            time.sleep(_ORIGINAL_JOB_SECONDS)
+            worker.end(taken, [])
+            with self._lock:
+                part.claims.append(ended - began)
+                self._note_pickups(part, taken, before + ended - started)
+                part.finished += len(taken)
+                self.finished += len(taken)
+
+    def close(self) -> None:
+        """Hang up the workers."""
+        for worker in self._workers:
+            worker.close()

@@ -1,0 +1,431 @@
+"""held: what a queue does while somebody keeps a transaction open.
+
+The experiment is Brandur Leach's of 2015 ("Postgres Job Queues & Failure By MVCC"): a queue in a steady state, then a
+transaction in the same database that is left open, and a look at how long a worker needs to get its next job. Vacuum may
+not remove what died since, so an index that a queue takes its jobs from fills up with dead entries that each look for work
+has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to be felt; here a minute is to be
+enough, so each engine gets some hundred times as many: half of what it managed at the start of the run, when it was let
+go as fast as it could. (More would leave no room for autovacuum on a small machine. One that keeps its speed keeps its
+queue empty; one that slows down by more than half lets jobs wait.) His own load is the mix ``original``: 50 jobs a second, one job at a time, 8 workers, 10 ms each; with ``--scale 15 --full``
+it takes its quarter of an hour for each engine.
+
+Every engine has a database of its own and a holder in it, since vacuum looks at the snapshots of one database at a time.
+They take turns on one server, ten each while the holders hold, and time stands still for an engine that does not have its
+turn: its clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
+ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the crowd.
+
+Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
+``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
+rest a unique key, of a thousand each, for ours alone.
+
+Holders are described in ``forebay_bench._holders``. With ``strangers`` our log is cut into segments of 1,000 rows, so
+that hundreds are written, and the bars compare with the time before the strangers came.
+
+What is unfair to whom:
+
+- ours does more: it asks first which lanes are ready, as its workers do; records every claim, so that a crash is found;
+  keeps what is done; and notes each failure. Its upkeep runs beside it all the time and takes its CPU from whoever has
+  the turn.
+- the usual table, the advisory locks and the staging table are spoken to in their cheapest form, and keep nothing.
+- every rival's session is told to use its index, as our functions tell themselves: a plan made when statistics took its
+  table for empty would cost it a second for each look, held transaction or not.
+- ``staged`` moves a thousand rows at a time and its workers take them from Redis, which is no part of PostgreSQL. Time to
+  get a job includes the moves, which few of the claims make: look at the pickup for what they do to it.
+- ``que`` is given jobs in batches like the others, which its version 0 did not do; ``que-single`` takes them one by one,
+  ``que-remember`` begins behind the last job for up to a minute.
+
+Time depends on the machine too, which on a small shared one changes its speed by half from one second to the next, each core
+by itself. So some claims are counted instead of timed: the pages that the server reads for one, in memory or not. That is the work, and
+what dead rows add to; a rise of the time without it is the machine's.
+
+Jobs a second are compared with those of the first turn, and not with more than were offered, where that turn also worked off what a slow
+second before it had left.
+
+Read it so: a ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the ten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, shown
+from forebay_bench._holders import HOLDERS, Held, check_holder, hold
+from forebay_bench._measure import round_figure
+from forebay_bench._report import Bar, Report, Table
+from forebay_bench._upkeep import upkeep
+from forebay_bench.engines import forebay_log, que, staged
+from forebay_bench.engines.classic_queue import ClassicQueue
+from forebay_bench.scenarios._held_load import (
+    CLAIM_ROWS,
+    ENQUEUE_ROWS,
+    LOAD,
+    Contestant,
+    Original,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from forebay_bench._place import Place
+    from forebay_bench._run import Options
+    from forebay_bench.engines.queue import Queue
+
+MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
+
+#: What a plot calls the contestants, and in whose colour it draws them.
+LABELS: Final = {
+    "ours": "Forebay",
+    "classic": "usual jobs table",
+    "que": "advisory locks (Que)",
+    "que-single": "Que, one by one",
+    "que-remember": "Que, remembering",
+    "staged": "staged to Redis",
+}
+COLOURS: Final = {
+    "ours": "#0072B2",
+    "classic": "#D55E00",
+    "que": "#CC79A7",
+    "que-single": "#882255",
+    "que-remember": "#AA4499",
+    "staged": "#009E73",
+}
+_RIVALS: Final = ("classic", "que", "staged")
+_ON_REQUEST: Final = ("que-single", "que-remember")
+
+_TURNS: Final = 10
+#: Turns before anybody holds: in the first caches fill.
+_TURNS_BEFORE: Final = 2
+_FULL_TURN_SECONDS: Final = 6.0
+#: All turns of a quick run together; with the start of the server and the measuring of speeds it stays below 60 s.
+_QUICK_SECONDS: Final = 38.0
+_QUICK_TURN_SECONDS_MAX: Final = 2.2
+
+_DELAY_SECONDS: Final = 2.0
+_KEYS: Final = 1000
+
+
+_STRANGERS_SEGMENT_ROWS: Final = 1000
+_STRANGERS_RESERVE_ROWS: Final = 300_000
+
+
+def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
+    """Run the scenario."""
+    holder = options.holder or "snapshot"
+    check_holder(holder, place)
+    mixes = _mixes(options)
+    names, notes = _contestants(options)
+    if "keyed" in mixes:
+        notes.append(
+            "keyed: a unique key or an ordering key for each job, of a thousand each; the others have neither"
+        )
+    runs = {mix: ["ours"] if mix == "keyed" else names for mix in mixes}
+    seconds = _turn_seconds(options, sum(map(len, runs.values())))
+    found: dict[str, dict[str, Contestant]] = {}
+    segments: dict[str, int] = {}
+    for mix in mixes:
+        more, found[mix], segments[mix] = _hold_up(
+            place, holder, mix, runs[mix], seconds, progress=progress
+        )
+        notes += [note for note in more if note not in notes]
+    figures: dict[str, Any] = {"holder": holder, "mix": mixes[0]}
+    for mix in mixes:
+        of_mix = {name: _figures(each) for name, each in found[mix].items()}
+        of_mix["ours"]["segments"] = segments[mix]
+        if mix == mixes[0]:
+            figures.update(of_mix)
+        else:
+            figures.setdefault("mixes", {})[mix] = of_mix
+    bars: list[Bar] = []
+    for mix in mixes:
+        bars += _bars(mix, holder, found[mix], segments[mix], options)
+    notes += [
+        f"each engine is given {LOAD:.0%} of the speed it showed at the start, in a database of its own"
+        if mixes != ["original"]
+        else "50 jobs a second, one at a time, 8 workers, 10 ms each",
+        f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
+        "ours also asks for ready lanes, records claims, keeps what is done; its upkeep runs during everybody's turns",
+        *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command"]
+          if "staged" in runs[mixes[0]] else []),
+    ]  # fmt: skip
+    first = found[mixes[0]]
+    return Report(
+        figures,
+        [_table(mix, found[mix]) for mix in mixes],
+        bars,
+        notes,
+        draw=partial(_draw, first, HOLDERS[holder]),
+    )
+
+
+def _mixes(options: Options) -> list[str]:
+    if options.mix is None:
+        return ["plain", "delayed", "failing", "keyed"] if options.full else ["plain"]
+    if options.mix not in MIXES:
+        raise ConfigError("--mix", f"is {shown(options.mix)}", hint=f"One of: {', '.join(MIXES)}.")
+    return [options.mix]
+
+
+def _contestants(options: Options) -> tuple[list[str], list[str]]:
+    """Return who takes part, and notes on who does not."""
+    lacking = staged.missing()
+    chosen = _RIVALS if options.compare is None else options.compare
+    names = ["ours"] + [name for name in (*_RIVALS, *_ON_REQUEST) if name in chosen]
+    notes = []
+    if "staged" in names and lacking:
+        names.remove("staged")
+        notes.append(f"staged is left out: {lacking}")
+    return names, notes
+
+
+def _turn_seconds(options: Options, runs: int) -> float:
+    """Return how long a turn is, so that a quick run ends in time."""
+    if options.full:
+        return _FULL_TURN_SECONDS * options.scale
+    # Besides the ten: those before them, and the measuring of the speed.
+    turns = _TURNS + _TURNS_BEFORE + 1
+    return min(_QUICK_TURN_SECONDS_MAX, _QUICK_SECONDS / (runs * turns)) * options.scale
+
+
+def _hold_up(
+    place: Place,
+    holder: str,
+    mix: str,
+    names: Sequence[str],
+    seconds: float,
+    *,
+    progress: Callable[[str], None],
+) -> tuple[list[str], dict[str, Contestant], int]:
+    """Let the contestants take their turns; return notes, what was seen of each, and how many segments were filled."""
+    delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
+    with contextlib.ExitStack() as stack:
+        contestants: dict[str, Contestant] = {}
+        held: list[Held] = []
+        for name in names:
+            progress(f"{mix}: making a database for {name}")
+            dsn = stack.enter_context(
+                place.database(name.replace("-", "_"), migrated=name == "ours")
+            )
+            if name == "ours":
+                if holder == "strangers":
+                    forebay_log.cut(
+                        dsn,
+                        segment_rows=_STRANGERS_SEGMENT_ROWS,
+                        reserve_rows=_STRANGERS_RESERVE_ROWS,
+                    )
+                stack.enter_context(upkeep(dsn))
+            make = _maker(name, mix, dsn, stack)
+            queue = make()
+            stack.callback(queue.close)
+            if mix == "original":
+                original = Original(queue, make, due_is_kept=name != "ours")
+                stack.callback(original.close)
+                contestants[name] = original
+            else:
+                contestants[name] = Contestant(
+                    queue, mix, delay_seconds=delay, due_is_kept=name != "ours"
+                )
+            held.append(Held(dsn, queue.write_one))
+        for name, contestant in contestants.items():
+            progress(f"{mix}: how fast {name} is")
+            contestant.measure_speed(seconds)
+        log = contestants["ours"].queue
+        assert isinstance(log, forebay_log.Log)
+        notes: list[str] = []
+        for number in range(1 - _TURNS_BEFORE, _TURNS + 1):
+            if number == 1:
+                progress(f"{mix}: {HOLDERS[holder]}")
+                sealed = log.sealed_segments()
+                for contestant in contestants.values():
+                    contestant.enqueue_worst = 0.0
+                notes += stack.enter_context(hold(holder, place, held))
+            order = list(contestants) if number % 2 else list(reversed(contestants))
+            for name in order:
+                progress(f"{mix}, turn {number} of {_TURNS}: {name}")
+                if name == "ours" and holder == "strangers":
+                    # Ten segments a second are more than the upkeep makes, which is meant for a million rows in each.
+                    forebay_log.extend(log.conn)
+                contestants[name].take_turn(seconds)
+        return notes, contestants, log.sealed_segments() - sealed
+
+
+def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
+    if name == "ours":
+        return partial(forebay_log.Log, dsn, keys=_KEYS if mix == "keyed" else None)
+    if name == "classic":
+        return partial(ClassicQueue, dsn)
+    if name == "staged":
+        return partial(staged.Staged, dsn, stack.enter_context(staged.redis_server()))
+    return partial(que.Que, dsn, batch=name != "que-single", remember=name == "que-remember")
+
+
+def _figures(contestant: Contestant) -> dict[str, Any]:
+    _, before, *turns = contestant.turns
+    first, last = turns[0], turns[-1]
+    return {
+        "jobs": sum(turn.finished for turn in turns),
+        "held_seconds": round(sum(turn.seconds for turn in turns), 1),
+        "offered_per_s": round_figure(contestant.rate),
+        "throughput_before": round_figure(before.throughput),
+        "throughput_first": round_figure(first.throughput),
+        "throughput_last": round_figure(last.throughput),
+        "claim_p50_before_ms": round_figure(before.claim_ms),
+        "claim_p50_first_ms": round_figure(first.claim_ms),
+        "claim_p50_last_ms": round_figure(last.claim_ms),
+        "claim_pages_first": first.claim_pages,
+        "claim_pages_last": last.claim_pages,
+        "pickup_p50_before_ms": round_figure(before.pickup_ms),
+        "pickup_p50_first_ms": round_figure(first.pickup_ms),
+        "pickup_p50_last_ms": round_figure(last.pickup_ms),
+        "enqueue_worst_ms": round_figure(contestant.enqueue_worst * 1000),
+        "waiting_last": contestant.samples[-1]["waiting"],
+        "dead_rows": contestant.samples[-1]["dead_rows"],
+        "samples": contestant.samples,
+    }
+
+
+def _bars(
+    mix: str, holder: str, found: Mapping[str, Contestant], segments: int, options: Options
+) -> list[Bar]:
+    _, before, *turns = found["ours"].turns
+    first, last = turns[0], turns[-1]
+    bars = [
+        Bar(f"{mix}: jobs/s, last turn to first", _ratio(last.throughput, min(first.throughput, found["ours"].rate)), at_least=0.95),
+        Bar(f"{mix}: time to get a job, last turn to first", _ratio(last.claim_ms, first.claim_ms), at_most=1.2),
+        Bar(f"{mix}: pickup, last turn to first", _ratio(last.pickup_ms, first.pickup_ms), at_most=1.5),
+    ]  # fmt: skip
+    if mix not in ("keyed", "original"):
+        # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level;
+        # the original's are too small.
+        bars.append(
+            Bar(
+                f"{mix}: pages read to get a job, last turn to first",
+                _ratio(last.claim_pages, first.claim_pages),
+                at_most=1.2,
+            )
+        )
+    if options.full and mix != "original":
+        jobs = sum(turn.finished for turn in turns)
+        # Small segments are written at half the speed.
+        enough = 200_000 if holder == "strangers" else 500_000
+        bars.append(Bar(f"{mix}: jobs done while held", jobs, at_least=enough))
+    if holder == "strangers":
+        bars += [
+            Bar(f"{mix}: time to get a job, last turn to before", _ratio(last.claim_ms, before.claim_ms), at_most=1.2),
+            Bar(f"{mix}: slowest enqueue of {ENQUEUE_ROWS} jobs, ms", found["ours"].enqueue_worst * 1000, at_most=100),
+        ]  # fmt: skip
+        if options.full:
+            bars.append(Bar(f"{mix}: segments filled while held", segments, at_least=200))
+    # The experiment shows something only when the holder holds: others must be seen to suffer.
+    for name in ("classic", "que"):
+        if name in found and mix == "plain":
+            theirs = found[name].turns[_TURNS_BEFORE:]
+            ratio = _ratio(theirs[-1].claim_ms, theirs[0].claim_ms)
+            bars.append(
+                Bar(f"{name} rises: time to get a job, last turn to first", ratio, at_least=1.5)
+            )
+    return bars
+
+
+def _ratio(last: float | None, first: float | None) -> float | None:
+    return last / first if last is not None and first else None
+
+
+def _table(mix: str, found: Mapping[str, Contestant]) -> Table:
+    columns = ["", "jobs", "jobs/s first", "last", "get a job, ms: before", "first", "last ", "pages read: first",
+               "last  ", "pickup ms: first", "last   ", "waiting"]  # fmt: skip
+    rows = []
+    for name, contestant in found.items():
+        f = _figures(contestant)
+        rows.append(
+            (
+                LABELS[name],
+                f"{f['jobs']:,}",
+                *(_cell(f[f"throughput_{when}"]) for when in ("first", "last")),
+                *(_cell(f[f"claim_p50_{when}_ms"]) for when in ("before", "first", "last")),
+                *(_cell(f[f"claim_pages_{when}"]) for when in ("first", "last")),
+                *(_cell(f[f"pickup_p50_{when}_ms"]) for when in ("first", "last")),
+                f"{f['waiting_last']:,}",
+            )
+        )
+    return Table(columns, rows, title=f"mix: {mix}", right=columns[1:])
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _draw(found: Mapping[str, Contestant], what: str, figure: Figure) -> None:
+    """Two panels for people who never heard of row versions: how long, and how many wait."""
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    figure.suptitle(
+        "What happens to a job queue when somebody leaves a transaction open", fontsize=15, x=0.02, ha="left"
+    )  # fmt: skip
+    for axes, key, title, label_height in (
+        (
+            top,
+            "claim_p50_ms",
+            f"time to get the next job (in fact {CLAIM_ROWS} at a time), milliseconds",
+            0.065,
+        ),
+        (
+            bottom,
+            "waiting",
+            f"jobs waiting (each queue is given {LOAD:.0%} of what it could do at the start)",
+            0.1,
+        ),
+    ):
+        axes.set_title(title, loc="left", fontsize=11)
+        ends = []
+        for name, contestant in found.items():
+            opened = sum(turn.seconds for turn in contestant.turns[:_TURNS_BEFORE])
+            points = [
+                (sample["seconds"] - opened, sample[key])
+                for sample in contestant.samples
+                if sample[key] is not None
+            ]
+            if not points:
+                continue  # Too short a run: no turn of it had a claim.
+            width = 3.0 if name == "ours" else 1.8
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[name],
+                linewidth=width,
+                zorder=3 if name == "ours" else 2,
+            )
+            ends.append((*points[-1], LABELS[name], COLOURS[name]))
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
+        )
+        axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
+        _label_ends(axes, ends, label_height)
+    bottom.set_xlabel("seconds since then (each queue's own time: they take turns)")
+    high = top.get_ylim()[1]
+    top.annotate(
+        what, (0, high), xytext=(6, -4), textcoords="offset points", va="top", fontsize=10, color="#333333"
+    )  # fmt: skip
+
+
+def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
+    """Name each line at its end, and move names apart that would lie on each other.
+
+    Args:
+        axes: the panel.
+        ends: of each line where it ends, its name and its colour.
+        height: of a name, as a part of the panel's.
+    """
+    low, high = axes.get_ylim()
+    place = low - (high - low)
+    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
+        place = max(y, place + height * (high - low))
+        axes.annotate(
+            text, (x, place), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
+            fontsize=10, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip

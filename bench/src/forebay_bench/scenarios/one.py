@@ -1,0 +1,142 @@
+"""one: a committed enqueue at a time, on one connection and on eight.
+
+The rival is the cheapest thing that could be done instead: the same row into a plain table with the same columns and
+the same index, in a transaction of its own. Both as a prepared statement of psycopg with the same arguments, each
+connection in a process of its own.
+
+Beside the peers stands our enqueue in Python, ``handler.enqueue(conn, ...)``, since theirs is in Python too: arguments
+are checked and encoded in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from forebay_bench._contestant import player
+from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
+from forebay_bench._processes import scripts
+from forebay_bench._report import Bar, Report, Table
+from forebay_bench.engines import plain
+from forebay_bench.peers import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
+
+    from forebay_bench._place import Place
+    from forebay_bench._processes import Script
+    from forebay_bench._run import Options
+
+_CONNECTIONS: Final = 8
+
+_LABELS: Final = {
+    "ours": "Forebay",
+    "python": "Forebay, from Python",
+    "plain": "plain table",
+    "ours8": "Forebay, 8 connections",
+    "plain8": "plain table, 8 connections",
+}
+
+
+def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
+    """Run the scenario."""
+    # Many short turns: a shared machine changes its speed within a second, and does not ask whose turn it is.
+    rounds = options.rounds or (50 if options.full else 12)
+    seconds = (1.0 if options.full else 0.35) * options.scale
+    peers = installed(options.compare)
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(place.database("one"))
+        other = stack.enter_context(place.database("plain", migrated=False))
+        with psycopg.connect(other, autocommit=True) as conn:
+            plain.create(conn)
+        crew = stack.enter_context(
+            scripts("forebay_bench._enqueuers", *([[ours, other]] * _CONNECTIONS))
+        )
+        contestants: dict[str, Callable[[], float]] = {
+            "ours": partial(_turn, "ours", crew[:1], seconds),
+            "plain": partial(_turn, "plain", crew[:1], seconds),
+            "python": partial(_turn, "python", crew[:1], seconds),
+        }
+        for peer in peers:
+            process = stack.enter_context(player(peer.NAME, place, create=peer.create))
+            contestants[peer.NAME] = partial(process.ask, "enqueue", seconds=seconds)
+        contestants["ours8"] = partial(_turn, "ours", crew, seconds)
+        contestants["plain8"] = partial(_turn, "plain", crew, seconds)
+        found = in_turns(contestants, rounds, progress)
+    return _report(found, [peer.NAME for peer in peers], [peer.NOTE for peer in peers], rounds)
+
+
+def _turn(name: str, crew: Sequence[Script], seconds: float) -> float:
+    """Let the processes enqueue at once; return how many a second they committed together."""
+    begins = time.monotonic() + 0.05
+    until = begins + seconds
+    for script in crew:
+        script.tell({"name": name, "from": begins, "until": until})
+    return sum(int(script.hear()) for script in crew) / seconds
+
+
+def _report(
+    found: dict[str, list[float]], peers: Sequence[str], notes: Sequence[str], rounds: int
+) -> Report:
+    spreads = {name: Spread.of(values) for name, values in found.items()}
+    figures: dict[str, Any] = {
+        f"{name}_per_s": round_figure(spreads[name].median) for name in _LABELS
+    }
+    figures["peers"] = {name: round_figure(spreads[name].median) for name in peers}
+    order = ["ours", "python", "plain", *peers, "ours8", "plain8"]
+    rows = [
+        (
+            _LABELS.get(name, name),
+            f"{spreads[name].median:,.0f}",
+            f"{spreads[name].low:,.0f} to {spreads[name].high:,.0f}",
+            f"{ratio_of_rounds(found[name], found['plain8' if name.endswith('8') else 'plain']):.2f}",
+        )
+        for name in order
+    ]
+    bars = [
+        Bar(
+            "one connection, against the plain table",
+            ratio_of_rounds(found["ours"], found["plain"]),
+            at_least=0.65,
+        ),
+        Bar(
+            "8 connections, against the plain table",
+            ratio_of_rounds(found["ours8"], found["plain8"]),
+            at_least=0.65,
+        ),
+        Bar(
+            "one connection, from Python, against pgqueuer",
+            ratio_of_rounds(found["python"], found["pgqueuer"]) if "pgqueuer" in found else None,
+            at_least=1.1,
+        ),
+    ]
+    columns = ["", "enqueues/s", f"{rounds} rounds", "of plain"]
+    return Report(
+        figures,
+        [Table(columns, rows, right=columns[1:])],
+        bars,
+        notes=[
+            "every enqueue is a transaction that waits for the disk; no worker runs, so nothing rings",
+            "peers enqueue on one connection from Python, as 'Forebay, from Python' does",
+            "the plain row names its lane itself, checks nothing and has no reader",
+            *notes,
+        ],
+        draw=partial(_draw, spreads, order),
+    )
+
+
+def _draw(spreads: dict[str, Spread], order: Sequence[str], figure: Figure) -> None:
+    from forebay_bench.plot import rates  # noqa: PLC0415 - imports matplotlib
+
+    whose = {"ours": "forebay", "python": "forebay", "ours8": "forebay", "plain8": "plain"}
+    rates(
+        figure,
+        "Committed enqueues, one at a time",
+        {_LABELS.get(name, name): (spreads[name], whose.get(name, name)) for name in order},
+    )

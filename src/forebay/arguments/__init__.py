@@ -1,0 +1,1 @@
+"""What a handler takes: its kind, its signature, and the JSON that its arguments become."""

@@ -1,0 +1,290 @@
+"""A handler's arguments, as its signature declares them.
+
+The same declaration checks twice: when a job is enqueued, strictly, so that a mistake is refused
+before anything is written; and when it runs, tolerating arguments it does not know, since during a
+rolling deploy newer producers feed older workers. Text never becomes a number on the way.
+
+Types are checked by msgspec. A parameter whose type contains a pydantic model is checked by
+pydantic, which is used when the application has imported it and never imported from here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from forebay.arguments._value_check import ValueCheck, convert, plain, value_check
+from forebay.arguments.json_guard import ArgumentLimits, encode_guarded, guard_values
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model.job import Job
+
+#: A class with this attribute, set to True, is what a handler names to be given its context.
+CONTEXT_MARK: Final = "__forebay_context__"
+
+_EMPTY: Final = inspect.Parameter.empty
+
+
+class Arguments(Protocol):
+    """How the arguments of a kind are encoded and decoded."""
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
+        """Return the JSON text of one call's arguments."""
+
+    def decode(self, wire: Mapping[str, Any]) -> Any:
+        """Return what the handler is given, from decoded JSON."""
+
+
+class Parameters:
+    """The arguments of a handler of single jobs: decoded to its keyword arguments."""
+
+    def __init__(self, kind: str, parameters: Sequence[tuple[inspect.Parameter, Any]]) -> None:
+        self._others: ValueCheck | None = None
+        self._checks: dict[str, ValueCheck] = {}
+        for parameter, hint in parameters:
+            where = f"kind {kind}: parameter {parameter.name}"
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._others = value_check(hint, where)
+            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+                raise ConfigError(
+                    where,
+                    "cannot be given by name",
+                    hint="Arguments are stored by name: no *args and no / in the signature.",
+                )
+            else:
+                self._checks[parameter.name] = value_check(hint, where)
+        self._positional = tuple(
+            parameter.name
+            for parameter, _ in parameters
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        )
+        self._required = frozenset(
+            parameter.name
+            for parameter, _ in parameters
+            if parameter.default is _EMPTY and parameter.kind is not parameter.VAR_KEYWORD
+        )
+        checks = [*self._checks.values(), *([self._others] if self._others else [])]
+        self._declared = frozenset[type]().union(*(check.declared for check in checks))
+        self._has_objects = any(check.has_objects for check in checks)
+        self._uses_pydantic = any(check.adapter is not None for check in checks)
+        self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
+        self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
+        # One struct for all that msgspec checks: a single call, and its errors name the parameter.
+        # Its defaults only mark what is absent; the handler's own apply when it runs.
+        self._model = msgspec.defstruct(
+            f"Arguments of {kind}",
+            [(name, check.hint, msgspec.UNSET) for name, check in self._native.items()],
+            kw_only=True,
+        )
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
+        """Return the JSON text of the arguments of one call, checked."""
+        values = self._bound(args, kwargs)
+        if self._uses_pydantic:
+            for name in values:
+                check = self._checks.get(name, self._others)
+                if check is not None and check.adapter is not None:
+                    values[name] = check.dumped(values[name], name)
+        guard_values(
+            values,
+            bytes_max=limits.bytes_max,
+            depth_max=limits.depth_max,
+            declared=self._declared,
+        )
+        convert(plain(values) if self._has_objects else values, self._model, None)
+        if self._others is not None and self._others.adapter is None:
+            for name in values.keys() - self._checks.keys():
+                self._others.check(values[name], name)
+        return encode_guarded(values, bytes_max=limits.bytes_max)
+
+    def decode(self, wire: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the handler's keyword arguments; those it does not know are left out.
+
+        Raises:
+            InvalidJob: a required argument is missing, or one has the wrong type.
+        """
+        self._refuse_missing(wire.keys())
+        model = convert(wire if type(wire) is dict else dict(wire), self._model, None)
+        if wire.keys() == self._native.keys():
+            return msgspec.structs.asdict(model)
+        given = {name: getattr(model, name) for name in self._native if name in wire}
+        for name, check in self._adapted.items():
+            if name in wire:
+                given[name] = check.loaded(wire[name], name)
+        if self._others is not None:
+            for name in wire.keys() - self._checks.keys():
+                given[name] = self._others.loaded(wire[name], name)
+        return given
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self._positional):
+            raise InvalidJob(
+                "args",
+                f"has {len(args)} positional values, at most {len(self._positional)} are taken",
+            )
+        values = dict(zip(self._positional, args, strict=False))
+        if not kwargs and self._required <= values.keys():
+            return values
+        for name in values.keys() & kwargs.keys():
+            raise InvalidJob(name, "is given twice")
+        values.update(kwargs)
+        if self._others is None and not values.keys() <= self._checks.keys():
+            raise InvalidJob(
+                shown(min(values.keys() - self._checks.keys())).strip("'"),
+                "is not an argument",
+                hint=f"Arguments: {', '.join(self._checks) or 'none'}.",
+            )
+        self._refuse_missing(values.keys())
+        return values
+
+    def _refuse_missing(self, names: AbstractSet[str]) -> None:
+        if not self._required <= names:
+            missing = self._required.difference(names)
+            raise InvalidJob(next(name for name in self._checks if name in missing), "is missing")
+
+
+class Item:
+    """The arguments of a batch handler whose jobs are values of one type."""
+
+    def __init__(self, kind: str, hint: Any) -> None:
+        self._check = value_check(hint, f"kind {kind}: items")
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
+        """Return the JSON text of one item, given as such or by the names of its fields."""
+        if len(args) > 1 or (args and kwargs):
+            raise InvalidJob("args", "takes one item, or its fields by name")
+        value = args[0] if args else kwargs
+        if self._check.adapter is not None:
+            value = self._check.dumped(value, None)
+        guard_values(
+            value,
+            bytes_max=limits.bytes_max,
+            depth_max=limits.depth_max,
+            declared=self._check.declared,
+        )
+        if self._check.adapter is None:
+            self._check.check(value, None)
+        text = encode_guarded(value, bytes_max=limits.bytes_max)
+        if not text.startswith("{"):
+            raise InvalidJob("args", "must become a JSON object")
+        return text
+
+    def decode(self, wire: Mapping[str, Any]) -> Any:
+        """Return the item."""
+        return self._check.loaded(wire, None)
+
+
+class Untyped:
+    """The arguments of a batch handler that takes ``Job`` values: anything that JSON can express."""
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
+        """Return the JSON text of the keyword arguments."""
+        if args:
+            raise InvalidJob("args", "must be given by name")
+        guard_values(kwargs, bytes_max=limits.bytes_max, depth_max=limits.depth_max)
+        return encode_guarded(kwargs, bytes_max=limits.bytes_max)
+
+    def decode(self, wire: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments as they are."""
+        return wire
+
+
+def arguments_of(
+    function: Callable[..., Any], kind: str, *, batch: bool = False
+) -> tuple[Arguments, bool, Any]:
+    """Return how a handler's arguments are encoded, whether it takes a context, and of what.
+
+    The last is what the context is declared to carry, ``TransactionContext[Session]``; None when it does not say.
+
+    Args:
+        function: the handler.
+        kind: its name, for messages.
+        batch: whether it takes a list of jobs. Then its parameter is declared as a list or
+            sequence of ``Job``, or of a struct, dataclass, typed dict or pydantic model.
+
+    Raises:
+        ConfigError: the signature cannot be served, with the parameter and the reason.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_context = bool(parameters) and _is_context(parameters[0], function)
+    carries = _carried(parameters[0], function, kind) if takes_context else None
+    hinted = [
+        (parameter, _hint(parameter, function, kind)) for parameter in parameters[takes_context:]
+    ]
+    if not batch:
+        return Parameters(kind, hinted), takes_context, carries
+    if len(hinted) != 1 or hinted[0][0].kind is hinted[0][0].KEYWORD_ONLY:
+        raise ConfigError(
+            f"kind {kind}", "must take one list of jobs", hint="def handler(jobs: list[Job])"
+        )
+    hint = hinted[0][1]
+    if hint is Any:
+        return Untyped(), takes_context, carries
+    if typing.get_origin(hint) not in (list, Sequence) or len(typing.get_args(hint)) != 1:
+        raise ConfigError(
+            f"kind {kind}: parameter {hinted[0][0].name}",
+            f"is declared {shown(hint)}, not a list or sequence",
+            hint="def handler(jobs: list[Job])",
+        )
+    (item,) = typing.get_args(hint)
+    if item is Job or item is Any:
+        return Untyped(), takes_context, carries
+    return Item(kind, item), takes_context, carries
+
+
+def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
+    annotation = parameter.annotation
+    if annotation is _EMPTY:
+        return parameter.name == "ctx"
+    try:
+        hint = _resolved(annotation, function)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        # Imported for type checkers only: its name has to do.
+        bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
+        return bare.split(".")[-1] in {"Context", "TransactionContext"}
+    return getattr(typing.get_origin(hint) or hint, CONTEXT_MARK, False) is True
+
+
+def _carried(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:
+    annotation = parameter.annotation
+    if isinstance(annotation, str) and "[" not in annotation:
+        return None
+    arguments = typing.get_args(_hint(parameter, function, kind))
+    return None if not arguments or arguments[0] is Any else arguments[0]
+
+
+def _hint(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:
+    if parameter.annotation is _EMPTY:
+        return Any
+    try:
+        return _resolved(parameter.annotation, function)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise ConfigError(
+            f"kind {kind}: parameter {parameter.name}",
+            f"has an annotation that cannot be resolved: {error}",
+            hint="Import its type at run time, at module level, not under TYPE_CHECKING.",
+        ) from None
+
+
+def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+    def carrier() -> None: ...
+
+    carrier.__annotations__ = {"it": annotation}
+    namespace = getattr(innermost(function), "__globals__", {})
+    return typing.get_type_hints(carrier, globalns=namespace, include_extras=True)["it"]
+
+
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function behind wrappers, partials, bound methods and callable objects."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if not inspect.isroutine(inner) and not isinstance(inner, type):
+        inner = type(inner).__call__
+    unbound: Callable[..., Any] = getattr(inner, "__func__", inner)
+    return unbound

@@ -1,0 +1,394 @@
+"""A kind: a handler, its name, and everything declared about it.
+
+``App`` decorates functions into kinds; a client encodes arguments with them, a worker decodes
+arguments and decides retries with them. Building one imports nothing and touches no database.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from forebay.arguments._signature import Arguments, arguments_of, innermost
+from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
+from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
+from forebay.model import JobOptions, checks
+from forebay.policy.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+QUEUE_DEFAULT: Final = "default"
+
+#: A batch handler's jobs come from one claim.
+BATCH_SIZE_MAX: Final = 10_000
+
+#: How long results are kept where it is not said.
+KEEP_SECONDS_DEFAULT: Final = 7 * 86_400.0
+KEEP_SECONDS_MAX: Final = 3650 * 86_400.0
+
+TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One handler as declared; made by ``Kind.declare``.
+
+    Attributes:
+        name: what a job names to be run by it.
+        function: the handler, unchanged.
+        queue: where its jobs wait unless they say otherwise.
+        priority: lower first.
+        options: defaults for the other options of its jobs.
+        retry: what follows a failed attempt.
+        soft_timeout_seconds: after so long the handler is asked to stop; None never.
+        hard_timeout_seconds: after so long it is stopped; None never.
+        is_async: a coroutine function; otherwise it runs in a thread.
+        transaction: it runs in a transaction of its own that also completes the job.
+        connection: the class of the connection it wants for that; None for psycopg's.
+        batch_size: most jobs of one call; None for a handler of single jobs.
+        keep_result_seconds: what it returns is kept for so long; None not at all.
+        in_process: it runs in a process of its own, which is killed at the hard timeout.
+        memory_bytes: how much memory a call of it may take there; None without a limit.
+        cpu_seconds: how much processor time; None without a limit.
+        takes_context: its first parameter is a context.
+        limits: the size and depth its arguments may have.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Arguments = field(repr=False, compare=False)
+    queue: str = QUEUE_DEFAULT
+    priority: int = checks.PRIORITY_DEFAULT
+    options: JobOptions = field(default_factory=JobOptions)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    soft_timeout_seconds: float | None = None
+    hard_timeout_seconds: float | None = None
+    is_async: bool = False
+    transaction: bool = False
+    connection: type | None = None
+    batch_size: int | None = None
+    keep_result_seconds: float | None = None
+    in_process: bool = False
+    memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    takes_context: bool = False
+    limits: ArgumentLimits = DEFAULT_LIMITS
+
+    @classmethod
+    def declare(
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        queue: str = QUEUE_DEFAULT,
+        priority: int = checks.PRIORITY_DEFAULT,
+        options: JobOptions | None = None,
+        retry: RetryPolicy | None = None,
+        soft_timeout_seconds: float | None = None,
+        hard_timeout_seconds: float | None = None,
+        transaction: bool = False,
+        batch_size: int | None = None,
+        keep_result: object = False,
+        executor: object = None,
+        memory_bytes: int | None = None,
+        cpu_seconds: float | None = None,
+        limits: ArgumentLimits = DEFAULT_LIMITS,
+    ) -> Kind:
+        """Return the kind of a function, its name taken from the function when none is given.
+
+        Raises:
+            ConfigError: a declaration cannot be served, naming it and the reason.
+
+        >>> def greet(user_id: int, locale: str = "en") -> None: ...
+        >>> kind = Kind.declare(greet, queue="mail")
+        >>> kind.encode(42, locale="it")
+        '{"user_id":42,"locale":"it"}'
+        >>> kind.decode({"user_id": 42, "added_later": True})
+        {'user_id': 42}
+        """
+        name = _checked_name(name if name is not None else _name_of(function), function)
+        _check_options(name, queue, priority)
+        _check_timeouts(name, soft_timeout_seconds, hard_timeout_seconds)
+        _check_batch_size(name, batch_size)
+        keep_seconds = _checked_keep(name, keep_result)
+        _check_executor(name, executor, memory_bytes, cpu_seconds)
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigError(f"kind {name}: retry", f"must be a RetryPolicy, not {shown(retry)}")
+        arguments, takes_context, carries = arguments_of(
+            function, name, batch=batch_size is not None
+        )
+        is_async = _is_async(function, name)
+        return cls(
+            name=name,
+            function=function,
+            arguments=arguments,
+            queue=queue,
+            priority=priority,
+            options=options or JobOptions(),
+            retry=retry or RetryPolicy(),
+            soft_timeout_seconds=soft_timeout_seconds,
+            hard_timeout_seconds=hard_timeout_seconds,
+            is_async=is_async,
+            transaction=transaction,
+            connection=_checked_connection(name, carries, transaction, is_async),
+            batch_size=batch_size,
+            keep_result_seconds=keep_seconds,
+            in_process=executor == "process",
+            memory_bytes=memory_bytes,
+            cpu_seconds=cpu_seconds,
+            takes_context=takes_context,
+            limits=limits,
+        )
+
+    @property
+    def flavour(self) -> Literal["async", "thread"]:
+        """How the handler is called."""
+        return "async" if self.is_async else "thread"
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether one call takes many jobs."""
+        return self.batch_size is not None
+
+    def encode(self, /, *args: Any, **kwargs: Any) -> str:
+        """Return the JSON text of the arguments of one job, checked against the signature.
+
+        Raises:
+            InvalidJob: an argument is unknown, missing, of the wrong type, or has no JSON form.
+            PayloadTooLarge: the text has more bytes than the limit.
+            PayloadTooDeep: an argument is nested too deeply.
+        """
+        try:
+            return self.arguments.encode(args, kwargs, self.limits)
+        except InvalidJob as error:
+            raise error.of_kind(self.name) from None
+
+    def decode(self, args: Mapping[str, Any]) -> Any:
+        """Return what the handler is called with, from the decoded JSON of a job.
+
+        A handler of single jobs gets its keyword arguments as a dict; arguments it does not know
+        are left out. A batch handler gets one element of its list for the job; where it declares
+        ``Job`` as the element, the arguments come back as they are.
+
+        Raises:
+            InvalidJob: an argument is missing or of the wrong type; no retry can help.
+        """
+        try:
+            if not isinstance(args, dict):
+                raise InvalidJob("args", f"must be an object, not {type(args).__name__}")
+            return self.arguments.decode(args)
+        except InvalidJob as error:
+            raise error.of_kind(self.name) from None
+
+
+class Kinds:
+    """The kinds of one application, by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Kind] = {}
+
+    def add(self, kind: Kind) -> Kind:
+        """Take up a kind and return it.
+
+        Raises:
+            ConfigError: another function has the name already.
+        """
+        known = self._by_name.get(kind.name)
+        if known is not None and _place(known.function) != _place(kind.function):
+            raise ConfigError(
+                f"kind {kind.name}",
+                f"is declared twice, at {_place(known.function)} and {_place(kind.function)}",
+                hint='Give one of them another name: @app.job(name="...").',
+            )
+        self._by_name[kind.name] = kind
+        return kind
+
+    def get(self, name: str) -> Kind:
+        """Return the kind of that name.
+
+        Raises:
+            UnknownKind: there is none here.
+        """
+        kind = self._by_name.get(name)
+        if kind is None:
+            raise UnknownKind(name, known=tuple(self._by_name))
+        return kind
+
+    def queues(self) -> tuple[str, ...]:
+        """Return the queues that the kinds wait in by default, sorted."""
+        return tuple(sorted({kind.queue for kind in self}))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None) or getattr(innermost(function), "__name__", "")
+    return str(name)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    # By place and not by identity: reloading a module declares its kinds again.
+    inner = innermost(function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', '?')}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _checked_name(name: object, function: Callable[..., Any]) -> str:
+    try:
+        return checks.checked_name(name, "name")
+    except InvalidJob as error:
+        raise ConfigError(
+            f"kind of {shown(function)}", f"has no usable name: {error.message}", hint=error.hint
+        ) from None
+
+
+def _check_options(name: str, queue: str, priority: int) -> None:
+    try:
+        JobOptions(queue=queue, priority=priority)
+    except InvalidJob as error:
+        raise ConfigError(f"kind {name}: {error.field}", str(error.problem)) from None
+
+
+def _check_timeouts(name: str, soft: object, hard: object) -> None:
+    for label, value in (("soft_timeout_seconds", soft), ("hard_timeout_seconds", hard)):
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 < value <= TIMEOUT_SECONDS_MAX):  # type: ignore[operator]
+            raise ConfigError(
+                f"kind {name}: {label}",
+                f"is {shown(value)}, not a number above 0 and at most {TIMEOUT_SECONDS_MAX:g}",
+                value=value,
+            )
+    if soft is not None and hard is not None and soft > hard:  # type: ignore[operator]
+        raise ConfigError(
+            f"kind {name}: soft_timeout_seconds",
+            f"is {soft}, longer than hard_timeout_seconds {hard}",
+            value=soft,
+        )
+
+
+#: Connections that a context can be declared to carry, by package and class; whether they are awaited.
+_CONNECTIONS: Final = {
+    ("psycopg", "Connection"): False,
+    ("psycopg", "AsyncConnection"): True,
+    ("sqlalchemy", "Connection"): False,
+    ("sqlalchemy", "Session"): False,
+    ("sqlalchemy", "AsyncConnection"): True,
+    ("sqlalchemy", "AsyncSession"): True,
+    ("django", "BaseDatabaseWrapper"): False,
+}
+
+
+def _checked_connection(
+    name: str, carries: Any, transaction: bool, is_async: bool
+) -> type[Any] | None:
+    """Return the class that a handler's context is declared to carry; None for psycopg's own."""
+    if carries is None:
+        return None
+    cls = typing.get_origin(carries) or carries
+    bases = cls.__mro__ if isinstance(cls, type) else ()
+    names = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
+    known = next((found for found in names if found in _CONNECTIONS), None)
+    where = f"kind {name}: its context"
+    if known is None:
+        raise ConfigError(
+            where,
+            f"is declared to carry {shown(carries)}, which is no connection that can be lent",
+            hint="TransactionContext[...] takes a connection of psycopg, a connection or session of SQLAlchemy,"
+            " or Django's BaseDatabaseWrapper.",
+        )
+    if not transaction:
+        raise ConfigError(
+            where,
+            f"is declared to carry a {known[1]}, but the handler has no transaction",
+            hint="@app.job(transaction=True)",
+        )
+    if _CONNECTIONS[known] != is_async:
+        raise ConfigError(
+            where,
+            f"is declared to carry a {known[1]}, which is"
+            f" {'synchronous, and the handler is not' if is_async else 'not for a plain function'}",
+            hint="A coroutine function takes an AsyncConnection or AsyncSession, a plain function"
+            " their synchronous twins.",
+        )
+    return None if known[0] == "psycopg" else cls
+
+
+def _check_batch_size(name: str, size: object) -> None:
+    if size is None:
+        return
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= BATCH_SIZE_MAX:
+        raise ConfigError(
+            f"kind {name}: batch size",
+            f"is {shown(size)}, not an integer within 1 to {BATCH_SIZE_MAX}",
+            value=size,
+        )
+
+
+def _check_executor(name: str, executor: object, memory: object, cpu: object) -> None:
+    if executor not in (None, "process"):
+        raise ConfigError(
+            f"kind {name}: executor",
+            f'is {shown(executor)}, not "process"',
+            value=executor,
+            hint="Without one, coroutines run on the worker's loop and plain functions in threads.",
+        )
+    for label, value, least in (("memory_bytes", memory, 1_000_000), ("cpu_seconds", cpu, 0.1)):
+        if value is None:
+            continue
+        if executor is None:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                "is for handlers in processes",
+                value=value,
+                hint='Say executor="process" too.',
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+            raise ConfigError(
+                f"kind {name}: {label}",
+                f"is {shown(value)}, not a number of at least {least}",
+                value=value,
+            )
+
+
+def _checked_keep(name: str, keep: object) -> float | None:
+    if keep is None or keep is False:
+        return None
+    if keep is True:
+        return KEEP_SECONDS_DEFAULT
+    if isinstance(keep, timedelta):
+        keep = keep.total_seconds()
+    if not (isinstance(keep, int | float) and 0 < keep <= KEEP_SECONDS_MAX):
+        raise ConfigError(
+            f"kind {name}: keep_result",
+            f"is {shown(keep)}, not true or a time above 0 and at most 10 years",
+            value=keep,
+        )
+    return float(keep)
+
+
+def _is_async(function: Callable[..., Any], name: str) -> bool:
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise ConfigError(
+            f"kind {name}",
+            "is a generator: calling it would run nothing",
+            hint="Return instead of yielding, or wrap the generator in a function that uses it up.",
+        )
+    # A plain wrapper around a coroutine function usually hands its coroutine on: run as a plain
+    # function, it would seem done and have done nothing.
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(innermost(function))

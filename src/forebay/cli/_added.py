@@ -1,0 +1,96 @@
+"""Commands that other distributions add, by entry points of the group ``forebay.commands``.
+
+The entry point's name is the command's, and what it names is a ``typer`` function or a ``typer.Typer`` of
+several commands. It is loaded when it is called or when help lists all commands, so that the others start as fast
+as without it. A command of ours cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROUP: Final = "forebay.commands"
+
+#: Commands of distributions that we publish ourselves: what each does, and how to install it.
+OURS: Final = {
+    "bench": (
+        "Measure throughput and latency on your own machine. Not installed: it comes with forebay-bench.",
+        "python -m pip install forebay-bench; in a checkout: python -m pip install -e . -e ./bench",
+    ),
+}
+
+_PANEL: Final = "Added by other packages"
+_TRY: Final = "Try it out"
+
+
+class Commands(TyperGroup):
+    """The commands of this library, and behind them those that other distributions add."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        names = super().list_commands(ctx)
+        return names + sorted({*_entry_points(), *OURS}.difference(names))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None when there is none of the name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        entry_point = _entry_points().get(cmd_name)
+        if entry_point is not None:
+            return _loaded(entry_point)
+        if cmd_name in OURS:
+            summary, hint = OURS[cmd_name]
+            return _refusing(
+                cmd_name, summary, ConfigError(cmd_name, "is not installed", hint=hint)
+            )
+        return None
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {found.name: found for found in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> Any:
+    """Return the command of an entry point; when it cannot be loaded, one that says so."""
+    try:
+        added = entry_point.load()
+    except Exception as error:
+        reason = f"cannot be loaded from {entry_point.value}: {type(error).__name__}: {error}"
+        return _refusing(
+            entry_point.name, f"Broken: {reason}", ConfigError(entry_point.name, reason)
+        )
+    return _command(entry_point.name, added)
+
+
+def _refusing(name: str, summary: str, error: ConfigError) -> Any:
+    def refuse() -> None:
+        raise error
+
+    refuse.__doc__ = summary
+    return _command(name, refuse, ignore_unknown_options=True, allow_extra_args=True)
+
+
+def _command(name: str, added: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
+    panel = _TRY if name in OURS else _PANEL
+    program = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    )
+    if isinstance(added, typer.Typer):
+        program.add_typer(added, name=name, rich_help_panel=panel)
+    else:
+        settings = {"help_option_names": ["-h", "--help"], **settings}
+        program.command(name, rich_help_panel=panel, context_settings=settings)(added)
+    # With a callback it is a group, whatever it holds.
+    program.callback()(lambda: None)
+    group = typer.main.get_command(program)
+    return group.commands[name]  # type: ignore[attr-defined]  # of the group that a callback makes

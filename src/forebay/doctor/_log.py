@@ -1,0 +1,466 @@
+"""The log: room to write, segments, leases, queues, deferred jobs, dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.doctor._finding import Finding, Level, counted, human_bytes
+from forebay.ops.operation import Operation
+from forebay.policy.retry import human_duration
+from forebay.sql import latest_version
+
+if TYPE_CHECKING:
+    from forebay.ops.operation import Rows
+
+#: A queue in which nobody claimed for so long, with jobs waiting, is not being served.
+_UNSERVED_SECONDS: Final = 10.0
+
+#: Segments past their time that are asked what holds them, oldest first, and of those shown.
+_SEGMENTS_ASKED_MAX: Final = 200
+_SEGMENTS_SHOWN_MAX: Final = 3
+
+#: A queue with so many waiting jobs is worth a look, whoever serves it.
+_DEEP_JOBS: Final = 1_000_000
+
+#: Due deferred jobs that nobody promoted for so long.
+_OVERDUE_SECONDS: Final = 15.0
+
+
+def home() -> Operation[list[Finding]]:
+    """Whether the data belongs to this cluster."""
+    return Operation(
+        "select c.system_identifier::text, c.database_oid::text, s.system_identifier::text,"
+        "       d.oid::text"
+        " from pg_control_system() s, pg_database d,"
+        "      (select * from forebay.cluster order by cluster_no desc limit 1) c"
+        " where d.datname = current_database()",
+        _judge_home,
+    )
+
+
+def _judge_home(rows: Rows) -> list[Finding]:
+    if not rows:
+        return [
+            Finding(
+                "cluster",
+                Level.ERROR,
+                "the schema does not record which cluster it belongs to",
+                "Restore table forebay.cluster from where the data came from.",
+            )
+        ]
+    ((noted, noted_database, actual, actual_database),) = rows
+    facts = {
+        "recorded": {"system_identifier": noted, "database_oid": noted_database},
+        "actual": {"system_identifier": actual, "database_oid": actual_database},
+    }
+    if (noted, noted_database) == (actual, actual_database):
+        return [Finding("cluster", Level.OK, f"at home in cluster {actual}", facts=facts)]
+    origin = f"cluster {noted}" if noted != actual else "another database of this cluster"
+    return [
+        Finding(
+            "cluster",
+            Level.ERROR,
+            f"this log was copied or restored from {origin}: nothing runs until you decide",
+            "`forebay adopt --resume` runs what was waiting, `forebay adopt --discard` drops it.",
+            facts,
+        )
+    ]
+
+
+_RESERVE_SQL: Final = """
+with tail as (
+    select coalesce(pg_sequence_last_value('forebay.log_seq'), 0) as last)
+select t.last, (select max(s.hi) from forebay.segment s),
+       (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= t.last),
+       (select s.value from forebay.setting s where s.name = 'segment_rows'),
+       (select s.value from forebay.setting s where s.name = 'reserve_rows'),
+       p.seq, extract(epoch from clock_timestamp() - p.enqueued_at)::float8
+from tail t
+left join lateral (
+    -- When the numbers of a while ago were drawn; a retry keeps its job's time and would mislead.
+    select l.seq, l.enqueued_at from forebay.log l
+    where l.seq >= greatest(t.last - 100000, 1) and l.seq < greatest(t.last - 100000, 1) + 2000
+      and l.job_id is null
+    order by l.seq limit 1) p on true
+"""
+
+
+def reserve() -> Operation[list[Finding]]:
+    """How many numbers are left for which a segment exists."""
+    return Operation(_RESERVE_SQL, _judge_reserve)
+
+
+def _judge_reserve(rows: Rows) -> list[Finding]:
+    ((last, end, used, segment_rows, reserve_rows, since, seconds),) = rows
+    left = (end or 1) - 1 - last
+    rate = (last - since) / seconds if since is not None and seconds and last > since else None
+    lasts = left / rate if rate else None
+    facts = {
+        "numbers_left": left,
+        "last_number": last,
+        "segments_in_use": used,
+        "numbers_per_second": None if rate is None else round(rate, 3),
+        "seconds_left": None if lasts is None else round(lasts),
+    }
+    what = f"room for {left:,} more numbers"
+    if lasts is not None and rate is not None:
+        pace = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
+        length = human_duration(lasts) if lasts < 4e7 else "more than a year"
+        what += f", enough for {length} at the recent {pace}"
+    remedy = "Start a worker, which makes segments; or at once: select forebay.extend_v1();"
+    if left < segment_rows / 2 or (lasts is not None and lasts < 3600):
+        what += ": when it is used up, every enqueue fails"
+        return [Finding("room", Level.ERROR, what, remedy, facts)]
+    if left < reserve_rows / 2 or (lasts is not None and lasts < 86_400):
+        what += ": nobody makes segments ahead"
+        return [Finding("room", Level.WARNING, what, remedy, facts)]
+    return [Finding("room", Level.OK, what, facts=facts)]
+
+
+_RETENTION_SQL: Final = """
+with used as (
+    select s.segment_id, s.lo, s.hi, f.sealed_at,
+           pg_total_relation_size(format('forebay.log_%%s', s.segment_id)::regclass) as bytes
+    from forebay.segment s left join forebay.seal f using (segment_id)
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+total as (
+    select count(*) as segments, coalesce(sum(bytes), 0)::bigint as bytes,
+           (select value from forebay.setting where name = 'retention_days') as days,
+           (select value from forebay.setting where name = 'retention_bytes') as bytes_max,
+           (select count(*) from forebay.segment where removed_at is not null) as emptied
+    from used)
+select t.segments, t.bytes, t.days, t.bytes_max, t.emptied, u.segment_id, u.bytes,
+       extract(epoch from clock_timestamp() - u.sealed_at)::float8,
+       case when u.segment_id is not null then forebay.segment_held_by(u.segment_id) end
+from total t
+left join lateral (
+    select u.* from used u
+    where u.sealed_at is not null
+      and (u.sealed_at < clock_timestamp() - make_interval(days => t.days::integer)
+           or t.bytes > t.bytes_max)
+    order by u.segment_id limit %(most)s) u on true
+"""
+
+
+def retention() -> Operation[list[Finding]]:
+    """Segments past their age or beyond the total size that cannot be emptied, and why."""
+    return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_ASKED_MAX})
+
+
+def _judge_retention(rows: Rows) -> list[Finding]:
+    segments, size, days, size_max, emptied = rows[0][:5]
+    facts: dict[str, Any] = {
+        "segments": segments,
+        "bytes": size,
+        "retention_days": days,
+        "retention_bytes": size_max,
+        "emptied": emptied,
+    }
+    found = []
+    for _, _, _, _, _, segment, segment_bytes, seconds, held_by in rows:
+        if segment is None or held_by is None:
+            continue
+        found.append(
+            Finding(
+                "retention",
+                Level.WARNING,
+                f"segment {segment} ({human_bytes(segment_bytes)}, full for"
+                f" {human_duration(seconds)}) cannot be emptied: {held_by}",
+                _retention_remedy(held_by),
+                {"segment": segment, "bytes": segment_bytes, "held_by": held_by},
+            )
+        )
+    if len(found) > _SEGMENTS_SHOWN_MAX:
+        rest = counted(len(found) - _SEGMENTS_SHOWN_MAX, "more segment")
+        found[_SEGMENTS_SHOWN_MAX:] = [
+            Finding("retention", Level.WARNING, f"{rest} cannot be emptied", None, facts)
+        ]
+    if found:
+        return found
+    waiting = sum(row[5] is not None for row in rows)
+    what = f"{counted(segments, 'segment')} in use, {human_bytes(size)}"
+    if waiting:
+        return [
+            Finding(
+                "retention",
+                Level.NOTICE,
+                f"{what}; {counted(waiting, 'segment')} may be emptied and will be",
+                "A running worker does it.",
+                facts,
+            )
+        ]
+    return [Finding("retention", Level.OK, what, facts=facts)]
+
+
+def _retention_remedy(held_by: str) -> str:
+    if held_by.startswith("queue "):
+        return "Start a worker for that queue; or cancel its jobs, if nobody wants them any more."
+    if held_by.startswith("worker "):
+        return "Wait for the job, or cancel it: `forebay jobs list --state leased` shows it."
+    return "See who holds the oldest snapshot."
+
+
+_LEASES_SQL: Final = """
+select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
+       extract(epoch from clock_timestamp() - h.beat_at)::float8, l.suspect_seconds, l.lease_seconds,
+       coalesce(j.jobs, 0)::bigint, l.version
+from forebay.lease l
+left join lateral (select b.beat_at from forebay.heartbeat b
+                   where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
+left join lateral (
+    select sum(cardinality(b.seqs) - s.settled) as jobs
+    from (select i.floor from forebay.batch i
+          where i.lease_id = l.lease_id order by i.claim_no desc limit 1) f
+    join forebay.batch b on b.lease_id = l.lease_id and b.claim_no >= f.floor
+    cross join lateral (
+        select case when bool_or(t.offsets is null) then cardinality(b.seqs)
+                    else coalesce(sum(cardinality(t.offsets)), 0) end as settled
+        from forebay.settlement t where t.lease_id = b.lease_id and t.claim_no = b.claim_no) s) j on true
+where l.closed_at is null
+order by h.beat_at
+"""
+
+
+def leases() -> Operation[list[Finding]]:
+    """Which workers live, and which fell silent with jobs in their hands."""
+    return Operation(_LEASES_SQL, _judge_leases)
+
+
+def _judge_leases(rows: Rows) -> list[Finding]:
+    found = []
+    alive = []
+    others = []
+    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version in rows:
+        facts = {
+            "lease": lease,
+            "worker": worker,
+            "silent_seconds": silent,
+            "jobs": jobs,
+            "version": version,
+        }
+        # Of many idle workers each says so seldom.
+        if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
+            alive.append((worker, jobs))
+            if version != latest_version():
+                others.append((worker, version))
+            continue
+        length = "for ever" if silent is None else f"for {human_duration(silent)}"
+        what = f"worker {worker} is silent {length}, with {counted(jobs, 'job')}"
+        if silent is not None and silent <= lease_seconds:
+            what += f"; taken away after {human_duration(lease_seconds)} at the latest"
+            found.append(Finding("workers", Level.NOTICE, what, None, facts))
+        else:
+            remedy = "Start a worker: it takes the jobs over. No worker lives that could."
+            found.append(
+                Finding(
+                    "workers",
+                    Level.WARNING if jobs else Level.NOTICE,
+                    what + ("; nobody took them away" if jobs else ""),
+                    remedy if jobs else None,
+                    facts,
+                )
+            )
+    facts = {
+        "alive": [{"worker": worker, "jobs": jobs} for worker, jobs in alive],
+        "silent": len(found),
+    }
+    if others:
+        known = latest_version()
+        listed = ", ".join(f"{worker} ({version or 'unknown'})" for worker, version in others[:5])
+        if len(others) > 5:
+            listed += f" and {len(others) - 5} more"
+        found.append(
+            Finding(
+                "workers",
+                Level.NOTICE,
+                f"{counted(len(others), 'worker')} made for another version than this library's"
+                f" {known}: {listed}",
+                "Both run side by side; post migrations wait for the last older one.",
+                {"others": [{"worker": worker, "version": version} for worker, version in others]},
+            )
+        )
+    if alive:
+        running = sum(jobs for _, jobs in alive)
+        what = f"{counted(len(alive), 'worker')} alive, holding {counted(running, 'job')}"
+        found.append(Finding("workers", Level.OK, what, facts=facts))
+    else:
+        found.append(Finding("workers", Level.NOTICE, "no worker runs", None, facts))
+    return found
+
+
+_QUEUES_SQL: Final = """
+select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.leased)::bigint, sum(d.deferred)::bigint,
+       max(extract(epoch from clock_timestamp() - g.paused_at))::float8,
+       min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
+       exists (select from forebay.lease l
+               join lateral (select h.beat_at from forebay.heartbeat h where h.lease_id = l.lease_id
+                             order by h.beat_at desc limit 1) h on true
+               where l.closed_at is null
+                 and h.beat_at > clock_timestamp() - make_interval(secs => l.lease_seconds))
+from forebay.depth() d
+left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
+left join lateral (
+    select max(b.claimed_at) as claimed_at
+    from (select distinct i.lane from forebay.lane i where i.queue = d.queue) i
+    cross join lateral (select b.claimed_at from forebay.batch b
+                        where b.group_id = g.group_id and b.lane = i.lane and b.lease_id is not null
+                        order by b.no desc limit 1) b) c on true
+group by d.queue, d.group_name
+order by 3 desc, 1, 2
+"""
+
+
+def queues() -> Operation[list[Finding]]:
+    """Queues with waiting jobs that nobody claims."""
+    return Operation(_QUEUES_SQL, _judge_queues)
+
+
+def _judge_queues(rows: Rows) -> list[Finding]:
+    found = []
+    facts = []
+    for queue, group, ready, leased, deferred, paused, claimed, alive in rows:
+        facts.append(
+            {
+                "queue": queue,
+                "group": group,
+                "ready": ready,
+                "leased": leased,
+                "deferred": deferred,
+                "paused": paused is not None,
+            }
+        )
+        name = f"queue {queue}" if group in (None, "default") else f"queue {queue}, group {group}"
+        if not ready:
+            continue
+        waits = f"{name}: {counted(ready, 'job')} ready"
+        if ready >= _DEEP_JOBS:
+            remedy = f"More workers; or refuse what is too much: forebay queues limit {queue} N"
+            found.append(Finding("queues", Level.WARNING, waits, remedy, facts[-1]))
+        if paused is not None:
+            what = f"{waits}, paused for {human_duration(paused)}"
+            remedy = f"`forebay queues resume {queue}` when it may go on."
+            found.append(Finding("queues", Level.NOTICE, what, remedy, facts[-1]))
+        elif claimed is None or claimed > _UNSERVED_SECONDS:
+            last = "ever" if claimed is None else f"for {human_duration(claimed)}"
+            remedy = f"Start one: forebay worker module:app --queue {queue}"
+            if not alive:
+                found.append(
+                    Finding(
+                        "queues", Level.WARNING, f"{waits} and no worker runs", remedy, facts[-1]
+                    )
+                )
+            elif leased:
+                found.append(
+                    Finding(
+                        "queues",
+                        Level.NOTICE,
+                        f"{waits}, {leased:,} running, no claim {last}: its workers are busy",
+                        "More workers, or a higher --concurrency, if it should go faster.",
+                        facts[-1],
+                    )
+                )
+            else:
+                what = f"{waits}, and no worker has claimed from it {last}"
+                found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
+    if found:
+        return found
+    ready, leased, deferred = (sum(row[i] for row in rows) for i in (2, 3, 4))
+    what = (
+        f"{counted(len({row[0] for row in rows}), 'queue')}: {ready:,} ready, {leased:,} running,"
+        f" {deferred:,} deferred"
+    )
+    return [Finding("queues", Level.OK, what, facts={"queues": facts})]
+
+
+_OVERDUE_SQL: Final = """
+with mark as (select * from forebay.promotion p order by p.no desc limit 1)
+select count(*), extract(epoch from clock_timestamp() - min(w.run_at))::float8
+from (select d.run_at from forebay.deferred d left join mark m on true
+      where d.run_at < clock_timestamp() - make_interval(secs => %(late)s)
+        and not (m.no is not null and pg_visible_in_snapshot(d.xid, m.snap)
+                 and (d.run_at, d.deferred_id) <= (m.run_at, m.deferred_id))
+      limit 10000) w
+"""
+
+
+def overdue() -> Operation[list[Finding]]:
+    """Deferred jobs whose time has come and that nobody appends to the log."""
+    return Operation(_OVERDUE_SQL, _judge_overdue, {"late": _OVERDUE_SECONDS})
+
+
+def _judge_overdue(rows: Rows) -> list[Finding]:
+    ((count, seconds),) = rows
+    if not count:
+        return [Finding("deferred", Level.OK, "none is overdue", facts={"overdue": 0})]
+    some = counted(count, "deferred job") if count < 10_000 else "10,000 or more deferred jobs"
+    verb = "is" if count == 1 else "are"
+    return [
+        Finding(
+            "deferred",
+            Level.WARNING,
+            f"{some} {verb} due and not brought, the oldest for {human_duration(seconds)}",
+            "Start a worker: any one brings the deferred jobs of all queues.",
+            {"overdue": count, "seconds": seconds},
+        )
+    ]
+
+
+_FAILURES_SQL: Final = """
+select 'dead', d.queue, d.kind, d.reason, count(*),
+       extract(epoch from clock_timestamp() - max(d.died_at))::float8,
+       (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1]
+from forebay.dead_letter d
+where d.redriven_at is null and d.died_at > clock_timestamp() - interval '1 day'
+group by 2, 3, 4
+union all
+(select 'unknown', null, null, null, count(*),
+        extract(epoch from clock_timestamp() - max(f.failed_at))::float8,
+        (array_agg(f.message order by f.failed_at desc))[1]
+ from (select * from forebay.failure f where f.outcome = 'unknown kind'
+       and f.failed_at > clock_timestamp() - interval '1 hour' limit 10000) f
+ having count(*) > 0)
+order by 5 desc
+limit 6
+"""
+
+
+def failures() -> Operation[list[Finding]]:
+    """Jobs that died in the last day, and jobs that no worker has a handler for."""
+    return Operation(_FAILURES_SQL, _judge_failures)
+
+
+def _judge_failures(rows: Rows) -> list[Finding]:
+    found = []
+    for sort, queue, kind, reason, count, seconds, message in rows:
+        last = f"the last {human_duration(seconds)} ago"
+        said = f": {_first_line(message)}" if message else ""
+        if sort == "unknown":
+            found.append(
+                Finding(
+                    "failures",
+                    Level.WARNING,
+                    f"{counted(count, 'job')} put back for want of a handler in the last hour,"
+                    f" {last}{said}",
+                    "Deploy workers that import the handler, or keep the queue to those that do.",
+                    {"unknown_kind": count, "message": message},
+                )
+            )
+        else:
+            found.append(
+                Finding(
+                    "failures",
+                    Level.NOTICE,
+                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{said}",
+                    f"`forebay dead list --kind {kind}`; after a fix:"
+                    f" `forebay dead redrive --kind {kind}`",
+                    {"kind": kind, "queue": queue, "reason": reason, "dead": count},
+                )
+            )
+    return found or [
+        Finding("failures", Level.OK, "no job died in the last day", facts={"dead": 0})
+    ]
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= 100 else line[:99] + "…"

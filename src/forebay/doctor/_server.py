@@ -1,0 +1,384 @@
+"""The server: version, durability, timeouts, roles, notifications."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.doctor._finding import Finding, Level
+from forebay.ops.operation import Operation
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from forebay.ops.operation import Rows
+
+VERSION_MIN: Final = 150_000
+VERSION_TRIED_MAX: Final = 189_999
+
+_SETTINGS: Final = (
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "fsync",
+    "full_page_writes",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "statement_timeout",
+    "synchronous_commit",
+    "transaction_timeout",
+)
+
+#: Role, the function it must be able to call.
+_ROLES: Final = {
+    "forebay_producer": "enqueue",
+    "forebay_worker": "claim_v1",
+    "forebay_operator": "redrive",
+    "forebay_reader": "job",
+}
+
+
+def server() -> Operation[list[Finding]]:
+    """Version, and whether it can be written to."""
+    return Operation(
+        "select current_setting('server_version_num')::int, current_setting('server_version'),"
+        " pg_is_in_recovery(), current_database(), current_user::text,"
+        " extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8",
+        _judge_server,
+    )
+
+
+def _judge_server(rows: Rows) -> list[Finding]:
+    ((number, version, standby, database, user, up_seconds),) = rows
+    facts = {
+        "version": version,
+        "database": database,
+        "user": user,
+        "up_seconds": round(up_seconds),
+        "standby": standby,
+    }
+    if number < VERSION_MIN:
+        return [
+            Finding(
+                "server",
+                Level.ERROR,
+                f"PostgreSQL {version} is older than 15",
+                "Upgrade the server.",
+                facts,
+            )
+        ]
+    if standby:
+        return [
+            Finding(
+                "server",
+                Level.ERROR,
+                "this is a standby: nothing can be enqueued or claimed here",
+                "Connect to the primary (target_session_attrs=read-write), or promote this one.",
+                facts,
+            )
+        ]
+    if number > VERSION_TRIED_MAX:
+        return [
+            Finding(
+                "server",
+                Level.NOTICE,
+                f"PostgreSQL {version} is newer than this library was tried on (15 to 18)",
+                "Look for a newer release of the library.",
+                facts,
+            )
+        ]
+    return [
+        Finding(
+            "server",
+            Level.OK,
+            f"PostgreSQL {version}, up {human_duration(up_seconds)}",
+            facts=facts,
+        )
+    ]
+
+
+def durability() -> Operation[list[Finding]]:
+    """What a commit is worth."""
+    settings = _settings(_judge_durability)
+    return Operation(
+        settings.sql,
+        lambda rows: [
+            *_judge_persistence([name for part, name, _ in rows if part == _UNLOGGED]),
+            *settings.decode(rows),
+        ],
+        settings.params,
+    )
+
+
+def _judge_persistence(unlogged: list[str]) -> list[Finding]:
+    if not unlogged:
+        return []
+    shown = ", ".join(unlogged[:3]) + (f" and {len(unlogged) - 3} more" if unlogged[3:] else "")
+    return [
+        Finding(
+            "durability",
+            Level.ERROR,
+            f"unlogged tables: {shown}; a crash of the server empties them",
+            f"alter table forebay.{unlogged[0]} set logged, and so on.",
+            {"unlogged": unlogged},
+        )
+    ]
+
+
+def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
+    names = ("fsync", "full_page_writes", "synchronous_commit")
+    facts = {name: settings[name] for name in names}
+    found = [
+        Finding(
+            "durability",
+            Level.WARNING,
+            f"{name} is off: a crash of the machine can destroy the whole database",
+            f"Set {name} = on, unless the data may be lost.",
+            facts,
+        )
+        for name in ("fsync", "full_page_writes")
+        if settings[name] == "off"
+    ]
+    if settings["synchronous_commit"] == "off":
+        found.append(
+            Finding(
+                "durability",
+                Level.WARNING,
+                "synchronous_commit is off: a crash can take back jobs whose commit succeeded",
+                "Set synchronous_commit = on for producers and workers.",
+                facts,
+            )
+        )
+    found += [
+        Finding(
+            "durability",
+            Level.WARNING,
+            f"{override}: its commits can be taken back by a crash",
+            "alter role ... reset synchronous_commit",
+            facts,
+        )
+        for override in overrides
+        if override.endswith("synchronous_commit=off")
+    ]
+    return found or [
+        Finding(
+            "durability",
+            Level.OK,
+            ", ".join(f"{name} {settings[name]}" for name in names),
+            facts=facts,
+        )
+    ]
+
+
+def timeouts() -> Operation[list[Finding]]:
+    """Session settings that stop a worker or its handlers."""
+    return _settings(_judge_timeouts)
+
+
+def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
+    facts: dict[str, Any] = {
+        name: value for name, value in settings.items() if name not in _NOT_TIMEOUTS
+    }
+    facts["overrides"] = overrides
+    found = []
+    if settings["default_transaction_isolation"] != "read committed":
+        found.append(
+            Finding(
+                "timeouts",
+                Level.ERROR,
+                f"default_transaction_isolation is {settings['default_transaction_isolation']}:"
+                " claims are refused",
+                "Set it to read committed for the workers' role.",
+                facts,
+            )
+        )
+    if settings["default_transaction_read_only"] == "on":
+        found.append(
+            Finding(
+                "timeouts",
+                Level.ERROR,
+                "default_transaction_read_only is on: nothing can be enqueued or claimed",
+                "Set it to off for producers and workers.",
+                facts,
+            )
+        )
+    for name, limit in _LIMITS.items():
+        if settings.get(name) is not None:  # transaction_timeout: since PostgreSQL 17
+            found += limit.judge(name, float(settings[name]) / 1000, facts)
+    if not float(settings["idle_in_transaction_session_timeout"]) and not float(
+        settings.get("transaction_timeout") or 0
+    ):
+        found.append(
+            Finding(
+                "timeouts",
+                Level.NOTICE,
+                "idle_in_transaction_session_timeout is off: a session that forgot its transaction"
+                " keeps dead rows and segments until somebody ends it",
+                "alter role ... set idle_in_transaction_session_timeout = '5min', for the"
+                " applications' roles; or let `forebay guard` end them.",
+                facts,
+            )
+        )
+    found += [
+        Finding("timeouts", Level.NOTICE, override, _override_remedy(override), facts)
+        for override in overrides
+        if not override.endswith("=0") and "synchronous_commit" not in override
+    ]
+    if any(finding.level in {Level.WARNING, Level.ERROR} for finding in found):
+        return found
+    off = [name for name in _LIMITS if name in settings and not float(settings[name])]
+    what = f"off: {', '.join(off)}" if off else "no session timeout is too short for workers"
+    return [*found, Finding("timeouts", Level.OK, what, facts=facts)]
+
+
+def _override_remedy(override: str) -> str:
+    name = override.rpartition(": ")[2].partition("=")[0]
+    return f"If it is too short for workers that get it: alter role ... set {name} = 0."
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """What a timeout of the server does to workers when it is short.
+
+    Attributes:
+        least: seconds below which it is a warning.
+        consequence: what is cut off.
+        fits: what it may be for workers.
+    """
+
+    least: float
+    consequence: str
+    fits: str
+
+    def judge(self, name: str, seconds: float, facts: dict[str, Any]) -> list[Finding]:
+        """Return what there is to say; nothing when it is off."""
+        if not seconds:
+            return []
+        level = Level.WARNING if seconds < self.least else Level.NOTICE
+        what = f"{name} is {human_duration(seconds)}: {self.consequence}"
+        remedy = f"alter role ... set {name} = 0, for the workers' role{self.fits}."
+        if level is Level.NOTICE:
+            remedy = f"Enough for most; if handlers need longer: {remedy}"
+        return [Finding("timeouts", level, what, remedy, facts)]
+
+
+_LIMITS: Final = {
+    "statement_timeout": _Limit(
+        10.0,
+        "upkeep and handlers' statements that take longer are cut off",
+        "; or more than their longest statement takes",
+    ),
+    "transaction_timeout": _Limit(
+        60.0,
+        "transaction=True handlers that take longer are cut off, and run again",
+        "; or more than their longest handler's timeout",
+    ),
+    "idle_in_transaction_session_timeout": _Limit(
+        5.0,
+        "transaction=True handlers that compute longer than this are cut off",
+        "; or more than they compute between two statements",
+    ),
+    "idle_session_timeout": _Limit(
+        60.0, "workers' listening connections are cut off and reopened", ""
+    ),
+}
+
+#: The part of the answer that names tables.
+_UNLOGGED: Final = 2
+
+_NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
+
+
+def _settings(judge: Any) -> Operation[list[Finding]]:
+    # reset_val is what a new session of this role gets, whatever this one has set for itself.
+    return Operation(
+        "select 0, name, reset_val from pg_settings where name = any (%(names)s)"
+        " union all"
+        " select 1, format('%%s in %%s', coalesce('role ' || r.rolname, 'all roles'),"
+        "        coalesce('database ' || d.datname, 'all databases')), c.item"
+        " from pg_db_role_setting s"
+        " left join pg_roles r on r.oid = s.setrole"
+        " left join pg_database d on d.oid = s.setdatabase"
+        " cross join unnest(s.setconfig) c (item)"
+        " where split_part(c.item, '=', 1) = any (%(names)s)"
+        "   and (d.datname is null or d.datname = current_database())"
+        " union all"
+        f" select {_UNLOGGED}, c.relname::text, ''"
+        " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p')"
+        " order by 1, 2, 3",
+        lambda rows: judge(
+            {name: value for part, name, value in rows if part == 0},
+            [f"{name}: {value}" for part, name, value in rows if part == 1],
+        ),
+        {"names": list(_SETTINGS)},
+    )
+
+
+def roles() -> Operation[list[Finding]]:
+    """Whether the four roles exist and may do their work."""
+    return Operation(
+        "select w.role, r.oid is not null,"
+        " case when r.oid is not null then exists ("
+        "     select from pg_proc p where p.pronamespace = 'forebay'::regnamespace"
+        "     and p.proname = w.call and has_function_privilege(r.oid, p.oid, 'execute')) end,"
+        " array(select m.rolname::text from pg_auth_members a join pg_roles m on m.oid = a.member"
+        "       where a.roleid = r.oid order by 1)"
+        " from unnest(%(roles)s::text[], %(calls)s::text[]) w (role, call)"
+        " left join pg_roles r on r.rolname = w.role order by 1",
+        _judge_roles,
+        {"roles": list(_ROLES), "calls": list(_ROLES.values())},
+    )
+
+
+def _judge_roles(rows: Rows) -> list[Finding]:
+    found = []
+    facts = {role: members if exists else None for role, exists, _, members in rows}
+    missing = [role for role, exists, _, _ in rows if not exists]
+    if missing:
+        found.append(
+            Finding(
+                "roles",
+                Level.NOTICE,
+                f"missing: {', '.join(missing)}",
+                "As a role that may: create role "
+                f"{missing[0]} nologin; then, as the schema's owner: select forebay._grant().",
+                facts,
+            )
+        )
+    powerless = [role for role, exists, able, _ in rows if exists and not able]
+    if powerless:
+        found.append(
+            Finding(
+                "roles",
+                Level.WARNING,
+                f"without their grants: {', '.join(powerless)}",
+                "As the schema's owner: select forebay._grant().",
+                facts,
+            )
+        )
+    if found:
+        return found
+    members = [f"{role.removeprefix('forebay_')}: {', '.join(m)}" for role, _, _, m in rows if m]
+    what = "; ".join(members) if members else "the four roles exist, nobody is a member yet"
+    return [Finding("roles", Level.OK, what, facts=facts)]
+
+
+def notifications() -> Operation[list[Finding]]:
+    """How full the queue of NOTIFY is."""
+    return Operation("select pg_notification_queue_usage()", _judge_notifications)
+
+
+def _judge_notifications(rows: Rows) -> list[Finding]:
+    ((usage,),) = rows
+    facts = {"usage": usage}
+    what = f"notification queue {usage:.0%} full"
+    if usage < 0.25:
+        return [Finding("notifications", Level.OK, what, facts=facts)]
+    remedy = (
+        "A session that listens sits in a transaction: find it under snapshots,"
+        " and end its transaction."
+    )
+    if usage < 0.75:
+        what += ": workers are no longer woken, they find jobs by polling"
+        return [Finding("notifications", Level.WARNING, what, remedy, facts)]
+    what += ": when it is full, every transaction of any program that notifies fails"
+    return [Finding("notifications", Level.ERROR, what, remedy, facts)]

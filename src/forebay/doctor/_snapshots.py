@@ -1,0 +1,84 @@
+"""Who holds an old snapshot: what keeps vacuum, and old segments, from being cleared.
+
+Claims and enqueues do not slow down under one. Everything else in the database does, so it is
+worth a name at three in the morning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.doctor._finding import Finding, Level, counted
+from forebay.guard import holder_query as holders
+from forebay.guard.rules import AGE_LONG
+from forebay.ops.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.guard.holders import Holder
+
+#: Transactions begun since; only used where nothing says how old a holder is.
+_AGE_NOTICE: Final = 100_000
+
+
+def snapshots() -> Operation[list[Finding]]:
+    """The holders of the oldest snapshots."""
+    found = holders.holders()
+    return Operation(found.sql, lambda rows: judge_holders(found.decode(rows)))
+
+
+def judge_holders(found: Sequence[Holder]) -> list[Finding]:
+    """Return a finding for each that is too old; for the oldest when none is."""
+    if not found:
+        return [Finding("snapshots", Level.OK, "nobody holds a snapshot")]
+    findings = [_finding(holder) for holder in found if level_of(holder) is not Level.OK]
+    if not findings:
+        findings.append(_finding(found[0], "the oldest snapshot is held by "))
+    if all("pid" in finding.facts and not finding.facts["who"] for finding in findings):
+        findings.append(
+            Finding(
+                "snapshots",
+                Level.NOTICE,
+                "this role may not see who other sessions are",
+                "grant pg_read_all_stats to the role that runs the doctor.",
+            )
+        )
+    return findings
+
+
+def level_of(holder: Holder) -> Level:
+    """Return how much a holder matters."""
+    if holder.sort == "inactive replication slot":
+        return Level.WARNING
+    if holder.seconds is None:
+        notice, warning, value = float(_AGE_NOTICE), float(AGE_LONG), float(holder.age)
+    else:
+        # Nothing forgets a prepared transaction by itself; none should live for a minute.
+        limits = {"prepared transaction": (10.0, 60.0), "idle in transaction": (60.0, 900.0)}
+        notice, warning = limits.get(holder.sort, (300.0, 3600.0))
+        value = holder.seconds
+    if value >= warning:
+        return Level.WARNING
+    return Level.NOTICE if value >= notice else Level.OK
+
+
+def _finding(holder: Holder, prefix: str = "") -> Finding:
+    level = level_of(holder)
+    what = f"{prefix}{holder}"
+    if holder.age:
+        what += f", {counted(holder.age, 'transaction')} ago"
+    if holder.query and level is not Level.OK:
+        what += f": {holder.query[:100]}"
+    facts = {
+        "sort": holder.sort,
+        "name": holder.name,
+        "who": holder.who,
+        "seconds": None if holder.seconds is None else round(holder.seconds, 1),
+        "age": holder.age,
+        "writes": holder.xid is not None,
+        "query": holder.query,
+    }
+    if holder.is_session:
+        facts["pid"] = holder.pid
+    return Finding("snapshots", level, what, None if level is Level.OK else holder.remedy, facts)

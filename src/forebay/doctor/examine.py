@@ -1,0 +1,150 @@
+"""Look at a database for the doctor: every check by itself, read-only, none for long.
+
+Safe at any time on any database: nothing is written, no lock is waited for longer than a second,
+no statement runs longer than five.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq
+
+from forebay.db.session import Session
+from forebay.doctor import (
+    CHECKS,
+    Check,
+    Finding,
+    Level,
+    catalog,
+    installed,
+    judge_installed,
+)
+from forebay.errors import DatabaseUnavailable, ForebayError
+
+_STATEMENT_SECONDS: Final = 5
+
+_SETTINGS: Final = {
+    "statement_timeout": f"{_STATEMENT_SECONDS}s",
+    "jit": "off",
+    "default_transaction_read_only": "on",
+}
+
+_QUERY_CANCELED: Final = "57014"
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
+
+
+async def examine(dsn: str) -> list[Finding]:
+    """Return what there is to say about a database, in the order of the checks.
+
+    Raises:
+        DatabaseUnavailable: it cannot be reached.
+    """
+    session = Session(
+        dsn,
+        name="forebay doctor",
+        call_seconds=3.0 * _STATEMENT_SECONDS,
+        lock_timeout="1s",
+        settings=_SETTINGS,
+    )
+    try:
+        missing = judge_installed(*await session.run(installed()))
+        found = [driver(), connection(is_pooled=session.is_pooled)]
+        there = {"nothing"} if missing else {"nothing", "schema", "version"}
+        for check in CHECKS:
+            if check.name == "schema":
+                found += missing
+            if check.needs in there:
+                seen = await _look(session, check)
+                found += seen
+                facts = seen[-1].facts
+                if check.name == "schema" and facts.get("version") != facts.get("needed"):
+                    there.discard("version")  # what another version made is no drift
+        return found
+    finally:
+        await session.close()
+
+
+async def read_catalog(dsn: str) -> dict[str, str]:
+    """Return the objects of the schema with their definitions.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be reached.
+    """
+    session = Session(dsn, name="forebay catalog")
+    try:
+        return await session.run(catalog())
+    finally:
+        await session.close()
+
+
+def driver() -> Finding:
+    """Return which driver this process has."""
+    implementation = pq.__impl__
+    facts = {
+        "forebay": importlib.metadata.version("forebay"),
+        "python": platform.python_version(),
+        "psycopg": psycopg.__version__,
+        "implementation": implementation,
+        "libpq": pq.version(),
+    }
+    what = (
+        f"forebay {facts['forebay']}, Python {facts['python']},"
+        f" psycopg {psycopg.__version__} ({implementation}), libpq {_libpq(pq.version())}"
+    )
+    if implementation == "python":
+        return Finding(
+            "driver",
+            Level.NOTICE,
+            f"{what}: the slow implementation",
+            "pip install 'psycopg[binary]', or psycopg[c] built against your libpq.",
+            facts,
+        )
+    return Finding("driver", Level.OK, what, facts=facts)
+
+
+def connection(*, is_pooled: bool) -> Finding:
+    """Return what is between this process and the server."""
+    facts = {"pooled": is_pooled}
+    if not is_pooled:
+        return Finding("connection", Level.OK, "no pooler in between", facts=facts)
+    return Finding(
+        "connection",
+        Level.NOTICE,
+        "through a pooler: workers that connect like this find jobs by polling, and those of a"
+        " worker that died come back after lease_seconds",
+        "For a quicker start, give the workers an address that goes past the pooler; if it is in"
+        " session mode, set pooler = session.",
+        facts,
+    )
+
+
+def _libpq(number: int) -> str:
+    return f"{number // 10_000}.{number % 10_000}"
+
+
+async def _look(session: Session, check: Check) -> list[Finding]:
+    try:
+        return await session.run(check.operation)
+    except DatabaseUnavailable:
+        raise
+    except ForebayError as error:
+        return [Finding(check.name, Level.ERROR, error.message, error.hint)]
+    except psycopg.Error as error:
+        return [_unseen(check.name, error)]
+
+
+def _unseen(name: str, error: psycopg.Error) -> Finding:
+    """Return the finding that a check could not be made: a fact like any other."""
+    said = error.diag.message_primary or str(error)
+    facts: dict[str, Any] = {"sqlstate": error.sqlstate, "message": said}
+    remedy = None
+    if error.sqlstate == _QUERY_CANCELED:
+        said = f"looking took longer than {_STATEMENT_SECONDS} s"
+        remedy = "The server is very busy, or there is very much of it; try again."
+    elif error.sqlstate == _INSUFFICIENT_PRIVILEGE:
+        remedy = "Run the doctor as a member of forebay_operator or forebay_reader."
+    return Finding(name, Level.NOTICE, f"could not be looked at: {said}", remedy, facts)

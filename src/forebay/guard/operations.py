@@ -1,0 +1,216 @@
+"""The guard's calls: what it has to know beside the holders, its acts, and their record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from forebay.guard.rules import Action, Pins, Place, Segment, Verdict
+from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from forebay.guard.holders import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What the guard knows of a server before it looks for holders.
+
+    Attributes:
+        cluster: the identifier that a leader and its standbys have in common.
+        place: its name, and whether it is a standby that reports its needs.
+        has_segments: the schema is there.
+        may_read: this role may read which segments there are.
+        has_record: there is a place to record acts in.
+        may_note: this role may.
+    """
+
+    cluster: str
+    place: Place
+    has_segments: bool
+    may_read: bool
+    has_record: bool
+    may_note: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A holder, what it keeps, what was decided, and what came of it.
+
+    Attributes:
+        event_id: the record of the act; None when nothing was done.
+        outcome: of the act.
+    """
+
+    place: Place
+    holder: Holder
+    verdict: Verdict
+    pins: Pins
+    event_id: int | None = None
+    outcome: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its transaction is over, by the guard or by itself."""
+        return self.outcome in {"ended", "gone before"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A replica that could not be looked at, and why."""
+
+    name: str
+    why: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One look at the leader and its replicas.
+
+    Attributes:
+        at: when.
+        found: everybody who holds something; by server, the oldest first.
+        unseen: replicas that could not be looked at.
+        segments_seen: it is known which segments there are.
+    """
+
+    at: datetime
+    found: tuple[Found, ...]
+    unseen: tuple[Unseen, ...]
+    segments_seen: bool
+
+    @property
+    def over(self) -> tuple[Found, ...]:
+        """Those older than the limit and not excepted, whose transactions go on."""
+        return tuple(one for one in self.found if one.verdict.is_over and not one.has_ended)
+
+
+# Privileges are asked for in the catalog: whoever has none in the schema may not even resolve its names.
+_SERVER_SQL: Final = """
+select c.system_identifier::text, pg_is_in_recovery(),
+       pg_is_in_recovery() and current_setting('hot_standby_feedback')::boolean,
+       s.oid is not null,
+       coalesce(has_schema_privilege(n.oid, 'usage') and has_table_privilege(s.oid, 'select'), false),
+       t.oid is not null and f.oid is not null,
+       coalesce(has_function_privilege(f.oid, 'execute'), false)
+from pg_control_system() c
+left join pg_namespace n on n.nspname = 'forebay'
+left join pg_class t on t.relnamespace = n.oid and t.relname = 'guard_event'
+left join pg_class s on s.relnamespace = n.oid and s.relname = 'segment'
+left join pg_proc f on f.pronamespace = n.oid and f.proname = 'note_act'
+"""
+
+
+def server(name: str) -> Operation[Server]:
+    """Return the call that asks a server what it is; ``name`` is what it is called."""
+
+    def decode(rows: Rows) -> Server:
+        ((cluster, standby, feedback, *rest),) = rows
+        return Server(cluster, Place(name=name, standby=standby, feedback=feedback), *rest)
+
+    return Operation(_SERVER_SQL, decode)
+
+
+# The same conditions as in forebay.retain_v1(), from tables that an operator may read.
+_SEGMENTS_SQL: Final = """
+with used as (
+    select s.segment_id, f.xid, f.sealed_at
+    from forebay.segment s left join forebay.seal f using (segment_id)
+    where s.removed_at is null
+      and s.lo <= coalesce((select max(i.hi) from forebay.segment i join forebay.seal using (segment_id)), 0)),
+total as (
+    select sum(pg_total_relation_size(('forebay.log_' || u.segment_id)::regclass)) > b.value as is_large,
+           make_interval(days => d.value::integer) as age
+    from used u, forebay.setting b, forebay.setting d
+    where b.name = 'retention_bytes' and d.name = 'retention_days' group by b.value, d.value)
+select u.segment_id, u.xid::text::bigint, u.sealed_at + t.age,
+       t.is_large or u.sealed_at + t.age < clock_timestamp()
+from used u, total t where u.xid is not null order by u.segment_id
+"""
+
+
+def segments() -> Operation[list[Segment]]:
+    """Return the call that answers which sealed segments there are and when they are due to leave."""
+    return Operation(_SEGMENTS_SQL, lambda rows: [Segment(*row) for row in rows])
+
+
+def note_act(place: Place, holder: Holder, verdict: Verdict) -> Operation[int]:
+    """Return the call that records an act before it happens; it answers the event's number."""
+    return Operation(
+        "select forebay.note_act(%(server)s, %(action)s, %(holder)s, %(name)s, %(reason)s,"
+        " p_user => %(user)s, p_application => %(application)s, p_database => %(database)s,"
+        " p_state => %(state)s, p_xact_start => %(since)s, p_seconds => %(seconds)s,"
+        " p_age => %(age)s, p_query => %(query)s)",
+        scalar,
+        {
+            "server": place.name,
+            "action": verdict.action,
+            "holder": holder.sort,
+            "name": holder.name,
+            "reason": verdict.reason,
+            "user": holder.user,
+            "application": holder.application,
+            "database": holder.database,
+            "state": holder.state,
+            "since": holder.since,
+            "seconds": holder.seconds,
+            "age": holder.age,
+            "query": holder.query,
+        },
+    )
+
+
+def note_outcome(event_id: int, outcome: str) -> Operation[None]:
+    """Return the call that records what came of an act."""
+    return Operation(
+        "select forebay.note_outcome(%(event_id)s, %(outcome)s)",
+        nothing,
+        {"event_id": event_id, "outcome": outcome},
+    )
+
+
+# Whether it is still the transaction that was judged is asked by the statement that sends the signal.
+_SAME_SQL: Final = (
+    "from pg_stat_get_activity(%(pid)s) a"
+    " where a.backend_start = %(backend_start)s and a.xact_start = %(since)s"
+)
+
+
+def signal(holder: Holder, action: Action) -> Operation[bool | None]:
+    """Return the call that ends a session's transaction, if it is still the same one.
+
+    It answers whether the signal was sent; None when that transaction is over.
+    """
+    function = {"cancel": "pg_cancel_backend", "terminate": "pg_terminate_backend"}[action]
+    return Operation(f"select {function}(a.pid) {_SAME_SQL}", scalar_or_none, _identity(holder))
+
+
+def goes_on(holder: Holder) -> Operation[bool]:
+    """Return the call that answers whether a session's transaction still goes on."""
+    return Operation(f"select a.pid {_SAME_SQL}", bool, _identity(holder))
+
+
+def _identity(holder: Holder) -> dict[str, object]:
+    return {
+        "pid": holder.pid,
+        "backend_start": holder.backend_start,
+        "since": holder.since,
+    }
+
+
+def rollback_statement(holder: Holder) -> Operation[str | None]:
+    """Return the call that answers the statement to roll a prepared transaction back; None when it is over."""
+    return Operation(
+        "select format('rollback prepared %%L', p.gid) from pg_prepared_xacts p"
+        " where p.gid = %(gid)s and p.prepared = %(since)s and p.database = current_database()",
+        scalar_or_none,
+        {"gid": holder.name, "since": holder.since},
+    )
+
+
+def statement(text: str) -> Operation[None]:
+    """Return the call that runs a statement which the server has written."""
+    return Operation(text.replace("%", "%%"), nothing, outside_block=True)

@@ -1,0 +1,241 @@
+"""What the guard does about somebody who holds old rows and segments back: a rule and a verdict.
+
+Without an action in the rule nothing is ever done. With one, a session is ended only if nothing speaks
+against it; every verdict says what decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Literal
+
+from forebay.guard.holders import described_ranges
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.guard.holders import Holder
+
+Action = Literal["cancel", "terminate", "rollback prepared"]
+
+#: young: not older than the limit. spared: the rule excepts it. reported: it is older, and nothing was asked
+#: for, or nothing that would help. refused: the rule means it, and this role may not.
+Kind = Literal["act", "young", "reported", "spared", "refused"]
+
+#: A holder that tells no time is judged by the transactions since.
+AGE_LONG: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Whom the guard means, and what it does to them.
+
+    Attributes:
+        older_than: seconds; whose transaction is younger is left alone.
+        act: None for nothing at all.
+        users: only these roles; empty means every role.
+        not_users: never these.
+        applications: only these application names, with ``*`` and ``?``; empty means all.
+        not_applications: never these.
+        rollback_prepared: roll back prepared transactions, which no signal ends.
+    """
+
+    older_than: float
+    act: Literal["cancel", "terminate"] | None = None
+    users: tuple[str, ...] = ()
+    not_users: tuple[str, ...] = ()
+    applications: tuple[str, ...] = ()
+    not_applications: tuple[str, ...] = ()
+    rollback_prepared: bool = False
+
+    @property
+    def acts(self) -> bool:
+        """Whether it does anything."""
+        return self.act is not None or self.rollback_prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The server a holder was seen on.
+
+    Attributes:
+        name: ``leader``, or which replica.
+        standby: it is one.
+        feedback: it tells its leader which rows its queries still need.
+    """
+
+    name: str = "leader"
+    standby: bool = False
+    feedback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done about a holder, and why.
+
+    Attributes:
+        action: what to do; only with kind ``act``.
+        reason: what decided, half a sentence.
+    """
+
+    kind: Kind
+    reason: str
+    action: Action | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the holder is older than the limit and not excepted, whatever is done about it."""
+        return self.kind not in {"young", "spared"}
+
+
+def judge(rule: Rule, holder: Holder, place: Place = Place()) -> Verdict:
+    """Return what a rule says about a holder.
+
+    >>> from forebay.guard.holders import Holder
+    >>> idle = Holder(sort="idle in transaction", name="7", user="app", seconds=70, may_end=True)
+    >>> judge(Rule(older_than=60), idle)
+    Verdict(kind='reported', reason='no action was asked for', action=None)
+    >>> judge(Rule(older_than=60, act="terminate"), idle).action
+    'terminate'
+    >>> judge(Rule(older_than=60, act="terminate", not_users=("app",)), idle).reason
+    'user app is excepted'
+    """
+    limit = human_duration(rule.older_than)
+    if holder.seconds is None and holder.is_session:
+        return Verdict("refused", "this role may not see how old it is: grant pg_monitor to it")
+    if holder.seconds is None and holder.sort == "prepared transaction":
+        return Verdict("refused", "since when it is prepared is not known")
+    if not _is_old(rule, holder):
+        return Verdict("young", f"not older than {limit}")
+    if place.standby and not place.feedback:
+        # Its queries may see rows go, and are cancelled then; they keep none.
+        return Verdict("young", "a standby without hot_standby_feedback holds nothing back")
+    if holder.is_replication:
+        return Verdict("reported", "it holds for another server")
+    if holder.sort == "background process":
+        return Verdict("reported", "it is a process of the server")
+    excepted = _excepted(rule, holder)
+    if excepted:
+        return Verdict("spared", excepted)
+    action = _action(rule, holder)
+    if action is None:
+        return Verdict("reported", _no_action(rule))
+    if action == "cancel" and holder.sort != "session" and holder.state != "active":
+        return Verdict("reported", "it runs no statement that could be cancelled")
+    if action == "rollback prepared" and not holder.here:
+        return Verdict("refused", f"it must be rolled back in its database, {holder.database}")
+    if not holder.may_end:
+        return Verdict("refused", f"this role may not end what user {holder.user} does")
+    return Verdict("act", f"older than {limit}", action)
+
+
+def _is_old(rule: Rule, holder: Holder) -> bool:
+    if holder.sort == "inactive replication slot":
+        # Nobody reads from it; nothing but a person, or its consumer's return, moves it.
+        return True
+    if holder.seconds is None:
+        return holder.age >= AGE_LONG
+    return holder.seconds > rule.older_than
+
+
+def _action(rule: Rule, holder: Holder) -> Action | None:
+    if holder.sort == "prepared transaction":
+        return "rollback prepared" if rule.rollback_prepared else None
+    return rule.act
+
+
+def _no_action(rule: Rule) -> str:
+    return "only --rollback-prepared ends it" if rule.act else "no action was asked for"
+
+
+def _excepted(rule: Rule, holder: Holder) -> str | None:
+    """Return which part of the rule leaves a holder alone; None when it means it."""
+    user, application = holder.user or "", holder.application or ""
+    if user in rule.not_users:
+        return f"user {user} is excepted"
+    if rule.users and user not in rule.users:
+        return f"user {user or 'unknown'} is not among those meant"
+    for pattern in rule.not_applications:
+        if fnmatchcase(application, pattern):
+            return f"application {application or '(none)'} is excepted"
+    if rule.applications and not any(fnmatchcase(application, p) for p in rule.applications):
+        return f"application {application or '(none)'} is not among those meant"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed segment that was not emptied yet.
+
+    Attributes:
+        number: its id.
+        xid: above the transaction ids of all its rows.
+        due: when it is old enough to be emptied; in the past when it may be now.
+        is_due: it is old enough, or the log is larger than it should be.
+    """
+
+    number: int
+    xid: int
+    due: datetime
+    is_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The segments that a holder keeps from being emptied.
+
+    Attributes:
+        segments: their numbers.
+        due: those which would have left.
+        first_due: when the first of the others would.
+    """
+
+    segments: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()
+    first_due: datetime | None = None
+
+    def said(self, *, has_ended: bool = False) -> str:
+        """Return which, and when they can leave, for people; empty when there are none.
+
+        Args:
+            has_ended: the holder is gone already.
+
+        >>> print(Pins((3, 4, 5), (3, 4)).said())
+        segments 3 to 5; 3 to 4 are due, and leave at a worker's next retention pass after it ends
+        """
+        if not self.segments:
+            return ""
+        is_one = len(self.segments) == 1
+        label = f"{'segment' if is_one else 'segments'} {described_ranges(self.segments)}"
+        if not self.due:
+            day = f"{self.first_due:%Y-%m-%d}" if self.first_due else "its time"
+            return f"{label}, {'not' if is_one else 'none of them'} due before {day}"
+        if self.due == self.segments:
+            who = "it is" if is_one else "they are"
+        else:
+            who = f"{described_ranges(self.due)} {'is' if len(self.due) == 1 else 'are'}"
+        leave = "leaves" if len(self.due) == 1 else "leave"
+        after = "" if has_ended else " after it ends"
+        return f"{label}; {who} due, and {leave} at a worker's next retention pass{after}"
+
+
+def pins(holder: Holder, segments: Sequence[Segment]) -> Pins:
+    """Return what a holder keeps from being emptied.
+
+    A segment stays while a transaction that may have written to it is open: one whose id is below that
+    of the seal. And it cannot be truncated under somebody's lock. A mere snapshot keeps none.
+    """
+    kept = [
+        segment
+        for segment in segments
+        if segment.number in holder.segments
+        or (holder.xid is not None and holder.xid < segment.xid)
+    ]
+    return Pins(
+        tuple(segment.number for segment in kept),
+        tuple(segment.number for segment in kept if segment.is_due),
+        min((segment.due for segment in kept if not segment.is_due), default=None),
+    )

@@ -1,0 +1,112 @@
+"""Sessions that block a migration: they hold locks on its tables, or call what it takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from forebay.policy.retry import human_duration
+
+#: A transaction so old is not expected to end within an attempt: it is waited for without asking for a lock.
+_OLD_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody who has held a lock for long."""
+
+    who: str
+    mode: str
+    relation: str
+    seconds: float
+
+    def __str__(self) -> str:
+        length = human_duration(self.seconds)
+        return f"{self.who} holds {self.mode} on {self.relation}, in a transaction of {length}"
+
+
+def holder_of(
+    conn: psycopg.Connection[Any],
+    tables: Sequence[str],
+    *,
+    older_than_seconds: float | None = None,
+) -> Holder | None:
+    """Return who has held some of our tables, or their partitions, for longest; None when nobody has for long."""
+    if not tables:
+        return None
+    old = _OLD_SECONDS if older_than_seconds is None else older_than_seconds
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(
+            _HOLDER, {"tables": [f"forebay.{name}" for name in tables], "old": old}
+        ).fetchone()
+    if row is None:
+        return None
+    pid, prepared, application, state, seconds, mode, relation = row
+    if prepared is not None:
+        who = f"prepared transaction {prepared!r}"
+    else:
+        who = f"pid {pid} ({', '.join(filter(None, (application, state)))})"
+    return Holder(who, mode, relation, seconds)
+
+
+def caller_since(
+    conn: psycopg.Connection[Any], began_at: datetime, *, writers: bool = False
+) -> str | None:
+    """Return whose statement has been running since before some time; None when all have ended.
+
+    It may be within a function as it was before the last migration, and about to use what the next one takes away.
+
+    Args:
+        conn: the connection.
+        began_at: that time.
+        writers: look also for transactions that have written something, whatever they do now.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(_CALLER, {"began_at": began_at, "writers": writers}).fetchone()
+    if row is None:
+        return None
+    who, runs, seconds = row
+    what = "runs a statement" if runs else "has a transaction"
+    return f"{who} {what} that began {human_duration(seconds)} ago"
+
+
+_CALLER: Final = """
+select format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')), s.runs,
+       extract(epoch from clock_timestamp() - case when s.runs then a.query_start else a.xact_start end)::float8
+from pg_stat_activity a
+cross join lateral (
+    select a.state in ('active', 'fastpath function call') and a.query_start < %(began_at)s as runs) s
+where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
+  and (s.runs or %(writers)s and a.backend_xid is not null and a.xact_start < %(began_at)s)
+union all
+select format('prepared transaction %%L', p.gid), false, extract(epoch from clock_timestamp() - p.prepared)::float8
+from pg_prepared_xacts p
+where %(writers)s and p.database = current_database() and p.prepared < %(began_at)s
+order by 3 desc
+limit 1
+"""
+
+_HOLDER: Final = """
+select l.pid, p.gid, a.application_name, a.state,
+       extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8,
+       l.mode, l.relation::regclass::text
+from pg_locks l
+left join pg_stat_activity a on a.pid = l.pid
+left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.granted
+                     and x.virtualtransaction = l.virtualtransaction
+left join pg_prepared_xacts p on p.transaction = x.transactionid
+where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
+  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+  and l.relation in (
+      select t::regclass from unnest(%(tables)s::text[]) t
+      union all
+      select i.inhrelid from pg_inherits i where i.inhparent in (select t::regclass from unnest(%(tables)s::text[]) t))
+  and coalesce(a.xact_start, p.prepared) <= clock_timestamp() - make_interval(secs => %(old)s)
+order by 5 desc
+limit 1
+"""

@@ -1,0 +1,87 @@
+"""The statements around a migration's own: one migrator at a time, timeouts, the record of what was applied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.sql import Migration
+
+#: "fore" and "bay" in ASCII. The schema's own oid, which keys every other lock, may not exist yet.
+MIGRATOR_KEY: Final = "(x'666f7265'::int, x'626179'::int)"
+
+#: How long a migrator waits for another one.
+TURN_SECONDS: Final = 120
+
+SEARCH_PATH: Final = "pg_catalog, pg_temp"
+
+OPENING: Final = f"""\
+-- One migrator at a time. What is set here is set back at the end.
+select set_config('forebay.search_path_before', current_setting('search_path'), true),
+       set_config('forebay.lock_timeout_before', current_setting('lock_timeout'), true),
+       set_config('search_path', '{SEARCH_PATH}', true),
+       set_config('lock_timeout', '{TURN_SECONDS}s', true);
+select pg_advisory_xact_lock{MIGRATOR_KEY};"""
+
+CLOSING: Final = """\
+select set_config('search_path', current_setting('forebay.search_path_before'), true),
+       set_config('lock_timeout', current_setting('forebay.lock_timeout_before'), true);"""
+
+_CONCURRENTLY: Final = re.compile(r"\bconcurrently\s+", re.IGNORECASE)
+
+
+def in_a_transaction(step: Migration) -> str:
+    """Return a migration as text for a transaction that holds others as well."""
+    if not step.is_outside:
+        text = step.text.strip()
+    else:
+        parts = [_CONCURRENTLY.sub("", statement) for statement in step.statements()]
+        text = "\n".join(map(_for_each_segment if step.is_per_segment else _ended, parts))
+    return f"{requiring_gone(step)};\n\n{text}" if step.is_post else text
+
+
+def recording(steps: Sequence[Migration]) -> str:
+    """Return the statements that record migrations as applied."""
+    records = ",\n".join(
+        f"    ({step.version}, '{step.name}', '{step.checksum}')" for step in steps
+    )
+    return (
+        f"insert into forebay.schema_migration (version, name, checksum) values\n{records};\n\n"
+        "-- Functions that are new are granted too.\nselect forebay._grant();"
+    )
+
+
+def requiring_gone(step: Migration) -> str:
+    """Return the statement that refuses a post migration while older workers live."""
+    return f"select forebay._require_gone({step.version})"
+
+
+def table_list(names: Sequence[str]) -> str:
+    """Return the names of our tables as SQL."""
+    return ", ".join(f"forebay.{name}" for name in names)
+
+
+def setting_timeout(name: str, seconds: float) -> str:
+    """Return the statement that sets a timeout until the end of the transaction."""
+    # 0 would mean without a limit.
+    return f"set local {name} = '{max(1, round(seconds * 1000))}ms'"
+
+
+def _ended(statement: str) -> str:
+    return f"{statement};"
+
+
+def _for_each_segment(statement: str) -> str:
+    return f"""\
+do $forebay$
+declare
+    v_segment bigint;
+begin
+    for v_segment in select s.segment_id from forebay.segment s order by s.segment_id loop
+        execute replace($text$
+{statement}
+$text$, '{{segment}}', v_segment::text);
+    end loop;
+end
+$forebay$;"""

@@ -1,0 +1,221 @@
+"""Bring the schema of a database to the version of this library, while its jobs run.
+
+A first installation is one transaction. An upgrade is one transaction for each migration: what was applied
+stays, what failed left nothing, and the next call goes on there. An advisory transaction lock lets one migrator work at
+a time; the second waits, looks again and finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
+
+On a connection inside a transaction everything becomes part of that. The script that ``migration_sql`` returns is made
+of the same statements, so all ways end in the same schema.
+
+Invariants "nobody waits behind a migration" and "nobody is left behind": docs/design/upgrades.md.
+Shown by: tests/migration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from forebay.db.errors import translate
+from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
+from forebay.sql import latest_version, migrations
+from forebay.upgrade._statements import CLOSING, OPENING, in_a_transaction, recording
+from forebay.upgrade._stepping import (
+    LOCK_TIMEOUT_SECONDS,
+    NOT_GRANTED,
+    Pace,
+    Stepper,
+    Upgraded,
+    pending_migrations,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.sql import Migration
+
+__all__ = ["Pace", "Upgraded", "migrate", "migration_sql", "pending_migrations", "upgrade"]
+
+
+def migrate(
+    target: str | psycopg.Connection[Any],
+    *,
+    dry_run: bool = False,
+    only_pre: bool = False,
+    lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+) -> list[Migration]:
+    """Apply the pending migrations and return them; an empty list means nothing to do.
+
+    A post migration, which takes away what older code calls, is left for the next time while a worker of an
+    older version lives.
+
+    Args:
+        target: the address of the database, or a synchronous connection. On a connection inside a
+            transaction the migrations become part of it, for the caller to commit.
+        dry_run: only return what would be applied.
+        only_pre: stop before the first post migration.
+        lock_timeout_seconds: how long others may have to wait behind a statement that waits for a lock.
+
+    Raises:
+        SchemaError: the schema is newer than this library, was installed by other means, an
+            applied migration differs from ours, or one that this library needs comes after one that has to wait.
+        TransactionStateError: the connection's transaction is not READ COMMITTED.
+        DatabaseUnavailable: the database cannot be reached, or a lock was not granted in time.
+    """
+    if dry_run:
+        with raising_ours(), connection_to(target) as conn:
+            steps = pending_migrations(conn)
+            posts = [place for place, step in enumerate(steps) if step.is_post]
+            return steps[: posts[0]] if only_pre and posts else steps
+    pace = Pace(lock_timeout_seconds=lock_timeout_seconds)
+    return upgrade(target, only_pre=only_pre, pace=pace).applied
+
+
+def upgrade(
+    target: str | psycopg.Connection[Any],
+    *,
+    only_pre: bool = False,
+    wait_seconds: float = 0.0,
+    pace: Pace | None = None,
+) -> Upgraded:
+    """Do as ``migrate``; return also what was held back, and why.
+
+    Args:
+        target: as of ``migrate``.
+        only_pre: stop before the first post migration.
+        wait_seconds: how long to wait for older workers to end.
+        pace: how to go about locks; None means the defaults.
+
+    Raises:
+        ForebayError: as ``migrate``.
+    """
+    with raising_ours(), connection_to(target) as conn:
+        stepper = Stepper(conn, pace or Pace(), only_pre=only_pre, wait_seconds=wait_seconds)
+        if conn.info.transaction_status == TransactionStatus.IDLE:
+            with autocommitting(conn):
+                return stepper.run()
+        _require_read_committed(conn)
+        return stepper.run_within()
+
+
+def migration_sql(
+    from_version: int = 0, *, transaction: bool = True, only_pre: bool = False
+) -> str:
+    """Return one script that takes a database from a version of the schema to the newest.
+
+    It can be given to ``psql`` as it is, refuses a database at another version, refuses to take away what a living
+    worker calls, and records what it applied, so that ``migrate`` finds nothing to do afterwards. An index that
+    ``migrate`` builds concurrently is built here under a lock that stops writing to its table.
+
+    Args:
+        from_version: the version the database is at, 0 for one without the schema.
+        transaction: with ``begin`` and ``commit``; False for a tool that opens the transaction
+            itself, such as Alembic.
+        only_pre: stop before the first post migration.
+
+    Raises:
+        ConfigError: there is no such version.
+    """
+    latest = latest_version()
+    if not 0 <= from_version <= latest:
+        raise ConfigError(
+            "from_version",
+            f"is {shown(from_version)}, not within 0 to {latest}",
+            value=from_version,
+        )
+    steps = list(migrations()[from_version:])
+    posts = [place for place, step in enumerate(steps) if step.is_post]
+    if only_pre and posts:
+        del steps[posts[0] :]
+    title = f"-- Forebay: schema version {from_version} to {steps[-1].version if steps else from_version}."
+    if not steps:
+        return f"{title} Nothing to do.\n"
+    parts = [OPENING, _guard(from_version), _SCRIPT_LOCK_TIMEOUT]
+    parts += [f"-- {step.version:04} {step.name}\n\n{in_a_transaction(step)}" for step in steps]
+    parts += [recording(steps), CLOSING]
+    if transaction:
+        parts = ["begin;", *parts, "commit;"]
+    return "\n\n".join([title, *parts]) + "\n"
+
+
+_SCRIPT_LOCK_TIMEOUT: Final = f"set local lock_timeout = '{round(LOCK_TIMEOUT_SECONDS * 1000)}ms';"
+
+
+@contextlib.contextmanager
+def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection: the one that was given, or one to an address."""
+    if isinstance(target, psycopg.Connection):
+        yield target
+    elif isinstance(target, str):
+        with psycopg.connect(
+            target, autocommit=True, application_name="forebay migrate", prepare_threshold=None
+        ) as conn:
+            yield conn
+    else:
+        raise ConfigError(
+            "migrate",
+            f"takes an address or a synchronous psycopg connection, not {type(target).__name__}",
+        )
+
+
+@contextlib.contextmanager
+def autocommitting(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Let a connection begin transactions only where it is told to."""
+    before = conn.autocommit
+    conn.autocommit = True
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            conn.autocommit = before
+
+
+@contextlib.contextmanager
+def raising_ours() -> Iterator[None]:
+    """Raise our errors for the driver's."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate in NOT_GRANTED:
+            raise DatabaseUnavailable(
+                "a lock was not granted in time, nothing was migrated",
+                detail=str(error),
+                hint="Another migration or a long transaction holds it; try again.",
+            ) from error
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _require_read_committed(conn: psycopg.Connection[Any]) -> None:
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute("select current_setting('transaction_isolation')").fetchone()
+    assert row is not None
+    if row[0] != "read committed":
+        raise TransactionStateError("migrate", f"the isolation level is {row[0]}")
+
+
+def _guard(from_version: int) -> str:
+    """Return a statement that refuses a database at another version than the script is for."""
+    found = "null" if from_version == 0 else "(select max(version) from forebay.schema_migration)"
+    condition = (
+        "to_regnamespace('forebay') is not null"
+        if from_version == 0
+        else f"{found} is distinct from {from_version}"
+    )
+    return f"""\
+do $forebay$
+begin
+    if {condition} then
+        raise exception using
+            errcode = 'JQ020',
+            message = 'this script is for a database at schema version {from_version}',
+            hint = 'Print the script again with the version of this database.';
+    end if;
+end
+$forebay$;"""

@@ -1,0 +1,270 @@
+"""Run what is pending in a transaction, measure what it locks and for how long, and roll it back.
+
+Every statement runs on the real tables with the real locks, asked for as a real upgrade asks for them: within a fraction
+of a second or not at all, behind nobody's old transaction. So whoever comes meanwhile waits until the rehearsal's end.
+What is committed statement by statement cannot be rolled back, and is only named.
+
+A lock counts from the moment before the statement that got it to the end of its migration, since there the real one commits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from forebay.errors import TransactionStateError
+from forebay.upgrade._blockers import holder_of
+from forebay.upgrade._stepping import (
+    NotGrantedError,
+    Pace,
+    not_granted,
+    pending_migrations,
+    run_step,
+    turn,
+)
+from forebay.upgrade.migrate import autocommitting, connection_to, raising_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.sql import Migration
+
+#: Whom a lock stops. PostgreSQL manual, section 13.3.1; what is missing stops nobody who works.
+Stops = Literal["everybody", "writers", "upkeep"]
+_STOPS: Final[Mapping[str, Stops]] = {
+    "AccessExclusiveLock": "everybody",
+    "ExclusiveLock": "writers",
+    "ShareRowExclusiveLock": "writers",
+    "ShareLock": "writers",
+    "ShareUpdateExclusiveLock": "upkeep",
+}
+
+_OLDER_RUN: Final = "JQ020"
+
+#: An index is locked with its table, and it is the table that counts.
+_TABLES: Final = r"""
+select c.oid, regexp_replace(c.relname, '^log_\d+', 'log_#')
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname !~ '^pg_' and n.nspname <> 'information_schema' and c.relkind <> all ('{i,I}')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """One kind of lock that a migration held.
+
+    Attributes:
+        relation: the table or index, without the schema; ``log_#`` for segments.
+        count: on how many relations of that name.
+        mode: as PostgreSQL calls it, such as ``ACCESS EXCLUSIVE``.
+        stops: whom it makes wait: everybody, writers, or upkeep, which is vacuum and the making of segments.
+        seconds: for how long it was held.
+        declared: whether the migration asks for it at its beginning.
+    """
+
+    relation: str
+    count: int
+    mode: str
+    stops: Stops
+    seconds: float
+    declared: bool
+
+
+@dataclass(slots=True)
+class RehearsedStep:
+    """What one migration would do.
+
+    Attributes:
+        migration: which.
+        seconds: how long it took; None when it was not run.
+        waited_seconds: how long it waited for its locks.
+        locks: those that stop somebody, on what was there before; strongest and longest first.
+        older_workers: of a post migration: who still runs that it would leave behind.
+    """
+
+    migration: Migration
+    seconds: float | None = None
+    waited_seconds: float = 0.0
+    locks: list[HeldLock] = field(default_factory=list)
+    older_workers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What an upgrade would do.
+
+    Attributes:
+        steps: each pending migration.
+        seconds: how long the rehearsal held its own transaction.
+    """
+
+    steps: list[RehearsedStep]
+    seconds: float = 0.0
+
+    @property
+    def longest(self) -> tuple[RehearsedStep, HeldLock] | None:
+        """The lock that stops everybody or writers for longest; None when none does."""
+        found = [
+            (step, lock) for step in self.steps for lock in step.locks if lock.stops != "upkeep"
+        ]
+        return max(found, key=lambda pair: pair[1].seconds, default=None)
+
+
+def rehearse(target: str | psycopg.Connection[Any], *, pace: Pace | None = None) -> Rehearsal:
+    """Run the pending migrations without committing anything, and return what they locked.
+
+    Args:
+        target: the address of a database, or a synchronous connection outside of a transaction.
+        pace: how to go about locks; None means the defaults.
+
+    Raises:
+        SchemaError: as of ``migrate``; or a migration would hold its locks for too long.
+        TransactionStateError: the connection is in a transaction.
+        DatabaseUnavailable: the database cannot be reached, or locks were not granted in time.
+    """
+    pace = pace or Pace()
+    with raising_ours(), connection_to(target) as conn:
+        if conn.info.transaction_status != TransactionStatus.IDLE:
+            raise TransactionStateError("rehearse", "a transaction is open")
+        with autocommitting(conn):
+            until = time.monotonic() + pace.patience_seconds
+            for seconds in pace.attempts():
+                steps = pending_migrations(conn)
+                if not steps or steps[0].version == 1:
+                    return Rehearsal([RehearsedStep(step) for step in steps])
+                tables = [name for step in steps for name in step.locks]
+                waited_for = holder_of(conn, tables)
+                attempt = _Attempt(conn, seconds, pace)
+                if waited_for is None:
+                    try:
+                        return attempt.run()
+                    except NotGrantedError:
+                        waited_for = holder_of(conn, tables, older_than_seconds=0.0)
+                if time.monotonic() >= until:
+                    why = f"{waited_for}" if waited_for else "others hold its locks"
+                    raise not_granted(attempt.at or steps[0], pace.patience_seconds, why)
+                time.sleep(10 * seconds)
+    raise AssertionError
+
+
+class _Attempt:
+    """One run through all steps in one transaction."""
+
+    def __init__(self, conn: psycopg.Connection[Any], seconds: float, pace: Pace) -> None:
+        self._conn = conn
+        self._seconds = seconds
+        self._pace = pace
+        self.at: Migration | None = None
+
+    def run(self) -> Rehearsal:
+        with turn(self._conn, roll_back=True):
+            began = time.monotonic()
+            self._there = dict(self._rows(_TABLES))
+            steps = [self._rehearsed(step) for step in pending_migrations(self._conn)]
+            return Rehearsal(steps, time.monotonic() - began)
+
+    def _rehearsed(self, step: Migration) -> RehearsedStep:
+        done = RehearsedStep(step)
+        if step.is_post:
+            done.older_workers = self._older_workers(step)
+        if step.is_outside:
+            return done
+        self.at = step
+        before = self._held()
+        since: dict[tuple[int, str], float] = {}
+        began = asked = time.monotonic()
+        locks_at = None
+        running = run_step(
+            self._conn,
+            step,
+            self._seconds,
+            self._pace.hold_seconds_max,
+            require_gone=done.older_workers is None,
+        )
+        for statement in running:
+            self._note(since, before, asked)
+            if locks_at is None and statement.startswith("lock table"):
+                locks_at = time.monotonic()
+            elif locks_at is not None and not done.waited_seconds:
+                done.waited_seconds = time.monotonic() - locks_at
+                # Also what an earlier step of this rehearsal has locked already: the real one locks it here.
+                since |= {
+                    key: time.monotonic()
+                    for key in self._held()
+                    if key[1] == "AccessExclusiveLock" and self._is_of(key[0], step)
+                }
+            asked = time.monotonic()
+        self._note(since, before, asked)
+        ended = time.monotonic()
+        done.seconds = ended - began
+        done.locks = self._summary(step, since, ended)
+        return done
+
+    def _older_workers(self, step: Migration) -> str | None:
+        try:
+            with self._conn.transaction(force_rollback=True):
+                self._conn.execute(f"select forebay._require_gone({step.version})")
+        except psycopg.Error as error:
+            if error.sqlstate != _OLDER_RUN:
+                raise
+            return f"{error.diag.message_primary}\n{error.diag.message_detail}"
+        return None
+
+    def _held(self) -> set[tuple[int, str]]:
+        rows = self._rows(
+            "select l.relation, l.mode from pg_locks l where l.pid = pg_backend_pid()"
+            " and l.locktype = 'relation' and l.granted"
+        )
+        return {(oid, mode) for oid, mode in rows if oid in self._there and mode in _STOPS}
+
+    def _note(
+        self, since: dict[tuple[int, str], float], before: set[tuple[int, str]], asked: float
+    ) -> None:
+        for key in self._held() - before:
+            since.setdefault(key, asked)
+
+    def _is_of(self, oid: int, step: Migration) -> bool:
+        name = self._there[oid]
+        return name in step.locks or (name == "log_#" and "log" in step.locks)
+
+    def _summary(
+        self, step: Migration, since: dict[tuple[int, str], float], ended: float
+    ) -> list[HeldLock]:
+        found: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+        for (oid, mode), at in since.items():
+            key = (self._there[oid], mode)
+            found.setdefault(key, []).append((ended - at, self._is_of(oid, step)))
+        locks = [
+            HeldLock(
+                relation=name,
+                count=len(held),
+                mode=_spoken(mode),
+                stops=_STOPS[mode],
+                seconds=max(seconds for seconds, _ in held),
+                declared=all(declared for _, declared in held),
+            )
+            for (name, mode), held in found.items()
+        ]
+        order = list(_STOPS.values())
+        return sorted(
+            locks, key=lambda lock: (order.index(lock.stops), -lock.seconds, lock.relation)
+        )
+
+    def _rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._conn.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(statement).fetchall()
+
+
+def _spoken(mode: str) -> str:
+    """Return a lock's mode as statements call it.
+
+    >>> _spoken("ShareRowExclusiveLock")
+    'SHARE ROW EXCLUSIVE'
+    """
+    name = mode.removesuffix("Lock")
+    return "".join(f" {letter}" if letter.isupper() else letter for letter in name).strip().upper()
