@@ -57,7 +57,7 @@ def pooled(database: str, pooler: PgBouncer) -> str:
 
 
 @pytest.fixture(scope="session")
-def way_in(
+def via_pooler(
     pytestconfig: pytest.Config, server: EmbeddedServer, request: pytest.FixtureRequest
 ) -> Iterator[PgBouncer | None]:
     """The pooler that stands before all tests' databases; None without ``--through-pgbouncer``."""
