@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from tests.support.account import wait_until_drained
 from tests.support.effects import Effects
 from tests.support.engine import enqueue_many
 from tests.support.waiting import wait_for
+from tests.support.writers import wait_until_drained
 
 
 def broken_order(effects: Effects, kills: list[float], per_key: int) -> list[str]:

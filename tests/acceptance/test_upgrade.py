@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.account import Writers, account, wait_until_drained
 from tests.support.engine import one
+from tests.support.ledger import Ledger
 from tests.support.next_release import ROOT, copy_library, make_next_release, next_migrations
 from tests.support.producer_process import ProducerProcess
 from tests.support.waiting import wait_for
+from tests.support.writers import note_committed, read_run, wait_until_drained
 
 
 class Fleet:
@@ -138,10 +139,10 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     new_producer.stop()
 
     produced = [producer.read() for producer in fleet.producers]
-    writers = Writers(database, seed, count=0)
+    ledger = Ledger()
     for each in produced:
-        writers.committed |= each.committed
-        writers.rolled_back |= each.rolled_back
+        note_committed(ledger, each.committed)
+        ledger.note_rolled_back([*each.rolled_back])
     wait_until_drained(database, 90, lambda: workers.logs[-20_000:])
     took = [pair for each in produced for pair in each.took]
     print("before:   ", slowest(took, began, migrating_from))
@@ -156,7 +157,8 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
         and "failed: ValueError" not in line  # what the handler is asked to do
     ]
     assert not complaints, complaints[:10]
-    account(conn, writers, effects).assert_clean()
+    read_run(ledger, conn, effects)
+    ledger.assert_clean()
     assert len({worker.pid for worker in (*old, *new)}) == 4
     # What was written to the old column and what was written to the new table is all there.
     (failures, traced) = conn.execute(

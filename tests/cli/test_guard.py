@@ -16,8 +16,8 @@ import pytest
 from forebay.guard import operations as calls
 from forebay.guard import run as guarding
 from forebay.guard.rules import Rule
-from tests.support.broken_twin import violation
 from tests.support.engine import Reader, connect, enqueue, one, small_segments, sqlstate
+from tests.support.mutant import violation
 from tests.support.standby import primary_and_standby, wait_until_replayed
 from tests.support.waiting import wait_for
 

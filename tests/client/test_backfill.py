@@ -11,7 +11,7 @@ import forebay
 from forebay import BackfillProgress, Once, Rows
 from forebay.errors import BackfillChanged, BackfillNotFound, InvalidJob, QueueFull
 from forebay.testing import run_until_idle
-from tests.contract.test_clients import Awaited, Sync
+from tests.client.test_clients import Awaited, Sync
 from tests.support.engine import connect, one
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -11,9 +11,9 @@ import pytest
 
 import forebay
 from tests.sql.test_unique import ask
-from tests.support.broken_twin import break_function
 from tests.support.engine import Reader, connect, depth, enqueue_many, one, state
 from tests.support.fix_worker import run_until_idle
+from tests.support.mutant import break_function
 from tests.support.waiting import wait_for
 
 SECONDS = 1.5

@@ -10,7 +10,6 @@ from typing import Any, Self
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     claimed,
@@ -23,6 +22,7 @@ from tests.support.engine import (
     state,
 )
 from tests.support.interleave import Outcome, Race, Step
+from tests.support.mutant import break_function, violation
 
 Action = Callable[[psycopg.Connection[Any], SimpleNamespace], Any]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.broken_twin import break_function
 from tests.support.engine import depth, enqueue, one, state
+from tests.support.mutant import break_function
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for
 

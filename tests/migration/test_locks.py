@@ -12,8 +12,8 @@ from forebay.sql import latest_version
 from forebay.upgrade import _blockers
 from forebay.upgrade import _stepping as stepping
 from forebay.upgrade.migrate import Pace, migrate, upgrade
-from tests.support.broken_twin import violation
 from tests.support.engine import connect, one
+from tests.support.mutant import violation
 from tests.support.waiting import wait_for
 
 ADD_COLUMN = (
@@ -98,7 +98,7 @@ def test_nobody_waits_behind_a_migration_that_waits_for_a_stranger(database, rel
 @pytest.mark.slow
 def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monkeypatch):
     """
-    The twin that asks for its locks at once and waits for them makes every enqueue wait as long.
+    The mutant that asks for its locks at once and waits for them makes every enqueue wait as long.
     """
     monkeypatch.setattr(_blockers, "_OLD_SECONDS", 1e6)
     monkeypatch.setattr(Pace, "attempts", lambda self: iter([0.49] * 1000))
@@ -163,7 +163,7 @@ def test_in_a_deadlock_the_migration_gives_way(database, release):
 @pytest.mark.slow
 def test_with_longer_attempts_the_other_one_would_fail(database, release, monkeypatch):
     """
-    The twin that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.
+    The mutant that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.
     """
     monkeypatch.setattr(stepping, "_DEADLOCK_SHARE", 100)
     monkeypatch.setattr(Pace, "attempts", lambda self: iter([15.0] * 10))
@@ -215,7 +215,7 @@ def test_upkeep_pauses_and_does_not_wait(database, release):
 @pytest.mark.slow
 def test_without_its_keys_upkeep_would_wait_and_fail(database, release, monkeypatch):
     """
-    The twin that does not take the upkeep's keys lets it run into the migration's locks.
+    The mutant that does not take the upkeep's keys lets it run into the migration's locks.
     """
     monkeypatch.setattr(stepping, "_UPKEEP_KEYS", ())
     with violation(psycopg.errors.LockNotAvailable):
@@ -267,7 +267,7 @@ def test_rows_are_copied_when_all_have_ended_that_wrote_in_the_old_way(database,
 
 def test_without_waiting_for_them_a_row_would_be_missed(database, release):
     """
-    The twin that does not wait copies before the last row of the old way is committed.
+    The mutant that does not wait copies before the last row of the old way is committed.
     """
     with violation():
         copy_rows_meanwhile(database, release, "")

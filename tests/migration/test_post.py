@@ -15,8 +15,8 @@ from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, required_version
 from forebay.upgrade import _stepping as stepping
 from forebay.upgrade.migrate import Pace, migrate, migration_sql, upgrade
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import connect, one
+from tests.support.mutant import break_function, violation
 from tests.support.next_release import next_migrations
 from tests.support.waiting import wait_for
 
@@ -108,7 +108,7 @@ def test_a_worker_that_comes_while_it_runs_is_refused(database, release):
 
 def test_without_the_lock_on_the_leases_it_would_be_let_in(database, release):
     """
-    The twin that only looks at the leases lets a worker in that then finds its functions gone.
+    The mutant that only looks at the leases lets a worker in that then finds its functions gone.
     """
     break_function(database, "_require_gone", ("lock table forebay.lease in share mode;", ""))
     with violation():
@@ -245,7 +245,7 @@ def test_a_post_migration_waits_for_statements_that_began_before_it(database, re
 @pytest.mark.slow
 def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch):
     """
-    The twin that does not wait takes away a function before a statement that is under way comes to call it.
+    The mutant that does not wait takes away a function before a statement that is under way comes to call it.
     """
     monkeypatch.setattr(stepping, "caller_since", lambda *_, **__: None)
     with violation(psycopg.Error):

@@ -450,7 +450,7 @@ def test_flat_cost_over_many_segments_with_an_idle_writer(database):
 
 def test_flat_cost_breaks_when_the_planner_is_left_alone_with_a_tiny_table(database):
     """
-    The broken twin: without its settings a settlement whose plan was made while the tables were
+    The mutant: without its settings a settlement whose plan was made while the tables were
     tiny and analysed reads them from end to end.
     """
     with connect(database) as conn:

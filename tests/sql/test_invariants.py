@@ -1,4 +1,4 @@
-"""One test for each thing that must always hold, and a broken twin of each.
+"""One test for each thing that must always hold, and a mutant of each.
 
 A promise is a function that takes a database and asserts. It runs once as it is, and once for each
 of its guards with that guard taken out of the SQL: there the promise has to be seen broken.
@@ -10,12 +10,6 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.support.broken_twin import (
-    break_function,
-    break_shortcut,
-    violation,
-    without_shortcut,
-)
 from tests.support.engine import (
     Reader,
     connect,
@@ -28,7 +22,13 @@ from tests.support.engine import (
     state,
     states,
 )
-from tests.support.storm import count_independently
+from tests.support.mutant import (
+    break_function,
+    break_shortcut,
+    violation,
+    without_shortcut,
+)
+from tests.support.stress import count_independently
 from tests.support.waiting import wait_for
 
 Substitution = tuple[str, str]

@@ -1,15 +1,15 @@
 """Registers of known lanes: they save the look into the registry, and never name a lane that readers could not find.
 
 Invariant "known is committed": a register names a lane only after its row in the registry was committed. Each way to
-break it has a twin without the guard, in which a committed job is found by nobody.
+break it has a mutant without the guard, in which a committed job is found by nobody.
 """
 
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import Reader, connect, enqueue, lane_of, one
 from tests.support.fix_db import make_migrated
+from tests.support.mutant import break_function, violation
 
 #: Each enqueue into a lane that is noted and not known makes it known with a chance of 3 %: less than one in 10^13 is not.
 OFTEN = 1000

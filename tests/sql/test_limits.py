@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -19,6 +18,7 @@ from tests.support.engine import (
     small_segments,
     sqlstate,
 )
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
 
@@ -157,7 +157,7 @@ def test_what_runs_already_counts_when_a_pace_is_set(database, conn):
 
 
 def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, conn):
-    """The broken twin: both count before either has written."""
+    """The mutant: both count before either has written."""
 
     def both_claim() -> int:
         with Reader(database, "q") as one_, Reader(database, "q") as other:
@@ -465,7 +465,7 @@ def test_a_pace_of_nonsense_is_refused(conn, limits):
 
 @pytest.mark.parametrize("key", ["", "k" * 201, "a\nb"])
 def test_a_limit_key_of_nonsense_is_refused(conn, key):
-    """By every door, with nothing written."""
+    """In every call, with nothing written."""
     for query in (
         "select forebay.enqueue('work', limit_key => %s)",
         "select forebay.enqueue_unique('work', '{}', '{\"once\": \"a\"}', limit_key => %s)",
@@ -614,7 +614,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_without_its_guard_a_promise_breaks(database, conn, promise, function, guards):
-    """The broken twins: each test above fails when the line is missing that it is about."""
+    """The mutants: each test above fails when the line is missing that it is about."""
     break_function(database, function, *guards)
     with violation(psycopg.Error):
         promise(database, conn)

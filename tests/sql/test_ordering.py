@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -20,6 +19,7 @@ from tests.support.engine import (
     small_segments,
     state,
 )
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
 
@@ -356,7 +356,7 @@ class Holder:
         self.reader.open_lease()
 
 
-def storm(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None:
+def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None:
     """Four readers claim, settle, fail, hand back and lose their leases at random; check the order of each key."""
     rng = random.Random(seed)
     with connect(database) as conn, contextlib.ExitStack() as stack:
@@ -415,7 +415,7 @@ def storm(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None
 )
 def test_whatever_happens_each_key_runs_in_order(database, seed):
     """Retries, snoozes, jobs handed back, suspects, lost leases, small segments: each job is done once, in its key's order."""
-    storm(database, seed)
+    stress(database, seed)
 
 
 GUARDS = {
@@ -463,7 +463,7 @@ def test_each_guard_is_needed(database, guard):
     break_function(database, function, tuple(substitution))
     with violation(psycopg.Error):
         for seed in range(6):
-            storm(database, seed, rounds=200)
+            stress(database, seed, rounds=200)
 
 
 def suspect_alone(database: str) -> None:

@@ -1,6 +1,6 @@
 """The claim in one statement: it takes what lies in one segment, and leaves everything else.
 
-Each condition under which it must leave a claim to ``forebay._take`` has a promise here, and a twin in
+Each condition under which it must leave a claim to ``forebay._take`` has a promise here, and a mutant in
 which the condition is missing.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.support.broken_twin import break_function, break_shortcut, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -20,6 +19,7 @@ from tests.support.engine import (
     small_segments,
     state,
 )
+from tests.support.mutant import break_function, break_shortcut, violation
 from tests.support.waiting import wait_for
 
 

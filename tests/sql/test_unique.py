@@ -8,7 +8,6 @@ import psycopg
 import pytest
 
 from tests.sql.test_flat_cost import pages
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -20,6 +19,7 @@ from tests.support.engine import (
     sqlstate,
     state,
 )
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
 INTENTS: dict[str, dict[str, Any]] = {

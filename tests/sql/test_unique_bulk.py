@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from tests.sql.test_unique import INTENTS, ask, ended, wait_until_one_waits
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -22,6 +21,7 @@ from tests.support.engine import (
     sqlstate,
     state,
 )
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
 KEYS = 40

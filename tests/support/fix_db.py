@@ -69,7 +69,7 @@ def template(server: EmbeddedServer) -> str:
 
 
 @pytest.fixture
-def database(server: EmbeddedServer, template: str, way_in: PgBouncer | None) -> Iterator[str]:
+def database(server: EmbeddedServer, template: str, via_pooler: PgBouncer | None) -> Iterator[str]:
     """The address of a fresh database with the migrated schema, dropped afterwards."""
     with fresh_database(server, template) as dsn:
         with psycopg.connect(dsn) as conn:
@@ -78,7 +78,7 @@ def database(server: EmbeddedServer, template: str, way_in: PgBouncer | None) ->
                 "update forebay.cluster set database_oid ="
                 " (select oid from pg_database where datname = current_database())"
             )
-        yield dsn if way_in is None else way_in.dsn(str(conninfo_to_dict(dsn)["dbname"]))
+        yield dsn if via_pooler is None else via_pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
 @pytest.fixture

@@ -35,12 +35,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def pooler(server: EmbeddedServer) -> Iterator[PgBouncer]:
-    """A PgBouncer before ``server``, for the session."""
+def needs_pgbouncer() -> None:
+    """Leave a test out where the program is missing, or fail it where every server is required."""
     if program() is None:
         if os.environ.get("FOREBAY_REQUIRE_SERVERS") == "1":
             pytest.fail("pgbouncer is not installed")
         pytest.skip("pgbouncer is not installed")
+
+
+@pytest.fixture(scope="session")
+def pooler(server: EmbeddedServer, needs_pgbouncer: None) -> Iterator[PgBouncer]:
+    """A PgBouncer before ``server``, for the session."""
     with pgbouncer(server) as found:
         yield found
 
@@ -52,7 +57,7 @@ def pooled(database: str, pooler: PgBouncer) -> str:
 
 
 @pytest.fixture(scope="session")
-def way_in(
+def via_pooler(
     pytestconfig: pytest.Config, server: EmbeddedServer, request: pytest.FixtureRequest
 ) -> Iterator[PgBouncer | None]:
     """The pooler that stands before all tests' databases; None without ``--through-pgbouncer``."""

@@ -1,8 +1,9 @@
-"""An account of what producers committed and what readers were handed, kept outside the database.
+"""The ledger of a run: what producers committed and what readers were handed, kept outside the database.
 
-It knows nothing of Forebay's tables: producers write down what they committed and what they took
+It knows nothing of Forebay's tables: producers write down what they committed and what they rolled
 back, readers what they were handed and which settlements were accepted. At the end both sides are
-compared.
+compared. Where workers run as processes, ``tests.support.writers`` fills in their side from what
+their handlers wrote.
 """
 
 import threading
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """The account of one run. Entries are the numbers that producers put into their jobs."""
+    """The ledger of one run. Entries are the numbers that producers put into their jobs."""
 
     groups: tuple[str, ...] = ("default",)
     committed: set[int] = field(default_factory=set)
@@ -22,6 +23,8 @@ class Ledger:
     ended: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     reruns_allowed: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+    """Committed entries whose handler writes a row in its own transaction."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +65,7 @@ class Ledger:
             self.reruns_allowed[group].update(entries)
 
     def problems(self) -> dict[str, list[int]]:
-        """Return what is wrong, by its name; empty when the accounts agree."""
+        """Return what is wrong, by its name; empty when both sides agree."""
         found: dict[str, list[int]] = {}
         for group in self.groups:
             handed, ended = self.handed[group], self.ended[group]
@@ -76,6 +79,20 @@ class Ledger:
                 ),
             }
         return {name: entries for name, entries in found.items() if entries}
+
+    def reruns(self, group: str = "default") -> int:
+        """Return how many runs of a group were not the first of their job."""
+        return sum(times - 1 for times in self.handed[group].values())
+
+    def assert_clean(self) -> None:
+        """Fail with what is wrong."""
+        for group in self.groups:
+            print(
+                f"{group}: committed {len(self.committed)}, rolled back {len(self.rolled_back)}, reruns"
+                f" {self.reruns(group)} of {self.reruns_allowed[group].total()} sent back"
+            )
+        problems = {name: entries[:20] for name, entries in self.problems().items()}
+        assert not problems, problems
 
     def order_violations(self, handed: list[int]) -> list[int]:
         """Return entries handed out after one whose transaction began after theirs had ended."""

@@ -15,9 +15,9 @@ from forebay.cli._main import run
 from forebay.sync import Document, Marks
 from forebay.sync._breaker import Breaker
 from forebay.testing import LyingTarget
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import Reader, one, shift_clock, sqlstate
 from tests.support.fix_worker import run_until_idle, running
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import WorkerProcess
 

@@ -9,9 +9,9 @@ import pytest
 
 import forebay
 from forebay import Cancel, Dead, Job, Retry, RetryPolicy, Snooze
-from tests.support.broken_twin import break_function
 from tests.support.engine import depth, enqueue, one, state
 from tests.support.fix_worker import run_until_idle, running
+from tests.support.mutant import break_function
 from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ Between us and the server there may be a pooler that gives each transaction anot
 in transaction mode. It shows when connecting: the process id that it told is not the server's. Such a session is
 *pooled*: nothing is left behind in it. What a call needs of settings is sent along in the same message, as one transaction,
 nothing is prepared, and nobody listens. Invariant "no trace in a pooled session": docs/design/poolers.md.
-Shown by: tests/pooler.
+Shown by: tests/faults/test_pgbouncer.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Which module serves a connection is decided by the package its class comes from.
 with it the library, is imported when the first such connection arrives: whoever passes one has
 imported the library already, and nobody else ever does.
 
-Invariant "never committed by us": docs/design/client.md. Shown by tests/connections.
+Invariant "never committed by us": docs/design/client.md. Shown by tests/client/test_every_connection.py.
 """
 
 from __future__ import annotations

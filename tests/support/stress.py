@@ -1,6 +1,6 @@
-"""A storm: writers that commit in random order, readers that settle in parts, leases taken away.
+"""A stress run: writers that commit in random order, readers that settle in parts, leases taken away.
 
-Everything runs through plain psycopg in threads; the account is kept by a ``Ledger``. All random
+Everything runs through plain psycopg in threads; the record is kept by a ``Ledger``. All random
 choices come from one seed. Thread timing does not, so a seed repeats the choices of a failure and
 not always the failure.
 """
@@ -18,13 +18,13 @@ import psycopg
 from tests.support.engine import Reader, connect, depth, enqueue, enqueue_many, one, open_group
 from tests.support.ledger import Ledger
 
-QUEUE = "storm"
+QUEUE = "stress"
 _RETRYABLE = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure)
 
 
 @dataclass
-class Storm:
-    """One storm over a database.
+class StressRun:
+    """One run over a database.
 
     Args:
         writers, claimers: how many of each; claimers are dealt out to the groups in turn.
@@ -59,7 +59,7 @@ class Storm:
         self._lock = threading.Lock()
 
     def run(self) -> Ledger:
-        """Blow, let everything come to rest, and return the account."""
+        """Run, let everything come to rest, and return the ledger."""
         with connect(self.dsn) as conn:
             for group in self.groups:
                 open_group(conn, QUEUE, group, "beginning")
@@ -143,7 +143,7 @@ class Storm:
             self.ledger.note_rolled_back(kept)
             return
         if choice < 0.25:
-            name = f"storm {rng.getrandbits(64)}"
+            name = f"stress {rng.getrandbits(64)}"
             conn.execute(f"prepare transaction '{name}'")
             conn.commit()
             time.sleep(rng.random() ** 3)
@@ -357,16 +357,16 @@ def handed_in_order(conn: psycopg.Connection[Any], queue: str, group: str) -> li
     return [entry for (entry,) in rows]
 
 
-def as_json(storm: Storm) -> str:
-    """Return the figures of a storm on one line."""
-    ledger = storm.ledger
+def as_json(run: StressRun) -> str:
+    """Return the figures of a run on one line."""
+    ledger = run.ledger
     return json.dumps(
         {
             "committed": len(ledger.committed),
             "rolled_back": len(ledger.rolled_back),
             "handed": {g: sum(ledger.handed[g].values()) for g in ledger.groups},
-            "depth_checks": storm.depth_checks,
-            "upkeep": storm.upkeep_done,
-            "seed": storm.seed,
+            "depth_checks": run.depth_checks,
+            "upkeep": run.upkeep_done,
+            "seed": run.seed,
         }
     )

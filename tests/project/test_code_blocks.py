@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.docs.code_blocks import Session, read_blocks
+from tests.project.code_blocks import Session, read_blocks
 
 
 @pytest.fixture

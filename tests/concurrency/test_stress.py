@@ -1,12 +1,12 @@
-"""Storms over the whole engine, with an account kept outside it."""
+"""Stress runs over the whole engine, with a ledger kept outside it."""
 
 import pytest
 
 from tests.support.engine import connect, one, small_segments
-from tests.support.storm import Storm, as_json, handed_in_order
+from tests.support.stress import StressRun, as_json, handed_in_order
 
 
-def test_nothing_is_lost_or_doubled_in_a_storm(database, seed, storm_seconds):
+def test_nothing_is_lost_or_doubled_under_stress(database, seed, stress_seconds):
     """
     Writers commit, roll back, take savepoints and prepare in random order; readers of two groups
     settle in parts, give back and lose their leases; segments are made, sealed and emptied on the
@@ -20,14 +20,14 @@ def test_nothing_is_lost_or_doubled_in_a_storm(database, seed, storm_seconds):
         small_segments(conn, rows=100, reserve=6000)
         conn.execute("update forebay.segment set removed_at = now() where hi - lo > 1000")
         conn.execute("select forebay.configure('retention_days', 0)")
-    storm = Storm(database, seed, storm_seconds)
-    ledger = storm.run()
-    print(as_json(storm))
+    run = StressRun(database, seed, stress_seconds)
+    ledger = run.run()
+    print(as_json(run))
 
     assert ledger.problems() == {}
-    assert len(ledger.committed) > 100 * storm_seconds
+    assert len(ledger.committed) > 100 * stress_seconds
     assert not ledger.committed & ledger.rolled_back
-    assert storm.depth_checks > 0
+    assert run.depth_checks > 0
     with connect(database) as conn:
         assert one(conn, "select count(*) from forebay.seal") > 70
         while one(conn, "select forebay.retain_v1()") is not None:
@@ -41,20 +41,20 @@ def test_nothing_is_lost_or_doubled_in_a_storm(database, seed, storm_seconds):
 @pytest.mark.slow
 def test_transactions_that_did_not_overlap_are_handed_out_in_commit_order(database, seed):
     """
-    Over a storm of writers and competing claimers, no job is handed out after one whose transaction
+    In a stress run of writers and competing claimers, no job is handed out after one whose transaction
     began only when its own had already committed.
 
     Guards "order".
     """
     with connect(database) as conn:
         small_segments(conn, rows=300, reserve=10_000)
-    storm = Storm(database, seed, 3, revocations_per_second=0, deferred_share=0)
-    storm.outcomes = {"done": 1}
-    ledger = storm.run()
+    run = StressRun(database, seed, 3, revocations_per_second=0, deferred_share=0)
+    run.outcomes = {"done": 1}
+    ledger = run.run()
 
     assert ledger.problems() == {}
     with connect(database) as conn:
-        for group in storm.groups:
-            handed = handed_in_order(conn, "storm", group)
+        for group in run.groups:
+            handed = handed_in_order(conn, "stress", group)
             assert set(handed) == ledger.committed
             assert ledger.order_violations(handed) == []

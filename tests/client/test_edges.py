@@ -13,7 +13,7 @@ from sqlalchemy.ext import asyncio as sa_async
 
 from forebay import App, AsyncClient, Client
 from forebay.errors import WrongConnection
-from tests.connections.doors import async_engine, asyncpg_address, url
+from tests.client.drivers import async_engine, asyncpg_address, url
 from tests.support import django_project
 
 app = App()

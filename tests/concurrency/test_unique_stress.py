@@ -1,4 +1,4 @@
-"""Unique keys in a storm: many producers of few keys, random commits and rollbacks, workers beside.
+"""Unique keys under stress: many producers of few keys, random commits and rollbacks, workers beside.
 
 Producers hold their transactions open for random times; each call also writes a row, its effect, in
 the same transaction. Workers note which effects of a key they see once they have claimed a job of it.
@@ -16,12 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.broken_twin import violation
 from tests.support.engine import Reader, connect, enqueue_many, one
+from tests.support.mutant import violation
 
 PRODUCERS = 16
 KEYS = 20
-#: Looks at all jobs without which a storm has shown nothing, and how many seconds longer than planned they may take.
+#: Looks at all jobs without which a run has shown nothing, and how many seconds longer than planned they may take.
 SAMPLES_MIN = 3
 DEADLINE = 30
 PERIOD = 0.5
@@ -43,7 +43,7 @@ SAMPLE = """
     where i.key = any (%s) and i.id <> all (%s::bigint[])"""
 
 
-class UniqueStorm:
+class UniqueStress:
     def __init__(self, dsn: str, intent: str, seed: int, seconds: float) -> None:
         self.dsn, self.intent, self.seed, self.seconds = dsn, intent, seed, seconds
         self.lock = threading.Lock()
@@ -74,7 +74,7 @@ class UniqueStorm:
         for thread in threads:
             thread.start()
         ends_at = time.monotonic() + self.seconds
-        # On a slow machine longer: a storm at which nobody looked says nothing.
+        # On a slow machine longer: a run without samples shows nothing.
         while not self.errors and (
             time.monotonic() < ends_at
             or (self.samples <= SAMPLES_MIN and time.monotonic() < ends_at + DEADLINE)
@@ -236,30 +236,30 @@ class UniqueStorm:
 @pytest.mark.slow
 @pytest.mark.parametrize("intent", list(INTENTS))
 def test_the_truth_table_holds_at_every_sampled_instant(
-    database, intent, seed, storm_seconds, is_long
+    database, intent, seed, stress_seconds, is_long
 ):
     """
     16 producers of 20 keys, one or many in a call, with random commits, rollbacks and savepoints, beside workers: never more
     jobs of a key wait or run than the table says, and where a call stands for work to be done after
     it, that work sees what the call's transaction wrote.
     """
-    seconds = 60 if is_long else min(storm_seconds, 1.5)
-    storm = UniqueStorm(database, intent, seed, seconds)
-    storm.run()
-    assert storm.samples > SAMPLES_MIN
-    assert storm.made > KEYS / 2
-    assert storm.runs >= KEYS
+    seconds = 60 if is_long else min(stress_seconds, 1.5)
+    run = UniqueStress(database, intent, seed, seconds)
+    run.run()
+    assert run.samples > SAMPLES_MIN
+    assert run.made > KEYS / 2
+    assert run.runs >= KEYS
     if intent in ("coalesce", "replace", "debounce"):
-        missed = {key: storm.committed[key] - storm.seen[key] for key in storm.committed}
+        missed = {key: run.committed[key] - run.seen[key] for key in run.committed}
         assert {key: n for key, n in missed.items() if n} == {}
-    print(intent, f"{storm.made=} {storm.found=} {storm.runs=} {storm.samples=} {storm.most_live=}")
+    print(intent, f"{run.made=} {run.found=} {run.runs=} {run.samples=} {run.most_live=}")
 
 
-def test_the_storm_sees_a_second_holder(database, seed):
+def test_the_stress_run_sees_a_second_holder(database, seed):
     """
     Without the primary key of the generations two producers make one each, and the sampler says so.
     """
     with connect(database) as conn:
         conn.execute("alter table forebay.unique_key drop constraint unique_key_pkey")
     with violation():
-        UniqueStorm(database, "once", seed, 10).run()
+        UniqueStress(database, "once", seed, 10).run()

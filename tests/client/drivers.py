@@ -1,6 +1,6 @@
 """One face for every kind of connection that a producer may have, to run one suite on all of them.
 
-A door begins a transaction as its library's users do, and hands its connection to Forebay. The
+A driver begins a transaction as its library's users do, and hands its connection to Forebay. The
 asynchronous ones live on a loop of their own, so that a test reads the same for all.
 """
 
@@ -22,7 +22,7 @@ class RolledBack(Exception):
     """Leaves a savepoint."""
 
 
-class Door:
+class Driver:
     """A synchronous connection, in a transaction of its own.
 
     Attributes:
@@ -68,7 +68,7 @@ class Door:
         return enqueued(self.conn)
 
 
-class Awaited(Door):
+class Awaited(Driver):
     """The same, awaited on a loop of its own."""
 
     def __init__(self, dsn):
@@ -121,7 +121,7 @@ class Awaited(Door):
         return nested.rollback
 
 
-class Psycopg(Door):
+class Psycopg(Driver):
     def __init__(self, dsn):
         super().__init__(dsn)
         self.conn = psycopg.connect(dsn)
@@ -238,7 +238,7 @@ def async_engine(dsn, driver):
     return sa_async.create_async_engine(url(dsn, driver))
 
 
-class SQLAlchemyConnection(Door):
+class SQLAlchemyConnection(Driver):
     def __init__(self, dsn):
         super().__init__(dsn)
         self.engine = sa.create_engine(url(dsn))
@@ -323,8 +323,8 @@ class AsyncpgSQLAlchemyScopedSession(AsyncpgSQLAlchemySession):
         await self.engine.dispose()
 
 
-class DjangoConnection(Door):
-    """Django commits each statement outside of atomic(); a door is inside, as a view would be."""
+class DjangoConnection(Driver):
+    """Django commits each statement outside of atomic(); a driver is inside, as a view would be."""
 
     def __init__(self, dsn):
         from tests.support import django_project

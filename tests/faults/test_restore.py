@@ -20,7 +20,7 @@ from tests.support.engine import (
 )
 from tests.support.fix_db import make_migrated
 from tests.support.restore import create_database, drop_database, dump, move_xids_ahead, restore
-from tests.support.storm import QUEUE, Storm
+from tests.support.stress import QUEUE, StressRun
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.crash
@@ -268,16 +268,16 @@ def test_a_dump_under_load_holds_each_job_in_one_state(
     A dump taken while writers, readers, promoter and segments are at work, restored and adopted:
     every committed job that it holds unfinished runs once for each group, and no finished one.
     """
-    storm = Storm(database, seed, 4, jobs_per_second=800, revocations_per_second=1)
-    storm.outcomes = {"done": 90, "retried": 10}
-    thread = threading.Thread(target=storm.run)
+    run = StressRun(database, seed, 4, jobs_per_second=800, revocations_per_second=1)
+    run.outcomes = {"done": 90, "retried": 10}
+    thread = threading.Thread(target=run.run)
     thread.start()
     try:
-        wait_for(lambda: len(storm.ledger.committed) > 600)
+        wait_for(lambda: len(run.ledger.committed) > 600)
         dump(server, database, tmp_path / "dump")
     finally:
         thread.join()
-    assert storm.ledger.problems() == {}
+    assert run.ledger.problems() == {}
     dsn = restore(own_server, tmp_path / "dump", "restored")
     nothing_runs(dsn)
     with connect(dsn) as conn:
@@ -286,8 +286,8 @@ def test_a_dump_under_load_holds_each_job_in_one_state(
         shift_clock(conn, 3600)
     for group in GROUPS:
         assert run_everything(dsn, group) == open_jobs[group]
-        assert set(open_jobs[group]) <= storm.ledger.committed
-        assert len(open_jobs[group]) < len(storm.ledger.committed)
+        assert set(open_jobs[group]) <= run.ledger.committed
+        assert len(open_jobs[group]) < len(run.ledger.committed)
     with connect(dsn) as conn:
         assert one(conn, "select count(distinct args) from forebay.log") > 500
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.docs.code_blocks import BlockError, Session, read_blocks
+from tests.project.code_blocks import BlockError, Session, read_blocks
 
 ROOT = Path(__file__).parents[2]
 FILES = [

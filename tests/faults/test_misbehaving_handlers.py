@@ -16,7 +16,7 @@ from tests.support.engine import enqueue, enqueue_many, one, state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for, wait_for_async
 
-APP = "tests.support.rude_app:app"
+APP = "tests.support.misbehaving_app:app"
 
 
 @pytest.fixture(autouse=True)

@@ -301,6 +301,7 @@ def test_a_pooler_that_reconnects_pauses_and_restarts(conn, pooled, pooler, work
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("needs_pgbouncer")
 def test_many_clients_share_a_few_server_sessions(server, conn, database, workers, effects):
     """
     Three server sessions serve two workers and their handlers in transactions; heartbeats get their turn.
@@ -321,6 +322,7 @@ def test_many_clients_share_a_few_server_sessions(server, conn, database, worker
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("needs_pgbouncer")
 async def test_two_hundred_clients_share_five_server_sessions(server, conn, database):
     """
     Each connected all the time, in transactions that commit or roll back, while the pooler resets and replaces its

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.embedded import EmbeddedServer, temporary_server
 from forebay.embedded.owner import Owner
-from tests.crash.test_restore import adopted_once, some_of_everything
+from tests.faults.test_restore import adopted_once, some_of_everything
 from tests.support.engine import connect
 from tests.support.fix_db import make_migrated
 from tests.support.restore import run

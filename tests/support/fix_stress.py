@@ -1,4 +1,4 @@
-"""Options of the long tests: how long a storm lasts, and the seed that repeats it."""
+"""Options of the long tests: how long a stress run lasts, and the seed that repeats it."""
 
 import random
 
@@ -6,13 +6,15 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--storm-seconds", type=float, default=5, help="how long each storm lasts")
+    parser.addoption(
+        "--stress-seconds", type=float, default=5, help="how long each stress run lasts"
+    )
     parser.addoption("--seed", type=int, default=None, help="repeat the random choices of a run")
 
 
 @pytest.fixture
-def storm_seconds(pytestconfig: pytest.Config) -> float:
-    return pytestconfig.getoption("--storm-seconds")
+def stress_seconds(pytestconfig: pytest.Config) -> float:
+    return pytestconfig.getoption("--stress-seconds")
 
 
 @pytest.fixture

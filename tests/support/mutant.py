@@ -1,4 +1,4 @@
-"""Broken twins: the schema with one guard taken out, by a text substitution in one function.
+"""Mutants: the schema with one guard taken out, by a text substitution in one function.
 
 A test of a protocol shows something only if it fails without the guard. So each runs a second
 time, in a database where the guard is missing, and there it has to fail.
@@ -19,7 +19,7 @@ def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None
     Args:
         name: the function, without the schema; the only one of that name.
         substitutions: pairs of a piece of the source and what it becomes; a piece that is not
-            there any more fails the test, since its twin would prove nothing.
+            there any more fails the test, since its mutant would prove nothing.
     """
     with connect(dsn) as conn:
         (source,) = conn.execute(

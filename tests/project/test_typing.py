@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+HERE = Path(__file__).parent / "typing"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_an_asynchronous_claim_is_lost_in_a_crash(own_server, own_database):
 @pytest.mark.slow
 def test_a_settlement_by_the_lanes_number_would_end_jobs_that_nobody_ran(own_server, own_database):
     """
-    The broken twin: a worker that goes on with its old lease and its old numbers after the crash
+    The mutant: a worker that goes on with its old lease and its old numbers after the crash
     settles, with the flush of the lost claim, a batch that somebody else is still running.
     """
     old, claim_no, ids = lose_a_claim(own_server, own_database)

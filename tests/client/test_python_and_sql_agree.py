@@ -127,7 +127,7 @@ def conn(database):
         yield conn
 
 
-def test_both_doors_take_options_at_their_bounds(conn):
+def test_both_take_options_at_their_bounds(conn):
     """
     Nothing that passes in Python is refused later by the database, inside the caller's transaction.
     """
@@ -136,7 +136,7 @@ def test_both_doors_take_options_at_their_bounds(conn):
         assert refusal_in_sql(conn, **options) is None, options
 
 
-def test_both_doors_refuse_the_same_options(conn):
+def test_both_refuse_the_same_options(conn):
     """
     A producer in SQL meets the same limits, with an error of the same class.
     """
@@ -146,7 +146,7 @@ def test_both_doors_refuse_the_same_options(conn):
         assert type(refusal_in_sql(conn, **options)) is type(caught.value), options
 
 
-def test_both_doors_refuse_the_same_intents(conn):
+def test_both_refuse_the_same_intents(conn):
     """
     A JSON form of an intent that SQL refuses is refused on the command line, and the reverse.
     """
@@ -166,7 +166,7 @@ def test_both_doors_refuse_the_same_intents(conn):
     ],
     ids=["long text", "long list", "65 levels", "300 levels"],
 )
-def test_both_doors_refuse_the_same_payloads(conn, args):
+def test_both_refuse_the_same_payloads(conn, args):
     """
     Too large and too deep are the same errors on both sides.
     """

@@ -3,7 +3,7 @@
 The model knows for each group where each job is: deferred, ready, leased, or ended. The machine
 drives a real server through several connections and compares, after every step, what
 ``forebay.depth()`` says, and at the end and now and then what ``forebay.job()`` says of every job.
-Short by default; more ``--storm-seconds`` than 5 make it longer in proportion.
+Short by default; more ``--stress-seconds`` than 5 make it longer in proportion.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.broken_twin import break_function, violation
 from tests.support.engine import (
     Reader,
     connect,
@@ -38,6 +37,7 @@ from tests.support.engine import (
     states,
 )
 from tests.support.fix_db import fresh_database
+from tests.support.mutant import break_function, violation
 
 GROUPS = ("first", "second")
 DAY = 86_400.0
@@ -464,18 +464,18 @@ def model_settings(examples: int, *phases: Phase) -> settings:
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_engine_agrees_with_a_small_model(model_database, storm_seconds, examples):
+def test_the_engine_agrees_with_a_small_model(model_database, stress_seconds, examples):
     """
     Whatever producers, workers, operators and upkeep do in whatever order, each job is for each
     group in exactly the place where a model of a page says it is.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-    examples = int(examples * max(1.0, storm_seconds / 5))
+    examples = int(examples * max(1.0, stress_seconds / 5))
     run_state_machine_as_test(EngineMachine, settings=model_settings(examples, *phases))
 
 
 def test_the_model_notices_a_claim_that_overlooks_cancellations(model_database):
-    """The broken twin: with claims that look for no tombstone the two soon disagree."""
+    """The mutant: with claims that look for no tombstone the two soon disagree."""
     break_function(
         model_database,
         "_take",
