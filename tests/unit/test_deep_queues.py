@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from forebay.maintenance import Maintenance
 from forebay.ops.doctor import _log
+from forebay.worker import Maintenance
 
 
 def test_the_doctor_warns_at_a_million_waiting_jobs():

@@ -1,6 +1,7 @@
-"""The worker: claims jobs, runs their handlers, settles."""
+"""The worker: claims jobs, runs their handlers, settles, and keeps the log in order."""
 
 from forebay.worker._loop import run_to_the_end
+from forebay.worker._maintenance import Maintenance
 from forebay.worker._worker import Stats, Worker
 
-__all__ = ["Stats", "Worker", "run_to_the_end"]
+__all__ = ["Maintenance", "Stats", "Worker", "run_to_the_end"]

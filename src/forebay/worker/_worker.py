@@ -34,7 +34,6 @@ from forebay.errors import (
     LeaseLost,
     SchemaError,
 )
-from forebay.maintenance import Maintenance
 from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
@@ -44,6 +43,7 @@ from forebay.worker._children import Children, start_of
 from forebay.worker._executor import Executor
 from forebay.worker._heart import Heart, Held
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._maintenance import Maintenance
 from forebay.worker._progress import ProgressNotes
 from forebay.worker._running import job_of
 from forebay.worker._settler import Settler
