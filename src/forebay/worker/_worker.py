@@ -51,8 +51,8 @@ from forebay.worker._settler import Settler
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.app import App
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
+    from forebay.worker._application import Application
     from forebay.worker._messages import Start
 
 log = logging.getLogger("forebay.worker")
@@ -99,7 +99,7 @@ class Worker:
 
     def __init__(
         self,
-        app: App,
+        app: Application,
         dsn: str,
         *,
         queues: Mapping[str, int] | None = None,
