@@ -138,7 +138,7 @@ async def _main(descriptor: int) -> None:
             on_lease_lost=lambda _lease: None,
             on_progress=pipe.progress,
         )
-        executor.is_pooled = start.is_pooled
+        executor.transactions.is_pooled = start.is_pooled
         surroundings = _Surroundings()
         pipe.say(Answer(ready=True))
         while True:

@@ -241,7 +241,7 @@ class Worker:
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._open(first=True)
-                self._executor.is_pooled = self._claims.is_pooled
+                self._executor.transactions.is_pooled = self._claims.is_pooled
                 if start is not None:
                     start.is_pooled = self._claims.is_pooled
                 heart.start()
