@@ -2,6 +2,7 @@
 
 from forebay.worker._loop import run_to_the_end
 from forebay.worker._maintenance import Maintenance
-from forebay.worker._worker import Stats, Worker
+from forebay.worker._stats import Stats
+from forebay.worker._worker import Worker
 
 __all__ = ["Maintenance", "Stats", "Worker", "run_to_the_end"]
