@@ -183,11 +183,12 @@ if CLOCK_SKEW:
 
 if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
     from forebay.worker import Worker
+    from forebay.worker._leases import LeaseKeeper
 
-    async def _watch_nothing(worker: Worker) -> None:
+    async def _watch_nothing(leases: LeaseKeeper) -> None:
         await asyncio.Event().wait()
 
-    Worker._watch = _watch_nothing
+    LeaseKeeper.watch = _watch_nothing
     Worker._on_beat = lambda *_: None
 
 

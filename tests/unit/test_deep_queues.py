@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from forebay.doctor import _log
-from forebay.maintenance import Maintenance
+from forebay.worker import Maintenance
 
 
 def test_the_doctor_warns_at_a_million_waiting_jobs():

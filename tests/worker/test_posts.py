@@ -80,8 +80,8 @@ async def test_a_holder_that_vanishes_is_replaced(app, conn, database):
             work.using(delay=0.1).enqueue(conn, 2)
             await wait_for_async(lambda: sorted(ran) == [1, 2], 10)
             assert time.monotonic() - began < TAKEN_OVER_SECONDS + 2
-            await wait_for_async(lambda: other._posts.held == {group_of(conn)})
-            assert not gone._posts.held
+            await wait_for_async(lambda: other._leadership.held == {group_of(conn)})
+            assert not gone._leadership.held
 
 
 async def test_a_worker_without_a_free_slot_hands_the_post_over(app, conn, database):
@@ -102,7 +102,7 @@ async def test_a_worker_without_a_free_slot_hands_the_post_over(app, conn, datab
         work.enqueue(conn, 1)
         await wait_for_async(lambda: full._executor.busy)
         # Sooner than the post would have run out.
-        await wait_for_async(lambda: other._posts.held and not full._posts.held, 1)
+        await wait_for_async(lambda: other._leadership.held and not full._leadership.held, 1)
         began = time.monotonic()
         work.enqueue(conn, 2)
         await wait_for_async(lambda: len(started) == 2)
@@ -132,7 +132,7 @@ async def test_where_nobody_hears_the_bell_a_heartbeat_tells_of_the_vacancy(
 
     monkeypatch.setattr(Session, "notifications", silence)
     async with pair(app, database, concurrency=1) as ((full, _), (other, _)):
-        await wait_for_async(lambda: full._posts.held and not other._posts.held)
+        await wait_for_async(lambda: full._leadership.held and not other._leadership.held)
         began = time.monotonic()
         work.enqueue_many(conn, [(1,), (2,)])
         await wait_for_async(lambda: len(started) == 2)
@@ -199,12 +199,12 @@ async def test_one_worker_alone_holds_every_post_and_gets_it_back(app, conn):
 
     async with running(app, concurrency=1) as worker:
         group = group_of(conn)
-        await wait_for_async(lambda: worker._posts.held == {group})
+        await wait_for_async(lambda: worker._leadership.held == {group})
         await wait_for_async(lambda: not worker._maintenance.vacancies)
         work.enqueue(conn)
-        await wait_for_async(lambda: worker._executor.busy and not worker._posts.held)
+        await wait_for_async(lambda: worker._executor.busy and not worker._leadership.held)
         release.set()
-        await wait_for_async(lambda: worker._posts.held == {group})
+        await wait_for_async(lambda: worker._leadership.held == {group})
     assert vacant(conn, 0, group) == [0, group]
 
 

@@ -181,8 +181,8 @@ async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog)
     """
     app.job(name="work")(lambda: None)
     async with running(app) as worker:
-        await wait_for_async(lambda: worker._leases)
-        leases = list(worker._leases)
+        await wait_for_async(lambda: worker._leases.open_leases)
+        leases = list(worker._leases.open_leases)
         run, closed = worker._claims.run, []
 
         async def and_then_a_heartbeat(operation, **options):

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from forebay.db.session import Session
-from forebay.maintenance import Maintenance
+from forebay.worker import Maintenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

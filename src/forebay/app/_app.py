@@ -39,7 +39,6 @@ from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from forebay.db.callers import AsyncConnection, SyncConnection
-    from forebay.sync import Sync
     from forebay.worker import Stats, Worker
 
 T = TypeVar("T")
@@ -48,6 +47,14 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
 
 BATCH_SIZE_DEFAULT: Final = 100
+
+
+class Declaration(Protocol):
+    """What is declared with an app under a name, beside its handlers."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
 
 
 class JobDecorator(Protocol):
@@ -127,7 +134,7 @@ class App:
         self._retries_known = False
         self._encoders: dict[str, Callable[..., str]] = {}
         self._resources = Resources()
-        self.syncs: dict[str, Sync] = {}
+        self.syncs: dict[str, Declaration] = {}
         self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
 
     # --- declaring ---
@@ -297,7 +304,7 @@ class App:
 
         return decorate
 
-    def add_sync(self, sync: Sync) -> None:
+    def add_sync(self, sync: Declaration) -> None:
         """Take up a synchronisation; called by ``Sync`` itself.
 
         Raises:

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from forebay.arguments.kinds import Kind
 from forebay.db.bulk import enqueue_all, enqueue_all_async
@@ -15,12 +15,20 @@ from forebay.db.own import run_own, run_own_async
 from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 
-if TYPE_CHECKING:
-    from forebay.app._app import App
-
 P = ParamSpec("P")  # how the function is called
 Q = ParamSpec("Q")  # how a job of it is enqueued: without the context; for a batch, one item
 R_co = TypeVar("R_co", covariant=True)
+
+
+class Producer(Protocol):
+    """What a handler needs of its app to enqueue."""
+
+    @property
+    def dsn(self) -> str:
+        """The address of the database."""
+
+    def encoder(self, kind: Kind) -> Callable[..., str]:
+        """Return the function that turns a kind's arguments into JSON."""
 
 
 class HandlerOptions(JobOptionChanges, total=False):
@@ -47,7 +55,7 @@ class Handler(Generic[P, Q, R_co]):
     options: JobOptions
     expires_in_seconds: float | None
 
-    def __init__(self, app: App, kind: Kind, *, expires_in: float | None = None) -> None:
+    def __init__(self, app: Producer, kind: Kind, *, expires_in: float | None = None) -> None:
         functools.update_wrapper(self, kind.function)
         self.kind = kind
         self.options = JobOptions(queue=kind.queue, priority=kind.priority).merged(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.padding import Padding
@@ -210,7 +210,7 @@ def _sync_of(app: str, name: str, dsn: str | None) -> Sync:
     if name not in found.syncs:
         known = ", ".join(sorted(found.syncs)) or "none"
         raise ConfigError("sync", f"{name} is not declared in {app}", hint=f"There are: {known}.")
-    return found.syncs[name]
+    return cast("Sync", found.syncs[name])
 
 
 # --- status ---

@@ -1,6 +1,8 @@
-"""The worker: claims jobs, runs their handlers, settles."""
+"""The worker: claims jobs, runs their handlers, settles, and keeps the log in order."""
 
 from forebay.worker._loop import run_to_the_end
-from forebay.worker._worker import Stats, Worker
+from forebay.worker._maintenance import Maintenance
+from forebay.worker._stats import Stats
+from forebay.worker._worker import Worker
 
-__all__ = ["Stats", "Worker", "run_to_the_end"]
+__all__ = ["Maintenance", "Stats", "Worker", "run_to_the_end"]

@@ -33,8 +33,8 @@ from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.app import App
     from forebay.ops.protocol import Ended
+    from forebay.worker._application import Application
 
 
 #: How often a child looks whether its parent lives, in case somebody else holds the parent's end of the socket open.
@@ -104,7 +104,7 @@ def _taken(job: HeldJob) -> list[dict[str, Any]]:
     return tallies
 
 
-def load_app(start: Start) -> App:
+def load_app(start: Start) -> Application:
     """Import the application as its worker did."""
     sys.path[:] = start.path
     if start.is_script:
@@ -114,7 +114,7 @@ def load_app(start: Start) -> App:
         found = importlib.import_module(start.module)
         for part in start.attribute.split("."):
             found = getattr(found, part)
-    app: App = found
+    app: Application = found
     return app
 
 
@@ -138,7 +138,7 @@ async def _main(descriptor: int) -> None:
             on_lease_lost=lambda _lease: None,
             on_progress=pipe.progress,
         )
-        executor.is_pooled = start.is_pooled
+        executor.transactions.is_pooled = start.is_pooled
         surroundings = _Surroundings()
         pipe.say(Answer(ready=True))
         while True:

@@ -132,7 +132,7 @@ class HeldJob(msgspec.Struct, eq=False):
 
     ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
     ``interrupted`` says why the handler was asked to stop. ``follows`` is the job before it, of the same ordering
-    key and lease, until it ends; ``chain`` is that key's.
+    key and lease, until it ends; ``key_queue`` is that of its ordering key.
     """
 
     row: ClaimedJob
@@ -144,7 +144,7 @@ class HeldJob(msgspec.Struct, eq=False):
     alone: bool = False
     control: Any = None
     follows: HeldJob | None = None
-    chain: Chain | None = None
+    key_queue: KeyQueue | None = None
 
     @property
     def lease(self) -> Lease:
@@ -162,12 +162,12 @@ Key = tuple[Lease, int, str]
 
 
 @dataclass(slots=True, eq=False)
-class Chain:
-    """Of an ordering key the job that runs, or waits for a slot, and those behind it in order."""
+class KeyQueue:
+    """Jobs of one ordering key queued in this worker: the first one runs or waits for a slot, the others wait for it, in order."""
 
     key: Key
     first: HeldJob
-    behind: deque[HeldJob] = field(default_factory=deque)
+    waiting: deque[HeldJob] = field(default_factory=deque)
 
 
 def key_of(held: HeldJob) -> Key:

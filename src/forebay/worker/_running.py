@@ -7,6 +7,8 @@ returned or raised; carrying it out is the settler's business.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout
+from forebay.db.session import cut
+from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout, UnknownKind
 from forebay.model.job import Job
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
 from forebay.ops.protocol import Ended
@@ -24,10 +27,13 @@ from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp
 
 if TYPE_CHECKING:
-    from forebay.arguments.kinds import Kind
+    from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.context import Context
     from forebay.ops.protocol import ClaimedJob
     from forebay.worker._held import HeldJob
+    from forebay.worker._threads import Threads
+
+log = logging.getLogger("forebay.worker")
 
 
 def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
@@ -65,6 +71,7 @@ class Call(msgspec.Struct, eq=False):
     started: bool = False
     why: HandlerError | None = None
     settling: bool = False
+    in_child: bool = False
     timers: list[asyncio.TimerHandle] = []
     _jobs: list[Job] | None = None
 
@@ -81,6 +88,64 @@ class Call(msgspec.Struct, eq=False):
         if self.kind.is_batch:
             return (*before, self.items), {}
         return before, self.items[0]
+
+    def interrupt(self, why: HandlerError, threads: Threads) -> None:
+        """Ask the handler to stop, unless its transaction settles already; the first reason counts."""
+        if self.settling:
+            return
+        self.why = self.why or why
+        if self.context is not None:
+            self.context.ask_to_stop(why)
+        if self.kind.is_async or self.in_child:
+            self.task.cancel()  # A process is killed by it.
+        elif self.thread_call is not None:
+            threads.interrupt(self.thread_call, _ready_made(why))
+
+    def cut(self) -> None:
+        """Close the socket of its transaction, if it has one, so that this cannot commit any more."""
+        if self.connection is not None:
+            cut(self.connection)
+
+    def cancel_timers(self) -> None:
+        """Let its timeouts pass."""
+        for timer in self.timers:
+            timer.cancel()
+
+
+async def run_on_loop(call: Call) -> Any:
+    """Call a handler that is a coroutine function; return what it returns."""
+    positional, named = call.arguments()
+    call.started = True
+    result = call.kind.function(*positional, **named)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def run_in_thread(call: Call, threads: Threads) -> Any:
+    """Call a handler that is a plain function, in a thread; return what it returns."""
+    positional, named = call.arguments()
+    function = call.kind.function
+    call.thread_call = threads.submit(lambda: function(*positional, **named))
+    call.started = True
+    return await call.thread_call.future
+
+
+def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
+    """Return the handler of a job and its argument; or how the job ended, when that fails."""
+    row = held.row
+    try:
+        kind = kinds.get(row.kind)
+    except UnknownKind as error:
+        log.warning("job %s put aside: %s", row.job_id, error)
+        return unknown_kind(row, error)
+    try:
+        return kind, decode_item(kind, held, group)
+    except InvalidJob as error:
+        log.warning("job %s is dead: %s", row.job_id, error)
+        return bad_arguments(error)
+    except Exception as error:
+        # The application's own code, in the type of an argument: as if the handler had raised it.
+        log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
+        return failure(kind, job_of(held, kind, group), error)
 
 
 def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
@@ -222,3 +287,14 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
 
 def _said(kind: str, reason: str | None) -> dict[str, str] | None:
     return {"type": kind, "message": reason, "traceback": ""} if reason else None
+
+
+def _ready_made(error: HandlerError) -> type[HandlerError]:
+    # What is raised in a thread from outside must be a class that needs no arguments.
+    kind = type(error)
+
+    def init(self: HandlerError) -> None:
+        self.__dict__.update(error.__dict__)
+        self.args = error.args
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})

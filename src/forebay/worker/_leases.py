@@ -1,0 +1,265 @@
+"""The leases of a worker process: opening, trusting, retiring, losing and closing them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING
+
+from forebay.errors import DatabaseUnavailable, ForeignCluster, SchemaError
+from forebay.ops import protocol
+from forebay.ops.schema import require_version, schema_version
+from forebay.policy.backoff import reconnect_seconds
+from forebay.worker._held import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from forebay.config import WorkerSettings
+    from forebay.db.session import Session
+    from forebay.ops.protocol import Beat
+    from forebay.worker._executor import Executor
+    from forebay.worker._settler import Settler
+    from forebay.worker._signals import Signals
+    from forebay.worker._stats import Stats
+
+log = logging.getLogger("forebay.worker")
+
+#: Between two looks for leases that nobody confirmed, or that are empty and retired.
+_LOOK_SECONDS = 0.25
+
+
+class LeaseKeeper:
+    """The leases of this process, of which at most one is claimed under.
+
+    Owns the leases and the numbers of the worker's consumer groups. It promises that nothing is claimed under a lease that is
+    retired or lost, that a lease which no heartbeat confirmed in time is lost before the database may give its jobs away, and that
+    the jobs of a lost lease are dropped once and not settled.
+
+    A crash leaves the leases open: another worker revokes them after ``suspect_seconds`` without a heartbeat, and their jobs
+    come back as suspects.
+
+    Args:
+        session: the connection of the claims.
+        settings: how long leases last.
+        executor: drops the jobs of lost leases.
+        settler: knows whether everything that ended is settled.
+        signals: what ends the worker, and wakes its claim loop.
+        stats: where lost leases are counted.
+        name: of the worker.
+        queues: the queues that it serves.
+        group: the consumer group that it reads for.
+        on_groups: called with the numbers of its groups when they are known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        settings: WorkerSettings,
+        *,
+        executor: Executor,
+        settler: Settler,
+        signals: Signals,
+        stats: Stats,
+        name: str,
+        queues: Collection[str],
+        group: str,
+        on_groups: Callable[[Collection[int]], None],
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._executor = executor
+        self._settler = settler
+        self._signals = signals
+        self._stats = stats
+        self._name = name
+        self._queues = queues
+        self._group = group
+        self._on_groups = on_groups
+        self._groups: dict[int, str] = {}
+        #: All that are not closed, as far as is known here, by number.
+        self.open_leases: dict[int, Lease] = {}
+        #: The one that is claimed under.
+        self.current: Lease | None = None
+
+    @property
+    def groups(self) -> Mapping[int, str]:
+        """The queues by the number of the worker's group of them; empty before the first lease."""
+        return self._groups
+
+    async def open(self, *, first: bool = False) -> None:
+        """Open a lease; waits for the database, except for what only a person can mend at the start.
+
+        Args:
+            first: raise what only a person can mend.
+
+        Raises:
+            SchemaError: the schema is missing or of another version.
+            ForeignCluster: the schema was restored from another cluster and not adopted.
+        """
+        failures = 0
+        while not self._signals.is_stopping:
+            try:
+                if not self._groups:
+                    await self._open_groups()
+                sent_at = time.monotonic()
+                lease_id = await self._session.run(
+                    protocol.open_lease(
+                        self._name,
+                        lease_seconds=self._settings.lease_seconds,
+                        # Whether a pooler's server session lives says nothing about us.
+                        suspect_seconds=self._settings.lease_seconds
+                        if self._session.is_pooled
+                        else self._settings.suspect_seconds,
+                    )
+                )
+            except (SchemaError, ForeignCluster) as error:
+                if first:
+                    raise
+                log.error("no lease: %s", error)
+            except DatabaseUnavailable as error:
+                if failures in {0, 10, 100}:
+                    log.warning("no lease: %s", error)
+            except Exception as error:
+                log.error("no lease: %s", error)
+            else:
+                lease = Lease(lease_id, sent_at + self._trusted_seconds)
+                self.open_leases[lease_id] = lease
+                self.current = lease
+                self._signals.started.set()
+                log.info("worker %s has lease %s", self._name, lease_id)
+                if first and self._session.is_pooled:
+                    log.info("through a pooler: jobs are found by polling")
+                return
+            failures += 1
+            await self._signals.pause(
+                min(
+                    reconnect_seconds(failures, random.random()),
+                    self._settings.reconnect_seconds_max,
+                )
+            )
+
+    async def _open_groups(self) -> None:
+        found = await self._session.run(schema_version())
+        require_version(found, newer_is_fine=True)
+        groups = {}
+        for queue in self._queues:
+            groups[await self._session.run(protocol.open_group(queue, self._group))] = queue
+        self._groups = groups
+        self._on_groups(groups)
+
+    @property
+    def _trusted_seconds(self) -> float:
+        return self._settings.lease_seconds - self._settings.lease_margin_seconds
+
+    def retire(self) -> None:
+        """Claim nothing more under the current lease: it may hold what nobody here knows of."""
+        lease, self.current = self.current, None
+        if lease is not None:
+            lease.retired = True
+
+    def confirm(self, beat: Beat, asked: Sequence[int], sent_at: float) -> None:
+        """Take up the answer to a heartbeat.
+
+        Args:
+            beat: the answer.
+            asked: the leases that it was sent for.
+            sent_at: when it was sent.
+        """
+        for lease in list(self.open_leases.values()):
+            if lease.lease_id in beat.open_leases:
+                lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
+            elif lease.lease_id in asked:
+                # One opened since that beat was put together is not in its answer either.
+                self.lose(lease)
+
+    def lose(self, lease: Lease) -> None:
+        """A lease is no longer ours: stop and drop its jobs."""
+        if lease.lost:
+            return
+        lease.lost = True
+        if lease.retired and not lease.batches:
+            # We wanted to close it and did not hear that we had.
+            self.open_leases.pop(lease.lease_id, None)
+            return
+        self._stats.leases_lost += 1
+        dropped = self._executor.drop(lease)
+        log.warning(
+            "LeaseLost: lease %s of %s is no longer ours; %s jobs dropped%s",
+            lease.lease_id,
+            self._name,
+            len(dropped),
+            f", running ones stopped: {dropped[:20]}" if dropped else "",
+        )
+        self.open_leases.pop(lease.lease_id, None)
+        if self.current is lease:
+            self.current = None
+        self._signals.wake.set()
+
+    async def watch(self) -> None:
+        """Stop trusting leases that nobody confirmed; waits for nothing but the clock."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for lease in list(self.open_leases.values()):
+                if now > lease.trusted_until:
+                    log.warning("no heartbeat was answered in time")
+                    self.lose(lease)
+
+    async def close_retired(self) -> None:
+        """Close retired leases that are empty, as far as we know, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for lease in list(self.open_leases.values()):
+                if not lease.retired or lease.batches or not self._settler.is_idle:
+                    continue
+                try:
+                    held = await self._session.run(protocol.close_lease(lease.lease_id))
+                except DatabaseUnavailable:
+                    continue
+                except Exception as error:
+                    log.info("lease %s is not closed yet: %s", lease.lease_id, error)
+                    await asyncio.sleep(1.0)
+                    continue
+                self.open_leases.pop(lease.lease_id, None)
+                if held:
+                    log.info(
+                        "retired lease %s held %s jobs in vain; they went back",
+                        lease.lease_id,
+                        held,
+                    )
+
+    async def drop_missing_batches(self) -> None:
+        """After the database was away: drop the batches of claims that its crash took back."""
+        for lease in list(self.open_leases.values()):
+            if not lease.batches or lease.lost:
+                continue
+            missing = await self._session.run(
+                protocol.missing_batches(lease.lease_id, list(lease.batches))
+            )
+            if missing:
+                dropped = self._executor.drop(lease, missing)
+                for claim_no in missing:
+                    lease.batches.pop(claim_no, None)
+                log.warning(
+                    "the database does not know %s batches of lease %s any more: %s jobs dropped, they are claimed anew",
+                    len(missing),
+                    lease.lease_id,
+                    len(dropped),
+                )
+
+    async def close_all(self) -> bool:
+        """Close every lease at the end; return whether there was one, and all are closed."""
+        # Taken out first: the heartbeat goes on, and what is closed is not lost.
+        closing = list(self.open_leases.values())
+        self.open_leases.clear()
+        for lease in closing:
+            try:
+                async with asyncio.timeout(1.0 if self._signals.at_once else 2.0):
+                    await self._session.run(protocol.close_lease(lease.lease_id), seconds=1.5)
+            except Exception as error:
+                log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
+                return False
+        return bool(closing)

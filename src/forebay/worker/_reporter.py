@@ -1,0 +1,89 @@
+"""Reporting how jobs ended: whatever decides first has decided, and whatever comes later is ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.ops.protocol import Ended
+    from forebay.worker._held import HeldJob
+    from forebay.worker._running import Call
+
+
+class Sink(Protocol):
+    """Where endings go: the settler, or a child's pipe to its parent."""
+
+    def done(self, jobs: Sequence[HeldJob]) -> None: ...
+    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
+    def settled_elsewhere(self, job: HeldJob) -> None: ...
+
+
+class OutcomeReporter:
+    """Passes each job's outcome on, once.
+
+    Owns the decision ``HeldJob.ended``. It promises that an outcome is reported before the next job of the same ordering key may
+    start. A crash leaves nothing of it: a job whose outcome was not settled comes back.
+
+    Args:
+        sink: is told how each job ended.
+        on_key_free: called when a job of an ordering key has ended, and how.
+    """
+
+    def __init__(self, sink: Sink, on_key_free: Callable[[HeldJob, Ended | None], None]) -> None:
+        self._sink = sink
+        self._on_key_free = on_key_free
+
+    def finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
+        """End a job, None for done; the next one of its ordering key may start."""
+        if held.ended:
+            return
+        self.end(held, ended, solo=solo)
+        if held.row.ordering_key is not None:
+            self._on_key_free(held, ended)
+
+    def finish_all(self, call: Call, endeds: Sequence[Ended]) -> None:
+        """End the jobs of a call that did not return."""
+        for held, ended in zip(call.helds, endeds, strict=True):
+            self.finish(held, ended, solo=call.kind.transaction)
+
+    def finish_returned(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+        """End the jobs of a call that returned."""
+        if len(helds) == 1:
+            self.finish(helds[0], endeds[0])
+            return
+        done = []
+        for held, ended in zip(helds, endeds, strict=True):
+            if ended is not None:
+                self.finish(held, ended)
+            elif not held.ended:
+                held.ended = True
+                done.append(held)
+        if done:
+            self._sink.done(done)
+        for held in done:
+            if held.row.ordering_key is not None:
+                self._on_key_free(held, None)
+
+    def finish_committed(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+        """End the jobs of a call whose own transaction settled them."""
+        for held, ended in zip(helds, endeds, strict=True):
+            if not held.ended:
+                self.settled_elsewhere(held)
+                if held.row.ordering_key is not None:
+                    self._on_key_free(held, ended)
+
+    def settled_elsewhere(self, held: HeldJob) -> None:
+        """End a job that was settled by its own transaction, whatever its ordering key."""
+        held.ended = True
+        self._sink.settled_elsewhere(held)
+
+    def end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
+        """End a job, whatever its ordering key."""
+        held.ended = True
+        if ended is None:
+            self._sink.done([held])
+        else:
+            ended.offset = held.row.offset
+            self._sink.end(held, ended, solo=solo)

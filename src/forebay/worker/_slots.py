@@ -1,0 +1,206 @@
+"""Slots and the calls in them, which can be interrupted.
+
+A call has at most three interruptions: asked to stop at the soft timeout or when cancelled; stopped at the hard timeout, when its
+slot is given free although the handler may not have noticed; and dropped when its lease is lost, when nothing is settled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
+from forebay.model.context import Context, TransactionContext
+from forebay.ops.protocol import Ended
+from forebay.worker._running import Call, failure
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from forebay.arguments.kinds import Kind
+    from forebay.config import WorkerSettings
+    from forebay.worker._children import Children
+    from forebay.worker._held import HeldJob
+    from forebay.worker._reporter import OutcomeReporter
+    from forebay.worker._threads import Threads
+
+log = logging.getLogger("forebay.worker")
+
+#: Threads that never came back from their handler before the worker says so at each further one.
+_ABANDONED_MANY = 10
+
+
+class Slots:
+    """The calls that run, each in a slot.
+
+    Owns the calls with their timers. A slot is given free once: by the end of its call, or when the call is abandoned. A call
+    that was interrupted has its outcome already, or gets the reason as its outcome.
+
+    A crash leaves the jobs of these calls claimed and not settled, and child processes that end themselves.
+
+    Args:
+        settings: default timeouts.
+        reporter: is told how jobs ended whose call was interrupted.
+        threads: where plain functions run.
+        processes: for handlers that ask for one; None in such a process.
+        group: name of the group, for the jobs' view of themselves.
+        resources: for the contexts of handlers.
+        on_abandoned: called when the slot of a call that still runs was given free.
+        on_progress: called with what a handler says of its jobs, in whatever thread that is.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        reporter: OutcomeReporter,
+        threads: Threads,
+        processes: Children | None,
+        *,
+        group: str,
+        resources: Mapping[str, Any],
+        on_abandoned: Callable[[], None],
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
+    ) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._threads = threads
+        self._processes = processes
+        self._group = group
+        self._resources = resources
+        self._on_abandoned = on_abandoned
+        self._on_progress = on_progress
+        #: The calls that run, with their jobs. Whatever takes a call out has given its slot free.
+        self.calls: dict[Call, list[HeldJob]] = {}
+        #: Slots of calls that others run, in children.
+        self.reserved = 0
+
+    @property
+    def busy(self) -> int:
+        """Slots that are not free."""
+        return len(self.calls) + self.reserved
+
+    def begin(
+        self, kind: Kind, helds: list[HeldJob], items: list[Any], task: asyncio.Task[None]
+    ) -> Call:
+        """Take a slot for a call, which runs in that task from now on."""
+        soft, hard = self._timeouts(kind)
+        now = time.monotonic()
+        call = Call(kind, helds, items, self._group, task)
+        if kind.takes_context:
+            make = Context if kind.connection is None else TransactionContext
+            call.context = make(
+                job=call.jobs[0],
+                jobs=call.jobs,
+                deadline=None if hard is None else now + hard,
+                resources=self._resources,
+                report=lambda done, note: self._on_progress(helds, done, note),
+            )
+        self.calls[call] = helds
+        for held in helds:
+            held.started_at = now
+        if kind.in_process and self._processes is not None:
+            call.in_child = True
+            return call  # Its time begins when a process has it.
+        if soft is not None:
+            call.timers.append(task.get_loop().call_later(soft, self._on_soft, call, soft))
+        if hard is not None:
+            call.timers.append(task.get_loop().call_later(hard, self._on_hard, call, hard))
+        return call
+
+    def begin_in_child(self, call: Call) -> None:
+        """Start the time of a call: a child has its jobs now."""
+        call.cancel_timers()
+        _, hard = self._timeouts(call.kind)
+        for held in call.helds:
+            held.begin()
+        if hard is not None:
+            loop = call.task.get_loop()
+            call.timers = [loop.call_later(hard, self._on_hard, call, hard)]
+
+    def running_job_ids(self) -> list[int]:
+        """Ids of the jobs whose handlers run."""
+        return [held.row.job_id for helds in self.calls.values() for held in helds]
+
+    def cancel(self, job_ids: Iterable[int]) -> None:
+        """Ask the handlers of some jobs to stop, because the jobs were cancelled."""
+        wanted = set(job_ids)
+        for call, helds in list(self.calls.items()):
+            if (
+                call.why is None
+                and any(held.row.job_id in wanted for held in helds)
+                and not call.kind.is_batch
+            ):
+                if call.in_child:
+                    assert self._processes is not None
+                    self._processes.cancel({helds[0].row.job_id})
+                    continue
+                log.info("job %s is asked to stop: cancelled", helds[0].row.job_id)
+                call.interrupt(JobCancelled(helds[0].row.job_id), self._threads)
+
+    def release_all(self) -> int:
+        """Interrupt every call and give its jobs back at no attempt; return how many jobs."""
+        count = 0
+        for call, helds in list(self.calls.items()):
+            if not call.settling:
+                call.cut()
+            for held in helds:
+                if not held.ended:
+                    count += 1
+                self._reporter.finish(held, Ended(0, "handed_back"), solo=call.kind.transaction)
+            why = JobCancelled(helds[0].row.job_id, reason="the worker stops")
+            call.interrupt(why, self._threads)
+        return count
+
+    def drop(self, is_lost: Callable[[HeldJob], bool]) -> list[int]:
+        """Interrupt and abandon calls whose jobs are no longer ours; return the ids of these. Nothing is settled of them."""
+        dropped = []
+        for call, helds in list(self.calls.items()):
+            if not is_lost(helds[0]):
+                continue
+            for held in helds:
+                if not held.ended:
+                    dropped.append(held.row.job_id)
+                held.ended = True
+            call.cut()
+            why = JobCancelled(helds[0].row.job_id, reason="the lease is lost")
+            call.interrupt(why, self._threads)
+            self._abandon(call)
+        return dropped
+
+    def _timeouts(self, kind: Kind) -> tuple[float | None, float | None]:
+        soft = kind.soft_timeout_seconds
+        hard = kind.hard_timeout_seconds
+        if soft is None and hard is None:
+            soft, hard = self._settings.soft_timeout_seconds, self._settings.hard_timeout_seconds
+        return soft, hard
+
+    def _on_soft(self, call: Call, seconds: float) -> None:
+        if call in self.calls and call.why is None:
+            log.warning("job %s is asked to stop after %g s", call.helds[0].row.job_id, seconds)
+            call.interrupt(SoftTimeout(seconds), self._threads)
+
+    def _on_hard(self, call: Call, seconds: float) -> None:
+        if call not in self.calls:
+            return
+        error = HardTimeout(seconds)
+        log.warning("job %s is stopped after %g s", call.helds[0].row.job_id, seconds)
+        call.cut()
+        self._reporter.finish_all(call, [failure(call.kind, job, error) for job in call.jobs])
+        call.settling = False
+        call.interrupt(error, self._threads)
+        self._abandon(call)
+
+    def _abandon(self, call: Call) -> None:
+        # The slot is free; the handler may go on until it notices.
+        if call.thread_call is not None and not call.thread_call.future.done():
+            self._threads.abandon(call.thread_call)
+            if self._threads.abandoned >= _ABANDONED_MANY:
+                log.error(
+                    "%s handlers ignored their timeouts and still run", self._threads.abandoned
+                )
+            call.thread_call.future.cancel()
+        call.cancel_timers()
+        if self.calls.pop(call, None) is not None:
+            self._on_abandoned()

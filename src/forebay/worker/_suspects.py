@@ -1,0 +1,131 @@
+"""Running suspects: jobs that were in the hands of a worker that died, and may be what killed it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from forebay.errors import DatabaseUnavailable, LeaseLost
+from forebay.ops import protocol
+from forebay.worker._running import job_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.arguments.kinds import Kind
+    from forebay.db.session import Session
+    from forebay.model.job import Job
+    from forebay.worker._children import Children
+    from forebay.worker._executor import Executor
+    from forebay.worker._held import HeldJob, Lease
+    from forebay.worker._settler import Settler
+    from forebay.worker._stats import Stats
+
+log = logging.getLogger("forebay.worker")
+
+
+class Suspects:
+    """Runs each suspect alone in a child process, or in this one where there can be no children.
+
+    Owns the suspects that run. It promises that the start of a suspect is recorded before it runs, and that a suspect whose start
+    was not recorded goes back at no attempt.
+
+    A crash leaves recorded starts: when the lease is revoked, these suspects have used an attempt.
+
+    Args:
+        session: the connection of the claims.
+        children: where they run.
+        executor: whose slots they take.
+        settler: is told how they ended.
+        stats: where they are counted.
+        group: name of the group, for the jobs' view of themselves.
+        on_lease_lost: called when the database says that a lease is lost.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        children: Children,
+        executor: Executor,
+        settler: Settler,
+        stats: Stats,
+        *,
+        group: str,
+        on_lease_lost: Callable[[Lease], None],
+    ) -> None:
+        self._session = session
+        self._children = children
+        self._executor = executor
+        self._settler = settler
+        self._stats = stats
+        self._group = group
+        self._on_lease_lost = on_lease_lost
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none runs in a child."""
+        return not self._tasks
+
+    async def start(self, held: HeldJob) -> None:
+        """Run a suspect that was claimed alone."""
+        prepared = self._executor.prepare(held)
+        if prepared is None:
+            return
+        if not self._children.available:
+            # Here, among others: should the process die of it, that counts as an attempt all the same.
+            await self._record_start(held)
+            self._executor.take([held])
+            return
+        self._executor.reserve()
+        kind, _item = prepared
+        job = job_of(held, kind, self._group)
+        task = asyncio.create_task(self._run(held, kind, job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Interrupt those that run, and kill their children."""
+        for task in list(self._tasks):
+            task.cancel()
+        await self._children.kill_running()
+
+    async def _record_start(self, held: HeldJob) -> None:
+        batch = held.batch
+        await self._session.run(protocol.start_suspect(batch.lease.lease_id, batch.claim_no))
+
+    async def _run(self, held: HeldJob, kind: Kind, job: Job) -> None:
+        lease = held.lease
+        try:
+            held.begin()
+            await self._record_start(held)
+            answer = await self._children.run(held, kind, job)
+            if held.ended or lease.lost:
+                return
+            held.ended = True
+            if answer.settled:
+                self._settler.settled_elsewhere(held)
+                self._stats.done += 1
+            elif answer.lease_lost:
+                self._on_lease_lost(lease)
+            elif answer.ended is not None:
+                answer.ended.offset = held.row.offset
+                self._settler.end(held, answer.ended, solo=answer.solo)
+                if answer.ended.outcome == "done":
+                    self._stats.done += 1
+                else:
+                    self._stats.ended += 1
+            else:
+                self._settler.done([held])
+                self._stats.done += 1
+        except LeaseLost:
+            self._on_lease_lost(lease)
+        except DatabaseUnavailable as error:
+            # It was not started: its start is not recorded.
+            log.warning("suspect %s put back: %s", job.job_id, error)
+            if not held.ended:
+                held.ended = True
+                self._settler.end(held, protocol.Ended(held.row.offset, "handed_back", after=1.0))
+        finally:
+            self._executor.release()

@@ -1,0 +1,136 @@
+"""Calls of handlers that run in a database transaction, which also settles their jobs.
+
+Invariant: the handler's writes and the settlement of its job are one commit. So the settlement is the last statement, on the
+handler's own connection, and a transaction whose settlement changed nothing is rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from forebay.db.lending import async_lender, lender
+from forebay.errors import LeaseLost, UnknownBatch
+from forebay.ops import protocol
+from forebay.ops.protocol import Flush
+from forebay.worker._running import endings, run_on_loop
+
+if TYPE_CHECKING:
+    from forebay.db.lending import AsyncLender, AsyncLent, Lender, Lent
+    from forebay.ops.operation import Operation
+    from forebay.ops.protocol import Ended
+    from forebay.worker._held import HeldJob
+    from forebay.worker._running import Call
+    from forebay.worker._threads import Threads
+
+
+class HandlerTransactions:
+    """Runs such calls, on connections that it opens when the first of their kind runs.
+
+    Owns the handler connections. From the settlement on a call is not interrupted: the commit decides. A crash before the commit
+    leaves an open transaction, which the server rolls back, and a job that comes back when the lease is revoked.
+
+    Args:
+        dsn: the database.
+        name: application_name of the connections.
+        threads: where plain functions run.
+    """
+
+    def __init__(self, dsn: str, name: str, threads: Threads) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._threads = threads
+        #: Whether the transactions run in the sessions of a pooler; known once the worker is connected.
+        self.is_pooled = False
+        self._lenders: dict[type | None, Lender] = {}
+        self._async_lenders: dict[type | None, AsyncLender] = {}
+
+    async def run(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
+        """Run a call to its commit; return how each job ended, None for done.
+
+        Raises:
+            LeaseLost: the jobs are no longer ours; nothing was committed.
+            UnknownBatch: the database does not know them any more; nothing was committed.
+        """
+        wanted = call.kind.connection
+        for held in helds:
+            # Its commit must not be there without the settlement of the one before it.
+            if held.follows is not None:
+                await held.follows.batch.settled(held.follows.row.offset)
+        if any(held.ended for held in helds):
+            raise LeaseLost(helds[0].lease.lease_id)
+        if not call.kind.is_async:
+            if wanted not in self._lenders:
+                self._lenders[wanted] = lender(
+                    wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+                )
+            call.thread_call = self._threads.submit(lambda: self._run_in_thread(call, helds))
+            found: list[Ended | None] = await call.thread_call.future
+            return found
+        if wanted not in self._async_lenders:
+            self._async_lenders[wanted] = async_lender(
+                wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+            )
+        async with self._async_lenders[wanted].connection() as lent:
+            _give(call, lent)
+            async with lent.transaction():
+                result = await run_on_loop(call)
+                endeds = endings(call, result)
+                operation = _settlement(call, helds, endeds)
+                _check_statuses(helds, await lent.settle(operation))
+        return endeds
+
+    def _run_in_thread(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
+        with self._lenders[call.kind.connection].connection() as lent:
+            _give(call, lent)
+            with lent.transaction():
+                positional, named = call.arguments()
+                call.started = True
+                result = call.kind.function(*positional, **named)
+                endeds = endings(call, result)
+                operation = _settlement(call, helds, endeds)
+                _check_statuses(helds, lent.settle(operation))
+                return endeds
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for lent in self._async_lenders.values():
+            await lent.close()
+        for lent_to_threads in self._lenders.values():
+            await asyncio.to_thread(lent_to_threads.close)
+
+
+def _give(call: Call, lent: Lent | AsyncLent) -> None:
+    call.connection = lent.raw
+    if call.context is not None:
+        call.context.conn = lent.given
+
+
+def _settlement(
+    call: Call, helds: list[HeldJob], endeds: list[Ended | None]
+) -> Operation[list[protocol.FlushStatus]]:
+    # From here on the call is not interrupted: its transaction decides.
+    if call.why is None:
+        call.settling = True
+    if any(held.ended for held in helds):
+        raise LeaseLost(helds[0].lease.lease_id)
+    flushes = []
+    for held, ended in zip(helds, endeds, strict=True):
+        offset = held.row.offset
+        flush = Flush(
+            claim_no=held.batch.claim_no,
+            flush_no=-offset,
+            done=[offset],
+            millis=[held.millis(time.monotonic())],
+        )
+        if ended is not None:
+            ended.offset = offset
+            flush.done, flush.millis, flush.ended = [], None, [ended]
+        flushes.append(flush)
+    return protocol.settle(helds[0].lease.lease_id, flushes)
+
+
+def _check_statuses(helds: list[HeldJob], statuses: list[protocol.FlushStatus]) -> None:
+    if any(status != "settled" for status in statuses):
+        raise UnknownBatch(lease=helds[0].lease.lease_id, claim_no=helds[0].batch.claim_no)
