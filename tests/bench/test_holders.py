@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.bench import Place
-from forebay.bench._holders import HOLDERS, Held, check_holder, hold
+from forebay.bench._holders import HOLDERS, HeldDatabase, check_holder, hold
 from forebay.bench._place import SERVER_SETTINGS
 from forebay.bench.engines.classic import ENQUEUE, create
 from forebay.embedded import temporary_server
@@ -29,7 +29,7 @@ def dead_rows_left(dsn: str) -> int:
 def held(server, dsn):
     with connect(dsn) as conn:
         create(conn)
-    return Held(dsn, write_one)
+    return HeldDatabase(dsn, write_one)
 
 
 @pytest.mark.parametrize("holder", ["snapshot", "writer", "prepared", "strangers"])

@@ -23,7 +23,7 @@ import psycopg.conninfo
 from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, SchemaError
 from forebay.ops import guard as calls
-from forebay.ops.guard import Found, Pass, Server, Unseen
+from forebay.ops.guard import Found, GuardPass, Server, Unseen
 from forebay.ops.holders import holders
 from forebay.policy.guard import Place, Rule, Segment, judge, pins
 from forebay.policy.holders import Holder
@@ -36,7 +36,9 @@ _END_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.05
 
 
-async def guard(leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False) -> Pass:
+async def guard(
+    leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False
+) -> GuardPass:
     """Look once, and do what the rule says.
 
     Args:
@@ -75,7 +77,7 @@ async def guard(leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bo
                 sessions += [other] * len(found)
         if acts:
             seen = [await act(session, own, one) for own, one in zip(sessions, seen, strict=True)]
-    return Pass(at, tuple(seen), tuple(unseen), segments_seen=kept is not None)
+    return GuardPass(at, tuple(seen), tuple(unseen), segments_seen=kept is not None)
 
 
 async def act(leader: Session, server: Session, found: Found) -> Found:

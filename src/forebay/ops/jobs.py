@@ -7,7 +7,7 @@ from typing import Final
 from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
 from forebay.model.status import Depth, JobStatus
-from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar
 from forebay.ops.records import rows_as
 
 #: Most rows of one list.
@@ -52,7 +52,7 @@ def job(job_id: int) -> Operation[list[JobStatus]]:
     Running it raises ``JobNotFound`` when there is no such job.
     """
 
-    def decode(rows: Rows) -> list[JobStatus]:
+    def decode(rows: ResultRows) -> list[JobStatus]:
         if not rows:
             raise JobNotFound(job_id)
         return rows_as(JobStatus, rows)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from forebay.ops.operation import Operation
     from forebay.worker._children import Children
     from forebay.worker._held import Batch, HeldJob, Key, Lease
-    from forebay.worker._messages import Answer
+    from forebay.worker._messages import ChildReport
 
 log = logging.getLogger("forebay.worker")
 
@@ -523,7 +523,7 @@ class Executor:
         endeds = [answer.ended for answer in answers if not answer.died]
         self._note_duration(helds, endeds)
 
-    def _take_answer(self, held: HeldJob, kind: Kind, answer: Answer) -> None:
+    def _take_answer(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
             return
         if answer.lease_lost:

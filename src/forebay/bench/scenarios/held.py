@@ -56,7 +56,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.bench._holders import HOLDERS, Held, check_holder, hold
+from forebay.bench._holders import HOLDERS, HeldDatabase, check_holder, hold
 from forebay.bench._measure import round_figure
 from forebay.bench._report import Bar, Report, Table
 from forebay.bench._upkeep import upkeep
@@ -478,7 +478,7 @@ def _hold_up(
     delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
     with contextlib.ExitStack() as stack:
         contestants: dict[str, Contestant] = {}
-        held: list[Held] = []
+        held: list[HeldDatabase] = []
         for name in names:
             progress(f"{mix}: making a database for {name}")
             dsn = stack.enter_context(
@@ -503,7 +503,7 @@ def _hold_up(
                 contestants[name] = Contestant(
                     queue, mix, delay_seconds=delay, due_is_kept=name != "ours"
                 )
-            held.append(Held(dsn, queue.write_one))
+            held.append(HeldDatabase(dsn, queue.write_one))
         for name, contestant in contestants.items():
             progress(f"{mix}: how fast {name} is")
             contestant.measure_speed(seconds)
