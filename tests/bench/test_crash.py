@@ -105,9 +105,9 @@ def test_notes_are_read_from_where_one_left_off(tmp_path: Path, monkeypatch):
     """
     What handlers note is there at once, in order, with the time of the monotonic clock.
     """
-    from forebay_bench._notes import VARIABLE, Notebook, Notes
+    from forebay_bench._notes import VARIABLE, Notebook, NotesReader
 
-    notes = Notes(tmp_path / "notes")
+    notes = NotesReader(tmp_path / "notes")
     monkeypatch.setenv(VARIABLE, notes.environment[VARIABLE])
     notebook = Notebook()
     for number in (7, -1, 9):
