@@ -96,7 +96,7 @@ class Handler(Generic[P, Q, R_co]):
         """
         return Call(
             kind=self.kind.name,
-            args=self._app.encoder(self.kind)(*args, **kwargs),
+            args=self._app._internals.encoder(self.kind)(*args, **kwargs),
             options=self.options,
             expires_in_seconds=self.expires_in_seconds,
         )

@@ -33,7 +33,7 @@ from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forebay.app import App
+    from forebay.app import App, Internals
     from forebay.ops.protocol import Ended
 
 
@@ -104,8 +104,8 @@ def _taken(job: HeldJob) -> list[dict[str, Any]]:
     return tallies
 
 
-def load_app(start: Start) -> App:
-    """Import the application as its worker did."""
+def load_app(start: Start) -> Internals:
+    """Import the application as its worker did, and return what it keeps for its workers."""
     sys.path[:] = start.path
     if start.is_script:
         # Not "__main__": what the script does when it is run must not be done again.
@@ -115,7 +115,7 @@ def load_app(start: Start) -> App:
         for part in start.attribute.split("."):
             found = getattr(found, part)
     app: App = found
-    return app
+    return app._internals
 
 
 async def _main(descriptor: int) -> None:

@@ -51,7 +51,7 @@ from forebay.worker._settler import Settler
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.app import App
+    from forebay.app import Internals
     from forebay.ops.protocol import Beat, ClaimedJob, ReadyLane
     from forebay.worker._messages import Start
 
@@ -85,7 +85,7 @@ class Worker:
     """Runs the jobs of some queues.
 
     Args:
-        app: the application with the handlers.
+        app: what the application with the handlers keeps for its workers.
         dsn: the database.
         queues: queues to serve with their weights; None means all queues the app's kinds wait in.
         settings: see ``WorkerSettings``; None means its defaults.
@@ -99,7 +99,7 @@ class Worker:
 
     def __init__(
         self,
-        app: App,
+        app: Internals,
         dsn: str,
         *,
         queues: Mapping[str, int] | None = None,
