@@ -105,7 +105,7 @@ def _taken(job: HeldJob) -> list[dict[str, Any]]:
 
 
 def load_app(start: Start) -> Application:
-    """Import the application as its worker did."""
+    """Import the application as its worker did, and return what it keeps for its workers."""
     sys.path[:] = start.path
     if start.is_script:
         # Not "__main__": what the script does when it is run must not be done again.
@@ -114,8 +114,8 @@ def load_app(start: Start) -> Application:
         found = importlib.import_module(start.module)
         for part in start.attribute.split("."):
             found = getattr(found, part)
-    app: Application = found
-    return app
+    internals: Application = found._internals
+    return internals
 
 
 async def _main(descriptor: int) -> None:
