@@ -5,9 +5,6 @@ The register of a post is in the database (``forebay.hold_posts_v1``); here is w
 
 from __future__ import annotations
 
-import random
-import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -23,14 +20,18 @@ FAR_SECONDS: Final = 30.0
 DEAF_SECONDS: Final = 1.0
 
 
-def draw_holder() -> int:
-    """Return a name for the registers; that two workers draw the same one does no harm."""
-    return secrets.randbelow(1 << 20)
+#: A holder's name in the registers is a number below this, drawn at random; that two workers draw the same one does no harm.
+HOLDERS: Final = 1 << 20
 
 
-def far_pause(seconds: float = FAR_SECONDS) -> float:
-    """Return a pause of about that long, so that processes do not come in step."""
-    return seconds * (0.75 + 0.5 * random.random())
+def far_pause(chance: float, seconds: float = FAR_SECONDS) -> float:
+    """Return a pause of about that long, so that processes do not come in step.
+
+    Args:
+        chance: a random number from 0 to 1.
+        seconds: the mean.
+    """
+    return seconds * (0.75 + 0.5 * chance)
 
 
 class Posts:
@@ -40,6 +41,7 @@ class Posts:
         wanted: the posts.
         seconds: how long they are held unless renewed.
         clock: seconds from anywhere.
+        random: random numbers from 0 to 1.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Posts:
         wanted: Collection[int],
         *,
         seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
+        random: Callable[[], float],
     ) -> None:
         self.wanted = list(wanted)
         self.seconds = seconds
         self._clock = clock
+        self._random = random
         self._held: frozenset[int] = frozenset()
         self._held_until = 0.0
         self._ask_at = 0.0
@@ -76,7 +80,7 @@ class Posts:
         """Note what the database said to a call that was sent at that time."""
         self._held = frozenset(held)
         self._held_until = asked_at + self.seconds
-        self._ask_at = asked_at + (self.seconds / 4 if held else far_pause())
+        self._ask_at = asked_at + (self.seconds / 4 if held else far_pause(self._random()))
 
     def suppose_vacant(self, posts: Collection[int]) -> bool:
         """Ask soon if one of these is wanted and not held; return whether that is so."""

@@ -70,7 +70,9 @@ class Maintenance:
         self._session = session
         self._on_work = on_work
         self._holder = holder
-        self._post = Posts([UPKEEP], seconds=_POST_SECONDS)
+        self._post = Posts(
+            [UPKEEP], seconds=_POST_SECONDS, clock=time.monotonic, random=random.random
+        )
         self._post_failures = 0
         self._is_over = False
         self._hint = asyncio.Event()
@@ -142,7 +144,7 @@ class Maintenance:
 
     async def _wait_for_hint(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(far_pause()):
+            async with asyncio.timeout(far_pause(random.random())):
                 await self._hint.wait()
         self._hint.clear()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,12 @@ class PollLeadership:
 
     def _of(self, groups: Collection[int]) -> Posts:
         # Long enough for one that polls seldom: it renews when it looks.
-        return Posts(groups, seconds=1.5 + 2 * self._settings.poll_seconds)
+        return Posts(
+            groups,
+            seconds=1.5 + 2 * self._settings.poll_seconds,
+            clock=time.monotonic,
+            random=random.random,
+        )
 
     def set_groups(self, groups: Collection[int]) -> None:
         """Take up the groups that the worker reads for, by number."""
@@ -96,8 +102,8 @@ class PollLeadership:
         if posts.held:
             return settings.poll_seconds
         if self.without_notifications:
-            return max(settings.poll_seconds, far_pause(DEAF_SECONDS))
-        return far_pause()
+            return max(settings.poll_seconds, far_pause(random.random(), DEAF_SECONDS))
+        return far_pause(random.random())
 
     def record_idle(self) -> None:
         """Nothing was ready: the worker is not saturated."""

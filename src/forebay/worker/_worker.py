@@ -29,7 +29,7 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.posts import draw_holder
+from forebay.policy.posts import HOLDERS
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
@@ -106,7 +106,7 @@ class Worker:
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
-        self._holder = draw_holder()
+        self._holder = secrets.randbelow(HOLDERS)
         self._heart: Heart | None = None
         self._until_idle = False
 
