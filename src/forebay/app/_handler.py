@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from forebay.app._internals import Internals
 from forebay.arguments.kinds import Kind
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
