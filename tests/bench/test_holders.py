@@ -72,6 +72,7 @@ def test_holders_that_the_server_cannot_have_are_refused(server):
     assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "strangers"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_slot_and_a_standby_hold_too(pg_bin):
     """
