@@ -16,7 +16,7 @@ ForebayError
 │   ├── PayloadTooDeep        gives depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
 │   ├── PayloadDiffers        an idempotency key belongs to another request: gives its job
-│   └── QueueFull             as many jobs wait as the queue's limit allows
+│   └── QueueFull             as many jobs wait as the queue's max_waiting allows
 ├── BackfillError
 │   ├── BackfillChanged       the jobs are not those that were counted
 │   └── BackfillNotFound      no such backfill in chunks, or another's
@@ -487,28 +487,30 @@ class PayloadDiffers(EnqueueError):
 
 
 class QueueFull(EnqueueError):
-    """As many jobs wait in the queue as its limit allows.
+    """As many jobs wait in the queue as its ``max_waiting`` allows.
 
     Attributes:
         queue: the queue.
         waiting: how many wait in it, at most.
-        limit: how many may.
+        max_waiting: how many may.
     """
 
     retryable = True
     sqlstate = "53400"
-    fields = ("queue", "waiting", "limit", "index")
-    default_hint = "Try again when workers have caught up, or raise the queue's limit."
+    fields = ("queue", "waiting", "max_waiting", "index")
+    default_hint = "Try again when workers have caught up, or raise the queue's max_waiting."
 
     queue: str | None
     waiting: int | None
-    limit: int | None
+    max_waiting: int | None
 
-    def __init__(self, queue: str, *, waiting: int, limit: int) -> None:
+    def __init__(self, queue: str, *, waiting: int, max_waiting: int) -> None:
         self.queue = queue
         self.waiting = waiting
-        self.limit = limit
-        super().__init__(f"queue {queue} is full: {waiting} jobs wait, the limit is {limit}")
+        self.max_waiting = max_waiting
+        super().__init__(
+            f"queue {queue} is full: {waiting} jobs wait, max_waiting is {max_waiting}"
+        )
 
     @classmethod
     def from_sql(
@@ -523,11 +525,11 @@ class QueueFull(EnqueueError):
         error = super().from_sql(message, detail=detail, hint=hint, column=column)
         said = _FULL.match(message)
         if said and isinstance(error, QueueFull):
-            error.queue, error.waiting, error.limit = said[1], int(said[2]), int(said[3])
+            error.queue, error.waiting, error.max_waiting = said[1], int(said[2]), int(said[3])
         return error
 
 
-_FULL: Final = re.compile(r"queue (\S+) is full: (\d+) jobs wait, .* the limit of (\d+)$")
+_FULL: Final = re.compile(r"queue (\S+) is full: (\d+) jobs wait, .* exceed max_waiting (\d+)$")
 
 
 class BackfillError(ForebayError):

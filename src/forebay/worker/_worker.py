@@ -634,7 +634,7 @@ class Worker:
 
     def _on_freed(self, batches: list[Batch]) -> None:
         for batch in batches:
-            if batch.lane is not None and batch.lane.is_paced and not batch.lane.is_private:
+            if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_private:
                 self._freed[batch.lane.lane] = batch.lane
         self._wake.set()
 
@@ -649,7 +649,7 @@ class Worker:
             await asyncio.sleep(0)
             for lane in freed.values():
                 if (room := self._room()) > 0 and not (self._stopping or lease.lost):
-                    taken += await self._claim_paced(lease, lane, room)
+                    taken += await self._claim_limited(lease, lane, room)
         return taken > 0
 
     def _sleep_millis(self) -> int | None:
@@ -689,8 +689,8 @@ class Worker:
         """Claim from a lane, and while it gives all that is asked, again until that time; return how many."""
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
-        if lane.is_paced:
-            return await self._claim_paced(lease, lane, count)
+        if lane.is_limited:
+            return await self._claim_limited(lease, lane, count)
         taken = 0
         asking = asyncio.create_task(self._ask(lease, lane, count))
         try:
@@ -713,7 +713,7 @@ class Worker:
         finally:
             asking.cancel()
 
-    async def _claim_paced(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+    async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         """Claim where each claim gives jobs of one limit key, until there are enough or no more; return how many.
 
         Nothing is taken ahead, except for the calls of batch handlers: a job that waits here for a slot would use up
@@ -759,7 +759,7 @@ class Worker:
         if lease.lost:
             return None, []  # Found out while we asked. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
-        batch.frees_others = lane.is_paced or any(row.ordering_key is not None for row in rows)
+        batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
         batch.lane = lane
         lease.batches[claim_no] = batch
         if self._heart is not None:
