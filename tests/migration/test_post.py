@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from forebay.db import stepping
-from forebay.db.migrate import Pace, migrate, migration_sql, upgrade
+from forebay.db.migrate import LockPolicy, migrate, migration_sql, upgrade
 from forebay.db.own import run_own
 from forebay.errors import SchemaError
 from forebay.ops import protocol
@@ -180,7 +180,9 @@ def test_an_upgrade_can_wait_for_older_workers(database, release):
     with connect(database) as conn, ThreadPoolExecutor(1) as threads:
         lease = open_lease(conn, latest_version())
         pre, post = release(PRE, POST)
-        running = threads.submit(upgrade, database, wait_seconds=30, pace=Pace(tell=said.append))
+        running = threads.submit(
+            upgrade, database, wait_seconds=30, lock_policy=LockPolicy(tell=said.append)
+        )
         wait_for(lambda: said)
         one(conn, "select forebay.close_lease_v1(%s)", lease)
         assert running.result(timeout=20).applied == [pre, post]
@@ -225,7 +227,7 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
                 " and query like '%pg_sleep%'"
             ).fetchall()
         )
-        upgrading = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        upgrading = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
         calling.result(timeout=20)
         assert upgrading.result(timeout=20).applied == [post]
     assert "(report) runs a statement that began" in said[0]

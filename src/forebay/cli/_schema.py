@@ -12,7 +12,7 @@ from forebay.cli._options import Dsn, Json, confirmed, duration, with_settings
 from forebay.cli._output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
-from forebay.db.migrate import Pace, Upgraded, migration_sql, upgrade
+from forebay.db.migrate import LockPolicy, Upgraded, migration_sql, upgrade
 from forebay.db.migrate import migrate as apply_migrations
 from forebay.db.own import run_own
 from forebay.db.rehearse import HeldLock, Rehearsal
@@ -82,21 +82,21 @@ def migrate(
     """
     wanted = load_settings(flags).database_values()
     address = address_of(dsn)
-    pace = Pace(
+    lock_policy = LockPolicy(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
         patience_seconds=_seconds(patience, "patience"),
         hold_seconds_max=_seconds(hold, "hold"),
         tell=lambda said: console(stderr=True).print(Text(said, style="dim")),
     )
     if rehearse:
-        _print_rehearsal(run_rehearsal(address, pace=pace), as_json=as_json)
+        _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
         return
     wait_seconds = _seconds(wait, "wait") if wait is not None else 0.0
     if dry_run:
         steps = apply_migrations(address, dry_run=True, only_pre=pre)
         done = Upgraded(steps)
     else:
-        done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, pace=pace)
+        done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, lock_policy=lock_policy)
         steps = done.applied
     if dry_run and steps and steps[0].version == 1:
         stored: dict[str, int] = {}

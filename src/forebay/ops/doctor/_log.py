@@ -334,7 +334,9 @@ def _judge_queues(rows: Rows) -> list[Finding]:
             continue
         waits = f"{name}: {counted(ready, 'job')} ready"
         if ready >= _DEEP_JOBS:
-            remedy = f"More workers; or refuse more jobs: forebay queues limit {queue} --max-waiting N"
+            remedy = (
+                f"More workers; or refuse more jobs: forebay queues limit {queue} --max-waiting N"
+            )
             found.append(Finding("queues", Level.WARNING, waits, remedy, facts[-1]))
         if paused is not None:
             what = f"{waits}, paused for {human_duration(paused)}"
