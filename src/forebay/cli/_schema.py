@@ -27,7 +27,7 @@ OnlyPre = Annotated[
 ]
 
 
-@with_settings("retention", "limits", "segments")
+@with_settings("retention", "payload", "segments")
 def migrate(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = (

@@ -15,7 +15,7 @@ from forebay.config._resolve import (
 )
 from forebay.config._settings import (
     GROUPS,
-    LimitSettings,
+    PayloadSettings,
     RetentionSettings,
     RetrySettings,
     SegmentSettings,
@@ -28,7 +28,7 @@ __all__ = [
     "GROUPS",
     "Address",
     "FileOptions",
-    "LimitSettings",
+    "PayloadSettings",
     "RetentionSettings",
     "RetrySettings",
     "SegmentSettings",
