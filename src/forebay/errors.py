@@ -16,7 +16,7 @@ ForebayError
 │   ├── PayloadTooDeep        gives depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
 │   ├── PayloadDiffers        an idempotency key belongs to another request: gives its job
-│   └── QueueFull             as many jobs wait as the queue's limit allows
+│   └── QueueFull             as many jobs wait as the queue's max_waiting allows
 ├── BackfillError
 │   ├── BackfillChanged       the jobs are not those that were counted
 │   └── BackfillNotFound      no such backfill in chunks, or another's
@@ -354,16 +354,18 @@ class PayloadDiffers(EnqueueError):
 
 
 class QueueFull(EnqueueError):
-    """As many jobs wait in the queue as its limit allows."""
+    """As many jobs wait in the queue as its ``max_waiting`` allows."""
 
     retryable = True
     sqlstate = "53400"
-    template = "[job {index}: ]queue {queue} is full: {waiting} jobs wait, the limit is {limit}"
-    default_hint = "Try again when workers have caught up, or raise the queue's limit."
+    template = (
+        "[job {index}: ]queue {queue} is full: {waiting} jobs wait, max_waiting is {max_waiting}"
+    )
+    default_hint = "Try again when workers have caught up, or raise the queue's max_waiting."
     queue: str | None
     _: KW_ONLY
     waiting: int | None  # an upper bound
-    limit: int | None  # how many may wait
+    max_waiting: int | None  # how many may wait
 
 
 class BackfillError(ForebayError):

@@ -69,7 +69,7 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
     """Never more; and in a long run, though the killed hold theirs for a while, nine tenths of what the slots allow."""
     seconds, every, slots, duration = (60, 12, 5, 0.1) if is_long else (5, 2, 5, 0.1)
     keys = range(2)
-    one(conn, "select forebay.pace_queue('default', key_concurrency => %s)", slots)
+    one(conn, "select forebay.limit_queue('default', key_concurrency => %s)", slots)
     enqueue_keys(conn, dict.fromkeys(keys, int(seconds / duration * slots) + 100), duration)
     options = {
         "concurrency": 4,
@@ -110,7 +110,7 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
 def test_fifty_keys_get_even_shares_of_four_processes(conn, database, workers, effects, is_long):
     """One key has a thousand times as much as most: Jain's index over the jobs of the time is 0.95 or more."""
     seconds, keys = (30, 50) if is_long else (4, 20)
-    one(conn, "select forebay.pace_queue('default', concurrency => 8)")
+    one(conn, "select forebay.limit_queue('default', concurrency => 8)")
     for _ in range(4):
         workers.start(concurrency=4)
     enqueue_keys(conn, {0: 20_000} | dict.fromkeys(range(1, keys), 600 if is_long else 150), 0.02)
@@ -133,7 +133,7 @@ def test_a_rate_below_one_per_second_is_kept_over_a_minute(
 ):
     """0.2 a second is twelve in a minute, from four processes that all want more; a shorter look uses 2 a second."""
     seconds, rate = (60, 0.2) if is_long else (4, 2.0)
-    one(conn, "select forebay.pace_queue('default', rate => %s, burst => 1)", rate)
+    one(conn, "select forebay.limit_queue('default', rate => %s, burst => 1)", rate)
     enqueue_many(conn, [{"kind": "work", "args": {"entry": number}} for number in range(100)])
     for _ in range(4):
         workers.start(concurrency=4)

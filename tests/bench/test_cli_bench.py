@@ -103,7 +103,7 @@ def test_programs_get_a_line_of_json_with_the_facts_of_the_run(command, scenario
         "postgresql",
         "settings",
         "machine",
-        "pace",
+        "machine_speed",
         "forebay",
         "commit",
         "command",
@@ -119,22 +119,22 @@ def test_a_machine_that_changes_its_speed_is_said_to_be_unsteady(
     """
     A loop that took half again as long another time: whoever compares single turns must know.
     """
-    from forebay_bench import _pace
+    from forebay_bench import _machine_speed
 
     found = iter([0.004, *[0.006] * 3])
-    monkeypatch.setattr(_pace, "_count", lambda: next(found))
-    pace = _pace.Pace()
-    pace._seconds += found
-    assert pace.facts() == {"low_ms": 4.0, "median_ms": 6.0, "high_ms": 6.0, "unsteady": True}
+    monkeypatch.setattr(_machine_speed, "_count", lambda: next(found))
+    speed = _machine_speed.MachineSpeed()
+    speed._seconds += found
+    assert speed.facts() == {"low_ms": 4.0, "median_ms": 6.0, "high_ms": 6.0, "unsteady": True}
 
-    monkeypatch.setattr(_pace, "_count", lambda: 0.004)
-    monkeypatch.setattr(_pace.Pace, "facts", lambda _: pace_facts(unsteady=True))
+    monkeypatch.setattr(_machine_speed, "_count", lambda: 0.004)
+    monkeypatch.setattr(_machine_speed.MachineSpeed, "facts", lambda _: speed_facts(unsteady=True))
     assert "unsteady machine" in command("bench", "one", "--dsn", server.dsn())[1]
-    monkeypatch.setattr(_pace.Pace, "facts", lambda _: pace_facts(unsteady=False))
+    monkeypatch.setattr(_machine_speed.MachineSpeed, "facts", lambda _: speed_facts(unsteady=False))
     assert "unsteady machine" not in command("bench", "one", "--dsn", server.dsn())[1]
 
 
-def pace_facts(*, unsteady):
+def speed_facts(*, unsteady):
     return {"low_ms": 4.0, "median_ms": 5.0, "high_ms": 6.0, "unsteady": unsteady}
 
 

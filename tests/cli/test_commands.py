@@ -105,28 +105,55 @@ def test_what_people_typed_is_never_taken_for_markup(forebay):
     assert "[red]x[/red]" in out
 
 
-def test_a_pace_is_set_shown_and_taken_away(forebay, conn):
+def test_limits_are_set_shown_and_removed(forebay, conn):
     """
-    What is given replaces what was set before; without any limit the command shows.
+    Each call changes only the limits it names; without any limit the command shows them.
     """
-    set_ = forebay("queues", "pace", "mail", "--concurrency", 5, "--key-rate", 0.5)
+
+    def limit(*given):
+        return forebay("queues", "limit", *given)
+
+    assert limit().out.strip() == "no queue has limits or limit keys"
+    assert limit("mail").out.strip() == "queue mail: no limits"
+    set_ = limit("mail", "--concurrency", 5, "--key-rate", 0.5)
     assert set_.out.strip() == "queue mail: concurrency 5, key rate 0.5"
     one(conn, "select forebay.open_group('mail')")
     enqueue(conn, queue="mail", limit_key="a")
-    (shown,) = forebay("queues", "pace", "--json").json
+    (shown,) = limit("--json").json
     assert (shown["queue"], shown["running"], shown["keys_waiting"]) == ("mail", 0, 1)
     assert shown["limits"]["key_rate"] == 0.5
-    assert "concurrency 5" in forebay("queues", "pace", "mail").out
-    after = forebay("queues", "pace", "mail", "--rate", 2, "--json").json
-    assert after["before"]["concurrency"] == 5
-    assert after["limits"]["concurrency"] is None
-    assert forebay("queues", "pace", "mail", "--none").out.strip() == "queue mail has no pace"
-    assert "even shares" in forebay("queues", "pace").out
-    assert forebay("queues", "pace", "--rate", 2).code == 2
-    assert forebay("queues", "pace", "mail", "--none", "--rate", 2).code == 2
+    assert "concurrency 5" in limit("mail").out
+    after = limit("mail", "--rate", 2, "--max-waiting", 10_000, "--json").json
+    assert (after["before"]["concurrency"], after["before"]["rate"]) == (5, None)
+    assert (after["limits"]["concurrency"], after["limits"]["rate"]) == (5, 2)
+    removed = limit("mail", "--remove", "key-rate", "--remove", "concurrency")
+    assert removed.out.strip() == "queue mail: max waiting 10,000, rate 2"
+    assert limit("mail", "--remove", "all").out.strip() == "queue mail: no limits"
+    assert "even shares" in limit().out
     forebay("enqueue", "work", "--queue", "mail", "--limit-key", "b")
-    (shown,) = forebay("queues", "pace", "mail", "--json").json
+    (shown,) = limit("mail", "--json").json
     assert shown["keys_waiting"] == 2
+
+
+def test_a_limit_that_makes_no_sense_is_refused_and_changes_nothing(forebay):
+    """
+    No queue, an unknown limit, one both set and removed; and what the database refuses.
+    """
+
+    def limit(*given):
+        return forebay("queues", "limit", *given)
+
+    limit("mail", "--max-waiting", 7)
+    for given in (
+        ("--rate", 2),
+        ("--remove", "all"),
+        ("mail", "--remove", "speed"),
+        ("mail", "--remove", "max-waiting", "--max-waiting", 5),
+    ):
+        assert limit(*given).code == 2
+    assert limit("mail", "--max-waiting", 0).code != 0
+    assert limit("mail", "--max-waiting", 5, "--burst", 3).code != 0
+    assert limit("mail").out.split()[-3:] == ["max", "waiting", "7"]
 
 
 # --- dead letters ---

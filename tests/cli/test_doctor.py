@@ -508,7 +508,7 @@ def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
     assert levels(findings("room")) == {"ok"}
 
 
-def test_the_pace_of_enqueuing_counts(findings, conn):
+def test_the_rate_of_enqueuing_counts(findings, conn):
     """
     A reserve that is used up within the hour is an error, however large it is.
     """

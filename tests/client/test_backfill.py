@@ -197,12 +197,12 @@ def test_what_stopped_is_resumed_with_nothing_lost_and_nothing_twice(client, con
     """
     The error says which backfill it was; what is done already enqueues nothing.
     """
-    client.limit_queue("default", 50)
+    client.limit_queue("default", max_waiting=50)
     with pytest.raises(QueueFull) as caught:
         client.backfill("index", Rows("page"), chunk=20)
     number = one(conn, "select backfill_id from forebay.backfill")
     assert f"Backfill {number} can be resumed." in caught.value.hint
-    client.limit_queue("default", None)
+    client.limit_queue("default", max_waiting=None)
     assert client.resume_backfill(number) == 60
     assert client.resume_backfill(number) == 0
     assert ids(conn) == list(range(1, 101))

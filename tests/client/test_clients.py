@@ -23,7 +23,7 @@ from forebay.errors import (
     PayloadTooDeep,
     SchemaError,
 )
-from forebay.model.status import Limits
+from forebay.model.limits import Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -149,18 +149,19 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         assert client.cancel(job_id, conn=conn) == "requested"
         assert client.pause_queue("mail", conn=conn) == 1
         assert client.spread_queue("mail", 4, conn=conn) == 1
-        assert client.limit_queue("mail", 4, conn=conn) is None
-        assert client.pace_queue("mail", concurrency=2, rate=0.5, conn=conn) is None
-        (pace,) = client.pace(conn=conn)
-        assert (pace.queue, pace.running, pace.limits.rate) == ("mail", 0, 0.5)
+        assert client.limit_queue("mail", max_waiting=4, conn=conn) is None
+        assert client.limit_queue("mail", rate=0.5, conn=conn) == Limits(max_waiting=4)
+        (found,) = client.limits(conn=conn)
+        assert (found.queue, found.running) == ("mail", 0)
+        assert found.limits == Limits(max_waiting=4, rate=0.5)
         assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
         conn.rollback()
     assert client.jobs() == []
     assert client.spread_queue("mail", 1) == 1
-    assert client.limit_queue("mail", None) is None
-    assert client.pace_queue("mail", key_rate=3) is None
-    assert client.pace_queue("mail") == Limits(key_rate=3)
-    assert client.pace("mail") == []
+    assert client.limit_queue("mail", max_waiting=None) is None
+    assert client.limit_queue("mail", key_rate=3) is None
+    assert client.limit_queue("mail", key_rate=None) == Limits(key_rate=3)
+    assert client.limits("mail") == []
     with pytest.raises(GroupNotFound):
         client.resume_queue("mail")
 

@@ -11,7 +11,7 @@ from forebay.errors import DatabaseUnavailable, SchemaError
 from forebay.sql import latest_version
 from forebay.upgrade import _blockers
 from forebay.upgrade import _stepping as stepping
-from forebay.upgrade.migrate import Pace, migrate, upgrade
+from forebay.upgrade.migrate import LockPolicy, migrate, upgrade
 from tests.support.engine import connect, one
 from tests.support.mutant import violation
 from tests.support.waiting import wait_for
@@ -72,7 +72,7 @@ def stranger_and_producer(dsn: str, release) -> float:
         wait_for(lambda: one(conn, "select clock_timestamp() > min(xact_start) + interval '1.2 s'"
                                    " from pg_stat_activity where application_name = 'stranger'"))  # fmt: skip
         with Producer(dsn) as producer, ThreadPoolExecutor(1) as threads:
-            migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+            migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
             wait_for(lambda: said or producer.slowest > 1.0)
             until = time.monotonic() + 1.5
             wait_for(lambda: time.monotonic() > until)
@@ -101,7 +101,7 @@ def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monk
     The mutant that asks for its locks at once and waits for them makes every enqueue wait as long.
     """
     monkeypatch.setattr(_blockers, "_OLD_SECONDS", 1e6)
-    monkeypatch.setattr(Pace, "attempts", lambda self: iter([0.49] * 1000))
+    monkeypatch.setattr(LockPolicy, "attempts", lambda self: iter([0.49] * 1000))
     monkeypatch.setattr(stepping, "_PAUSE_FACTOR", 0.01)
     with violation():
         assert stranger_and_producer(database, release) < 0.2
@@ -116,7 +116,7 @@ def test_a_migration_that_gets_no_lock_gives_up_and_says_who_holds_it(database, 
     with psycopg.connect(database, application_name="stranger") as stranger:
         stranger.execute("lock table forebay.log_3 in row exclusive mode")
         with pytest.raises(DatabaseUnavailable) as caught:
-            upgrade(database, pace=Pace(patience_seconds=0.3))
+            upgrade(database, lock_policy=LockPolicy(patience_seconds=0.3))
         assert caught.value.retryable
         assert f"pid {stranger.info.backend_pid} (stranger" in str(caught.value.detail)
         assert "RowExclusiveLock on forebay.log_3" in str(caught.value.detail)
@@ -132,7 +132,7 @@ def test_a_forgotten_prepared_transaction_is_named_too(database, release):
         conn.execute("begin; lock table forebay.log_0 in row share mode; prepare transaction 'old'")
         try:
             with pytest.raises(DatabaseUnavailable) as caught:
-                upgrade(database, pace=Pace(patience_seconds=0.3))
+                upgrade(database, lock_policy=LockPolicy(patience_seconds=0.3))
         finally:
             conn.execute("rollback prepared 'old'")
     assert "prepared transaction 'old'" in str(caught.value.detail)
@@ -145,7 +145,7 @@ def lock_crosswise(dsn: str, release) -> None:
     waiting = "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass and waitstart < clock_timestamp() - interval '1.2 s'"  # fmt: skip
     with psycopg.connect(dsn) as other, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
         other.execute("lock table forebay.log in row exclusive mode")
-        migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
         wait_for(lambda: said or one(conn, waiting))
         other.execute("lock table forebay.lane in row exclusive mode")
         other.commit()
@@ -166,7 +166,7 @@ def test_with_longer_attempts_the_other_one_would_fail(database, release, monkey
     The mutant that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.
     """
     monkeypatch.setattr(stepping, "_DEADLOCK_SHARE", 100)
-    monkeypatch.setattr(Pace, "attempts", lambda self: iter([15.0] * 10))
+    monkeypatch.setattr(LockPolicy, "attempts", lambda self: iter([15.0] * 10))
     with violation(psycopg.errors.DeadlockDetected):
         lock_crosswise(database, release)
 
@@ -178,7 +178,7 @@ def test_locks_are_not_held_for_longer_than_said(database, release):
     release(("slow", ADD_COLUMN[1] + "select pg_sleep(30);\n"))
     began = time.monotonic()
     with pytest.raises(SchemaError, match=r"held its locks on .* for longer than 0\.3 s"):
-        upgrade(database, pace=Pace(hold_seconds_max=0.3))
+        upgrade(database, lock_policy=LockPolicy(hold_seconds_max=0.3))
     assert time.monotonic() - began < 10
     with connect(database) as conn:
         assert not has_source(conn)
@@ -232,7 +232,7 @@ def test_a_migration_waits_while_segments_are_made(database, release):
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
         assert one(upkeep, "select forebay.extend_v1()") > 0
         with ThreadPoolExecutor(1) as threads:
-            migrating = threads.submit(upgrade, database, pace=Pace(tell=said.append))
+            migrating = threads.submit(upgrade, database, lock_policy=LockPolicy(tell=said.append))
             wait_for(lambda: said)
             upkeep.commit()
             assert migrating.result(timeout=20).applied == [step]
@@ -250,7 +250,7 @@ def copy_rows_meanwhile(dsn: str, release, copy: str) -> None:
             " values (1, 1, now(), 1, now(), 'retried')"
         )
         said: list[str] = []
-        migrating = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
         wait_for(lambda: said or migrating.done())
         writer.commit()
         migrating.result(timeout=20)

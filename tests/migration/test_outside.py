@@ -8,7 +8,7 @@ import pytest
 
 from forebay.sql import latest_version
 from forebay.upgrade import _stepping as stepping
-from forebay.upgrade.migrate import Pace, migrate, migration_sql, upgrade
+from forebay.upgrade.migrate import LockPolicy, migrate, migration_sql, upgrade
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
 
@@ -100,7 +100,7 @@ def test_each_segment_is_served_and_those_that_were_are_served_again(
 
     with connect(database) as conn:
         with pytest.raises(CutOff):
-            upgrade(database, pace=Pace(tell=tell))
+            upgrade(database, lock_policy=LockPolicy(tell=tell))
         segments, built = counts(conn)
         assert built == 2
         assert migrate(database) == [step]

@@ -14,7 +14,7 @@ from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, required_version
 from forebay.upgrade import _stepping as stepping
-from forebay.upgrade.migrate import Pace, migrate, migration_sql, upgrade
+from forebay.upgrade.migrate import LockPolicy, migrate, migration_sql, upgrade
 from tests.support.engine import connect, one
 from tests.support.mutant import break_function, violation
 from tests.support.next_release import next_migrations
@@ -183,7 +183,9 @@ def test_an_upgrade_can_wait_for_older_workers(database, release):
     with connect(database) as conn, ThreadPoolExecutor(1) as threads:
         lease = open_lease(conn, latest_version())
         pre, post = release(PRE, POST)
-        running = threads.submit(upgrade, database, wait_seconds=30, pace=Pace(tell=said.append))
+        running = threads.submit(
+            upgrade, database, wait_seconds=30, lock_policy=LockPolicy(tell=said.append)
+        )
         wait_for(lambda: said)
         one(conn, "select forebay.close_lease_v1(%s)", lease)
         assert running.result(timeout=20).applied == [pre, post]
@@ -228,7 +230,7 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
                 " and query like '%pg_sleep%'"
             ).fetchall()
         )
-        upgrading = threads.submit(upgrade, dsn, pace=Pace(tell=said.append))
+        upgrading = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
         calling.result(timeout=20)
         assert upgrading.result(timeout=20).applied == [post]
     assert "(report) runs a statement that began" in said[0]

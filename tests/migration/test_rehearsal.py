@@ -7,7 +7,7 @@ import pytest
 
 from forebay.cli import run
 from forebay.errors import DatabaseUnavailable, SchemaError
-from forebay.upgrade.migrate import Pace, migrate
+from forebay.upgrade.migrate import LockPolicy, migrate
 from forebay.upgrade.rehearse import rehearse
 from tests.support.engine import connect, one
 from tests.support.next_release import next_migrations
@@ -54,7 +54,7 @@ def test_a_rehearsal_makes_nobody_wait_behind_a_stranger_and_names_him(database,
     with psycopg.connect(database, application_name="stranger") as stranger:
         stranger.execute("lock table forebay.lane in access share mode")
         with pytest.raises(DatabaseUnavailable) as caught:
-            rehearse(database, pace=Pace(patience_seconds=0.3))
+            rehearse(database, lock_policy=LockPolicy(patience_seconds=0.3))
     assert "stranger" in str(caught.value.detail)
 
 
@@ -64,7 +64,7 @@ def test_a_rehearsal_does_not_hold_locks_for_long_either(database, release):
     """
     release(("slow", "-- locks: log\nselect pg_sleep(30);\n"))
     with pytest.raises(SchemaError, match="for longer than 0"):
-        rehearse(database, pace=Pace(hold_seconds_max=0.2))
+        rehearse(database, lock_policy=LockPolicy(hold_seconds_max=0.2))
 
 
 def test_migrations_of_the_next_release_say_what_they_lock(database, release):

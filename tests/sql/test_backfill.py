@@ -571,11 +571,11 @@ def test_a_full_queue_stops_a_backfill_between_two_chunks(conn):
     """
     What does not fit is not enqueued; when there is room it goes on.
     """
-    one(conn, "select forebay.limit_queue('default', 70)")
+    one(conn, "select forebay.limit_queue('default', max_waiting => 70)")
     number = one(conn, "select forebay.backfill_begin('index', 'select id from page', 'id', 30)")
     with pytest.raises(psycopg.Error) as caught:
         finish(conn, number)
     assert caught.value.sqlstate == "53400"
     assert depth(conn)["default"][0] == 60
-    one(conn, "select forebay.limit_queue('default', null)")
+    one(conn, "select forebay.limit_queue('default', remove => '{max_waiting}')")
     assert finish(conn, number) == [30, 10]

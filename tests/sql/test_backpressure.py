@@ -26,7 +26,12 @@ def conn(database):
 
 
 def limit(conn, most, queue="default"):
-    return one(conn, "select forebay.limit_queue(%s, %s)", queue, most)
+    """Set how many jobs may wait, None for any number; return the number before."""
+    if most is None:
+        before = one(conn, "select forebay.limit_queue(%s, remove => '{max_waiting}')", queue)
+    else:
+        before = one(conn, "select forebay.limit_queue(%s, max_waiting => %s)", queue, most)
+    return before and before["max_waiting"]
 
 
 def is_full(conn, **options) -> bool:
@@ -80,8 +85,8 @@ def test_the_message_says_how_many_wait_and_how_many_may(conn):
     with pytest.raises(psycopg.Error, match="queue mail is full: 1 jobs wait, 2 more") as caught:
         enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 2)
     assert caught.value.diag.sqlstate == "53400"
-    assert sqlstate(conn, "select forebay.limit_queue('mail', 0)") == "JQ001"
-    assert sqlstate(conn, "select forebay.limit_queue('ma il', 5)") == "JQ001"
+    assert sqlstate(conn, "select forebay.limit_queue('mail', max_waiting => 0)") == "JQ001"
+    assert sqlstate(conn, "select forebay.limit_queue('ma il', max_waiting => 5)") == "JQ001"
 
 
 def test_the_own_transaction_counts_and_a_rollback_does_not(database, conn):

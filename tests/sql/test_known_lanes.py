@@ -200,11 +200,11 @@ def test_a_limit_and_a_spread_are_asked_for_in_a_known_lane(conn):
     What is said of a queue later holds for the next job.
     """
     make_known(conn)
-    conn.execute("select forebay.limit_queue('default', %s)", [OFTEN])
+    conn.execute("select forebay.limit_queue('default', max_waiting => %s)", [OFTEN])
     with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
         for _ in range(OFTEN):
             enqueue(conn)
-    conn.execute("select forebay.limit_queue('default')")
+    conn.execute("select forebay.limit_queue('default', remove => '{all}')")
     conn.execute("select forebay.spread_queue('default', 4)")
     for _ in range(200):
         enqueue(conn)

@@ -28,14 +28,33 @@ def conn(database):
         yield conn
 
 
-def pace(conn: psycopg.Connection, queue: str = "q", **limits: float) -> dict | None:
-    """Set a queue's pace; return the one before."""
-    given = "".join(f", {name} => %s" for name in limits)
-    return one(conn, f"select forebay.pace_queue(%s{given})", queue, *limits.values())
+LIMITS = (
+    "max_waiting",
+    "rate",
+    "burst",
+    "concurrency",
+    "key_rate",
+    "key_burst",
+    "key_concurrency",
+)
+
+
+def limit(conn: psycopg.Connection, queue: str = "q", **given: object) -> dict | None:
+    """Set limits of a queue; return those before."""
+    named = "".join(f", {name} => %s" for name in given)
+    before = one(conn, f"select forebay.limit_queue(%s{named})", queue, *given.values())
+    assert before is None or tuple(sorted(before)) == tuple(sorted(LIMITS))
+    return before
+
+
+def limits_of(conn: psycopg.Connection, queue: str = "q") -> dict | None:
+    """Return the limits of a queue that are set; None for a queue that is not listed."""
+    found = conn.execute(f"select {', '.join(LIMITS)} from forebay.limits(%s)", [queue]).fetchone()
+    return found and {name: value for name, value in zip(LIMITS, found, strict=True) if value}
 
 
 def pass_first_second(database: str, conn: psycopg.Connection) -> None:
-    """Until a second after a pace was first seen, what is in flight is counted from the leases; let that be over."""
+    """Until a second after limits were first seen, what is in flight is counted from the leases; let that be over."""
     enqueue(conn, queue="q", limit_key="first")
     with Reader(database, "q") as reader:
         reader.finish(reader.claim_ready(1))
@@ -73,7 +92,7 @@ def keys_of(batches: list) -> Counter:
 
 def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, conn):
     """Whatever the claims ask for, and whoever asks; a settled job makes room for another."""
-    assert pace(conn, concurrency=5) is None
+    assert limit(conn, concurrency=5) is None
     pass_first_second(database, conn)
     jobs_of(conn, None, 20)
     with Reader(database, "q") as one_, Reader(database, "q") as other:
@@ -90,7 +109,7 @@ def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, c
 
 def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, conn):
     """Each key has its own limit, whatever the priority of its jobs, and a retry is of the same key."""
-    pace(conn, key_concurrency=2)
+    limit(conn, key_concurrency=2)
     pass_first_second(database, conn)
     for key in ("a", "b", "c"):
         jobs_of(conn, key, 3)
@@ -106,7 +125,7 @@ def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, con
 
 def test_both_limits_hold_together(database, conn):
     """Of the queue and of the key; the smaller one decides."""
-    pace(conn, concurrency=5, key_concurrency=2)
+    limit(conn, concurrency=5, key_concurrency=2)
     pass_first_second(database, conn)
     for key in "abcd":
         jobs_of(conn, key, 10)
@@ -118,7 +137,7 @@ def test_both_limits_hold_together(database, conn):
 
 def test_jobs_of_a_lost_lease_cease_to_count(database, conn):
     """They come back as suspects of the same key, and these count when they are claimed."""
-    pace(conn, key_concurrency=2)
+    limit(conn, key_concurrency=2)
     pass_first_second(database, conn)
     jobs_of(conn, "a", 10)
     with Reader(database, "q") as lost, Reader(database, "q") as other:
@@ -132,7 +151,7 @@ def test_jobs_of_a_lost_lease_cease_to_count(database, conn):
 
 def test_groups_have_their_own_limits(database, conn):
     """What one reader of the queue has in flight does not hold up another."""
-    pace(conn, concurrency=2)
+    limit(conn, concurrency=2)
     with Reader(database, "q", "one") as first, Reader(database, "q", "two") as second:
         jobs_of(conn, None, 4)
         jobs_of(conn, "a", 4)
@@ -140,20 +159,20 @@ def test_groups_have_their_own_limits(database, conn):
         assert sum(len(batch.jobs) for batch in claim_open(second)) == 2
 
 
-def test_what_runs_already_counts_when_a_pace_is_set(database, conn):
+def test_what_runs_already_counts_when_limits_are_set(database, conn):
     """Also what was claimed without passing a gate."""
     jobs_of(conn, None, 10)
     with Reader(database, "q") as reader:
         assert len(reader.claim_ready(4).jobs) == 4
-        pace(conn, concurrency=5)
+        limit(conn, concurrency=5)
         assert [len(batch.jobs) for batch in claim_open(reader)] == [1]
-        assert pace(conn, concurrency=7)["concurrency"] == 5
+        assert limit(conn, concurrency=7)["concurrency"] == 5
         assert [len(batch.jobs) for batch in claim_open(reader)] == [2]
-        pace(conn, concurrency=1)
+        limit(conn, concurrency=1)
         assert claim_open(reader) == []
-        assert pace(conn)["concurrency"] == 1
+        assert limit(conn, remove=["all"])["concurrency"] == 1
         assert len(reader.claim_ready(100).jobs) == 3
-        assert one(conn, "select count(*) from forebay.queue_pace") == 0
+        assert one(conn, "select count(*) from forebay.queue_limits") == 0
 
 
 def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, conn):
@@ -170,7 +189,7 @@ def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, c
                     wait_for(lambda: waiting_for_a_lock(conn) == 2, describe="both claims wait")
                 return sum(len(claim.result().jobs) for claim in claims)
 
-    pace(conn, concurrency=3)
+    limit(conn, concurrency=3)
     jobs_of(conn, None, 20)
     pass_first_second(database, conn)
     assert both_claim() == 3
@@ -193,7 +212,7 @@ def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, c
 
 def test_a_queue_starts_no_more_per_second_than_its_rate_allows(database, conn):
     """A rested bucket holds its burst; then a token comes every 1/rate seconds, and no more than the burst are saved up."""
-    pace(conn, rate=0.2, burst=2)
+    limit(conn, rate=0.2, burst=2)
     jobs_of(conn, None, 50)
     with Reader(database, "q") as reader:
         shift_clock(conn, 0)
@@ -205,13 +224,13 @@ def test_a_queue_starts_no_more_per_second_than_its_rate_allows(database, conn):
         assert sum(len(batch.jobs) for batch in claim_open(reader)) == 1
         shift_clock(conn, 1000)
         assert sum(len(batch.jobs) for batch in claim_open(reader)) == 2
-        waits = one(conn, "select next_start_at - forebay._now() from forebay.pace('q')")
+        waits = one(conn, "select next_start_at - forebay._now() from forebay.limits('q')")
         assert 4 < waits.total_seconds() <= 5
 
 
 def test_each_key_has_a_bucket_of_its_own(database, conn):
     """Also below one per second; a key that waits for a token does not hold up the others."""
-    pace(conn, key_rate=0.5)
+    limit(conn, key_rate=0.5)
     for key in ("a", "b"):
         jobs_of(conn, key, 10)
     with Reader(database, "q") as reader:
@@ -232,11 +251,11 @@ def test_each_key_has_a_bucket_of_its_own(database, conn):
 
 def test_a_changed_rate_holds_at_once(database, conn):
     """What a bucket owed at an hourly rate does not keep it shut under a faster one, nor is a new burst given away."""
-    pace(conn, rate=1 / 3600)
+    limit(conn, rate=1 / 3600)
     jobs_of(conn, None, 50)
     with Reader(database, "q") as reader:
         assert sum(len(batch.jobs) for batch in claim_open(reader)) == 1
-        pace(conn, rate=10)
+        limit(conn, rate=10)
         assert claim_open(reader) == []
         shift_clock(conn, 0.35)
         assert sum(len(batch.jobs) for batch in claim_open(reader)) in {3, 4}
@@ -276,7 +295,7 @@ def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
 
 def test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer(database, conn):
     """The key with the fewest jobs in flight comes first."""
-    pace(conn, concurrency=10)
+    limit(conn, concurrency=10)
     pass_first_second(database, conn)
     jobs_of(conn, "slow", 100)
     jobs_of(conn, "quick", 100)
@@ -336,7 +355,7 @@ def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
     wait_for(
         lambda: one(conn, "select forebay.promote_v1()") == 1, describe="the delayed job is due"
     )
-    pace(conn, key_concurrency=5)
+    limit(conn, key_concurrency=5)
     with Reader(database, "q") as reader:
         batches = claim_open(reader)
         assert keys_of(batches) == {"a": 5}
@@ -418,9 +437,9 @@ def test_a_pause_that_comes_between_gate_and_lane_makes_nobody_forget_the_lane(d
         assert keys_of(claim_open(reader)) == {"a": 3}
 
 
-def test_ordering_keys_and_unordered_queues_obey_a_pace(database, conn):
+def test_ordering_keys_and_unordered_queues_obey_limits(database, conn):
     """A queue's limits hold for all of its jobs."""
-    pace(conn, concurrency=4)
+    limit(conn, concurrency=4)
     one(conn, "select forebay.spread_queue('q', 3)")
     jobs_of(conn, None, 20)
     for number in range(20):
@@ -450,17 +469,93 @@ def test_ordering_keys_and_unordered_queues_obey_a_pace(database, conn):
         {"burst": 5},
         {"key_burst": 5, "rate": 1.0},
         {"rate": 1.0, "burst": 0},
+        {"max_waiting": 0},
+        {"max_waiting": 10, "rate": -1.0},
+        {"max_waiting": 10, "remove": ["speed"]},
+        {"max_waiting": 10, "remove": ["rate", None]},
+        {"remove": ["rate"], "burst": 5},
         {"queue": "a b"},
     ],
 )
-def test_a_pace_of_nonsense_is_refused(conn, limits):
+def test_limits_of_nonsense_are_refused(conn, limits):
     """With a message that has the value, and nothing is set."""
     limits = {"queue": "q"} | limits
     given = ", ".join(f"{name} => %({name})s" for name in limits)
     with pytest.raises(psycopg.Error) as caught:
-        conn.execute(f"select forebay.pace_queue({given})", limits)
+        conn.execute(f"select forebay.limit_queue({given})", limits)
     assert caught.value.sqlstate == "JQ001"
-    assert one(conn, "select count(*) from forebay.queue_pace") == 0
+    assert one(conn, "select count(*) from forebay.queue_limits") == 0
+
+
+# --- setting them ---
+
+
+def test_setting_one_limit_leaves_the_others(conn):
+    """Also a limit on what waits and those on what starts; the limits before are returned."""
+    assert limit(conn, max_waiting=100) is None
+    assert limits_of(conn) == {"max_waiting": 100}
+    assert limit(conn, rate=2, burst=5)["max_waiting"] == 100
+    assert limit(conn, key_concurrency=3, rate=4)["rate"] == 2
+    assert limits_of(conn) == {"max_waiting": 100, "rate": 4, "burst": 5, "key_concurrency": 3}
+    before = limit(conn, max_waiting=200)
+    assert before == dict.fromkeys(LIMITS) | {
+        "max_waiting": 100, "rate": 4, "burst": 5, "key_concurrency": 3,
+    }  # fmt: skip
+    assert limits_of(conn) == {"max_waiting": 200, "rate": 4, "burst": 5, "key_concurrency": 3}
+    assert limit(conn)["max_waiting"] == 200
+    assert limits_of(conn) == {"max_waiting": 200, "rate": 4, "burst": 5, "key_concurrency": 3}
+    assert limits_of(conn, "other") is None
+
+
+def test_limits_are_removed_by_name_before_others_are_set(conn):
+    """One, with a rate its burst, or all; with the last one the queue is not listed any more."""
+    limit(conn, max_waiting=100, rate=2, burst=5, key_rate=1, key_burst=7, concurrency=3)
+    limit(conn, remove=["rate", "concurrency"])
+    assert limits_of(conn) == {"max_waiting": 100, "key_rate": 1, "key_burst": 7}
+    limit(conn, remove=["key_burst"])
+    assert limits_of(conn) == {"max_waiting": 100, "key_rate": 1}
+    limit(conn, remove=["all"], concurrency=8)
+    assert limits_of(conn) == {"concurrency": 8}
+    limit(conn, remove=["max_waiting", "rate"])
+    assert limits_of(conn) == {"concurrency": 8}
+    assert limit(conn, remove=["concurrency"])["concurrency"] == 8
+    assert limits_of(conn) is None
+    assert one(conn, "select count(*) from forebay.queue_limits") == 0
+    assert limit(conn, remove=["all"]) is None
+
+
+def test_a_refused_call_changes_none_of_the_limits_before(conn):
+    """A burst needs a rate, in the limits that would result; what was set stays whole."""
+    limit(conn, max_waiting=100, rate=2)
+    refused = "select forebay.limit_queue('q', max_waiting => 5, burst => 3, remove => '{rate}')"
+    assert sqlstate(conn, refused) == "JQ001"
+    assert limits_of(conn) == {"max_waiting": 100, "rate": 2}
+
+
+def test_two_who_change_different_limits_at_the_same_time_both_count(database, conn):
+    """The second waits for the first one's commit, and starts from what that set."""
+    with psycopg.connect(database) as first, ThreadPoolExecutor() as threads:
+        limit(first, max_waiting=100)
+        second = threads.submit(limit, conn, rate=2)
+        wait_for(lambda: waiting_for_a_lock(first) == 1)
+        first.commit()
+        assert second.result()["max_waiting"] == 100
+    assert limits_of(conn) == {"max_waiting": 100, "rate": 2}
+
+
+def test_a_limit_on_what_waits_leaves_claims_as_they_are(database, conn):
+    """Claims of such a queue do not pass the gate, and setting it does not count anew what is in flight."""
+    limit(conn, max_waiting=100)
+    enqueue(conn, queue="q")
+    with Reader(database, "q") as reader:
+        assert len(reader.claim_ready(5).jobs) == 1
+        assert one(conn, "select count(*) from forebay.gate") == 0
+        limit(conn, concurrency=5)
+        set_at = one(conn, "select starts_set_at from forebay.queue_limits")
+        limit(conn, max_waiting=50)
+        assert one(conn, "select starts_set_at from forebay.queue_limits") == set_at
+        limit(conn, remove=["concurrency"])
+        assert one(conn, "select starts_set_at from forebay.queue_limits") is None
 
 
 @pytest.mark.parametrize("key", ["", "k" * 201, "a\nb"])
@@ -492,7 +587,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
     """Three readers that claim, settle, fail, hand back and lose their leases at random, while jobs of all sorts come."""
     rng = random.Random(seed)
     keys = ["a", "b", "c", "d", None]
-    pace(conn, concurrency=7, key_concurrency=3)
+    limit(conn, concurrency=7, key_concurrency=3)
     key_of: dict[int, str | None] = {}
     ended: Counter[int] = Counter()
     readers = [Reader(database, "q") for _ in range(3)]
@@ -576,7 +671,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
             ],
         ),
         (
-            test_what_runs_already_counts_when_a_pace_is_set,
+            test_what_runs_already_counts_when_limits_are_set,
             "_look_closely",
             [("v.seed_until := v.at + interval '1 second';", "null;")],
         ),
@@ -608,7 +703,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         (
             test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once,
             "_line_up",
-            [("(v.pace).key_concurrency - coalesce(o.open, 0)", "(v.pace).key_concurrency")],
+            [("(v.limits).key_concurrency - coalesce(o.open, 0)", "(v.limits).key_concurrency")],
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -111,11 +111,11 @@ class StressRun:
     # -- writers ---------------------------------------------------------------------------------
 
     def _write(self, rng: random.Random) -> None:
-        pace = self.writers * 12 / self.jobs_per_second
+        pause_seconds = self.writers * 12 / self.jobs_per_second
         with psycopg.connect(self.dsn) as conn:
             while self._writing.is_set():
                 self._write_once(conn, rng)
-                time.sleep(rng.expovariate(1 / pace))
+                time.sleep(rng.expovariate(1 / pause_seconds))
 
     def _write_once(self, conn: psycopg.Connection[Any], rng: random.Random) -> None:
         kept: list[int] = []

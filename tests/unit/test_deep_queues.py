@@ -14,7 +14,7 @@ def test_the_doctor_warns_at_a_million_waiting_jobs():
     served = [0, 0, None, 0.1, True]
     (found,) = _log._judge_queues([("mail", "default", 1_000_000, *served)])
     assert found.level == "warning"
-    assert "forebay queues limit mail" in found.remedy
+    assert "forebay queues limit mail --max-waiting" in found.remedy
     (found,) = _log._judge_queues([("mail", "default", 999_999, *served)])
     assert found.level == "ok"
 

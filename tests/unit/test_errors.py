@@ -52,7 +52,7 @@ EXAMPLES = [
     PayloadTooDeep(depth=65, limit=64),
     errors.KeyBusy("order:17"),
     errors.PayloadDiffers(7),
-    errors.QueueFull("mail", waiting=10, limit=10),
+    errors.QueueFull("mail", waiting=10, max_waiting=10),
     errors.BackfillChanged("7-ab"),
     errors.BackfillNotFound(7),
     GroupNotFound(queue="mail", group="audit"),

@@ -1,4 +1,4 @@
-"""A worker obeys the pace of a queue, fills the slots that it allows, and serves limit keys evenly."""
+"""A worker obeys the limits of a queue, fills the slots that it allows, and serves limit keys evenly."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class Room:
 
 
 @pytest.mark.parametrize("sort", ["coroutine", "thread", "transaction", "batch"])
-async def test_no_more_run_at_once_than_the_pace_allows(app, conn, sort):
+async def test_no_more_run_at_once_than_the_limits_allow(app, conn, sort):
     """Of each key and of all together, whatever sort of handler they have, also when attempts fail."""
     room = Room()
     seen: set[int] = set()
@@ -76,7 +76,7 @@ async def test_no_more_run_at_once_than_the_pace_allows(app, conn, sort):
     else:
         app.job(name="work", transaction=sort == "transaction")(work)
 
-    one(conn, "select forebay.pace_queue('default', concurrency => 5, key_concurrency => 2)")
+    one(conn, "select forebay.limit_queue('default', concurrency => 5, key_concurrency => 2)")
     for key in ("a", "b", "c", "d", None):
         put(conn, key, 12)
     await run_until_idle(app, concurrency=10)
@@ -85,7 +85,7 @@ async def test_no_more_run_at_once_than_the_pace_allows(app, conn, sort):
     assert all(room.most[key] <= 2 for key in "abcd")
 
 
-async def test_the_slots_that_a_pace_allows_are_used(app, conn):
+async def test_the_slots_that_the_limits_allow_are_used(app, conn):
     """A job that is settled makes room for the next one at once, not at the next poll."""
     ends: list[float] = []
 
@@ -94,7 +94,7 @@ async def test_the_slots_that_a_pace_allows_are_used(app, conn):
         await asyncio.sleep(0.05)
         ends.append(time.monotonic())
 
-    one(conn, "select forebay.pace_queue('default', concurrency => 3)")
+    one(conn, "select forebay.limit_queue('default', concurrency => 3)")
     put(conn, "a", 30)
     async with running(app, concurrency=10, poll_seconds=2.0):
         await wait_for_async(lambda: len(ends) == 30)
@@ -128,7 +128,7 @@ async def test_a_rate_is_kept_and_a_token_that_is_due_is_found(app, conn):
     async def handler(key: str | None) -> None:
         starts.append(time.monotonic())
 
-    one(conn, "select forebay.pace_queue('default', rate => 10, burst => 1)")
+    one(conn, "select forebay.limit_queue('default', rate => 10, burst => 1)")
     put(conn, None, 20)
     async with running(app, concurrency=10):
         await wait_for_async(lambda: len(starts) >= 8)
@@ -145,7 +145,7 @@ async def test_a_worker_at_a_closed_gate_does_not_poll_more_than_an_idle_one(app
         began.set()
         await end.wait()
 
-    one(conn, "select forebay.pace_queue('default', concurrency => 1)")
+    one(conn, "select forebay.limit_queue('default', concurrency => 1)")
     put(conn, "a", 5)
     async with running(app, concurrency=10, poll_seconds=0.1) as worker:
         await began.wait()

@@ -5,7 +5,7 @@ are never set side by side. Each makes databases of its own and drops them.
 
 - ``_place``: the server, and databases on it
 - ``_measure``: turns, medians and spread, CPU time, write-ahead log
-- ``_pace``: how steady the machine was meanwhile
+- ``_machine_speed``: how steady the machine was meanwhile
 - ``_report``: what a scenario found, as a table, as a line of JSON, as a plot
 - ``scenarios``: one module each, named as the command names it
 - ``engines``: the ordinary ways to build a queue, small and readable, to compare with

@@ -187,11 +187,11 @@ def _show(out: Console, report: Report, facts: dict[str, Any]) -> None:
         out.print(_bar_line(bar))
     for note in report.notes:
         out.print(Text(f"· {note}", style="dim"))
-    machine, pace = facts["machine"], facts["pace"]
-    if pace["unsteady"]:
+    machine, speed = facts["machine"], facts["machine_speed"]
+    if speed["unsteady"]:
         out.print(
             Text(
-                f"· an unsteady machine: a loop that only counts took from {pace['low_ms']:.3g} to {pace['high_ms']:.3g} ms,"
+                f"· an unsteady machine: a loop that only counts took from {speed['low_ms']:.3g} to {speed['high_ms']:.3g} ms,"
                 " so that the ratio of two single turns says little",
                 style="yellow",
             )

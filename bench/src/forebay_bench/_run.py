@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay_bench._pace import Pace
+from forebay_bench._machine_speed import MachineSpeed
 from forebay_bench._place import open_place
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run_scenario(
     pg_bin: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Report, dict[str, Any]]:
-    """Run a scenario; return its report, and the facts of the run: machine and its pace, settings, commit, command.
+    """Run a scenario; return its report, and the facts of the run: machine and its speed, settings, commit, command.
 
     Args:
         name: one of ``SCENARIOS``.
@@ -83,10 +83,10 @@ def run_scenario(
     scenario = importlib.import_module(f"forebay_bench.scenarios.{name}")
     started = time.perf_counter()
     with open_place(dsn, pg_bin) as place:
-        with Pace() as pace:
+        with MachineSpeed() as speed:
             report: Report = scenario.run(place, options, progress)
         facts = describe(place.facts)
-    facts["pace"] = pace.facts()
+    facts["machine_speed"] = speed.facts()
     facts["seconds"] = round(time.perf_counter() - started, 1)
     return report, facts
 

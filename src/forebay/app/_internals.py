@@ -134,8 +134,8 @@ class Internals:
         """Return the function that turns a kind's arguments into JSON, within the limits."""
         encode = self._encoders.get(kind.name)
         if encode is None:
-            limits = self.settings.limits
-            bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
+            payload = self.settings.payload
+            bounds = ArgumentLimits(payload.args_bytes_max, payload.args_depth_max)
             encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
         return encode
 

@@ -99,7 +99,7 @@ def enqueue(
         typer.Option(
             "--limit-key",
             metavar="TEXT",
-            help="Jobs of the queue with the same key share its limits per key.",
+            help="The tenant of the job: jobs of the queue with the same key share its limits per key.",
             show_default=False,
         ),
     ] = None,

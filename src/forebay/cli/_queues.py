@@ -1,4 +1,4 @@
-"""forebay queues: how deep they are; pause, resume, give up their order, limit and pace them."""
+"""forebay queues: how deep they are; pause and resume them, give up their order, limit them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from forebay.cli.options import Dsn, Group, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
-from forebay.model.status import Limits, Pace
+from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
-from forebay.ops.queues import pace_queue
+from forebay.ops.queues import limit_queue
 
 commands = typer.Typer(
-    help="Queues: how deep they are; pause, resume, spread, limit, pace.", no_args_is_help=True
+    help="Queues: how deep they are; pause, resume, spread, limit.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
@@ -90,39 +90,18 @@ def spread(
         )
 
 
-@commands.command("limit")
-def limit(
-    queue: Name,
-    most: Annotated[
-        int | None,
-        typer.Argument(metavar="[MOST]", min=1, help="How many jobs may wait.", show_default=False),
-    ] = None,
-    *,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
-    """Refuse new jobs of a queue while so many wait; without a number, limit it no more."""
-    before = Client(dsn).limit_queue(queue, most)
-    if as_json:
-        print_json({"queue": queue, "limit": most, "before": before})
-    elif most is None:
-        console().print(f"queue {queue} has no limit")
-    else:
-        console().print(f"queue {queue} takes no more jobs while {most:,} wait")
-
-
 def _number_option(flag: str, text: str) -> Any:
     return typer.Option(flag, metavar="NUMBER", help=text, show_default=False)
 
 
-@commands.command("pace")
-def pace(
+@commands.command("limit")
+def limit(
     queue: Annotated[
         str | None, typer.Argument(metavar="[QUEUE]", help="Which queue.", show_default=False)
     ] = None,
     *,
-    concurrency: Annotated[
-        int | None, _number_option("--concurrency", "How many jobs run at once.")
+    max_waiting: Annotated[
+        int | None, _number_option("--max-waiting", "How many jobs may wait; more are refused.")
     ] = None,
     rate: Annotated[
         float | None, _number_option("--rate", "How many start per second, also below 1.")
@@ -131,8 +110,8 @@ def pace(
         int | None,
         _number_option("--burst", "How many may start at once after a rest (a second's worth)."),
     ] = None,
-    key_concurrency: Annotated[
-        int | None, _number_option("--key-concurrency", "How many of a limit key run at once.")
+    concurrency: Annotated[
+        int | None, _number_option("--concurrency", "How many jobs run at once.")
     ] = None,
     key_rate: Annotated[
         float | None, _number_option("--key-rate", "How many of a limit key start per second.")
@@ -140,47 +119,72 @@ def pace(
     key_burst: Annotated[
         int | None, _number_option("--key-burst", "The burst of each limit key.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Take all these limits away.")] = False,
+    key_concurrency: Annotated[
+        int | None, _number_option("--key-concurrency", "How many of a limit key run at once.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--remove",
+            metavar="LIMIT",
+            help="Remove a limit: the name of its option without dashes in front, or 'all'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Limit how many jobs of a queue, or of each limit key in it, run at once and start per second.
+    """Limit how many jobs of a queue wait, and how many start per second and run at once, in all and of each limit key.
 
-    The limits given replace those before. Without any, show the pace of the queue, or of all.
+    Only the limits given change. Without any, show the limits of the queue, or of all queues.
     """
-    limits = {
-        "concurrency": concurrency,
+    options = {
+        "max_waiting": max_waiting,
         "rate": rate,
         "burst": burst,
-        "key_concurrency": key_concurrency,
+        "concurrency": concurrency,
         "key_rate": key_rate,
         "key_burst": key_burst,
+        "key_concurrency": key_concurrency,
     }
-    is_given = any(value is not None for value in limits.values())
-    if none and is_given:
-        raise typer.BadParameter("--none goes with no other limit")
-    if not (is_given or none):
-        _show_pace(Client(dsn).pace(queue), as_json)
+    given = {name: value for name, value in options.items() if value is not None}
+    removed = _limit_names(remove or [], [*options, "all"])
+    client = Client(dsn)
+    if not given and not removed:
+        _show_limits(client.limits(queue), queue, as_json)
         return
     if queue is None:
         raise typer.BadParameter("name the queue")
-    wanted = Limits(**limits)  # type: ignore[arg-type]
-    before = run_own(address_of(dsn), pace_queue(queue, wanted))
+    if both := given.keys() & removed:
+        raise typer.BadParameter(f"{min(both)} is set and removed")
+    changes = dict.fromkeys(options if "all" in removed else removed) | given
+    before = run_own(address_of(dsn), limit_queue(queue, changes))
+    found = client.limits(queue)
     if as_json:
-        print_json({"queue": queue, "limits": None if none else wanted, "before": before})
-    elif none:
-        console().print(f"queue {queue} has no pace")
+        print_json({"queue": queue, "limits": found[0].limits if found else None, "before": before})
     else:
-        console().print(f"queue {queue}: {_in_words(wanted)}")
+        limits = _in_words(found[0].limits) if found else ""
+        console().print(f"queue {queue}: {limits or 'no limits'}")
 
 
-def _show_pace(found: list[Pace], as_json: bool) -> None:
+def _limit_names(options: list[str], known: list[str]) -> set[str]:
+    names = {option.replace("-", "_") for option in options}
+    for name in sorted(names.difference(known)):
+        listed = ", ".join(known).replace("_", "-")
+        raise typer.BadParameter(f"--remove {name.replace('_', '-')}: not one of {listed}")
+    return names
+
+
+def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
     out = console()
     if not found:
-        out.print("no queue has a pace or limit keys", style="dim")
+        out.print(
+            "no queue has limits or limit keys" if queue is None else f"queue {queue}: no limits",
+            style="dim",
+        )
         return
     rows = table("queue", "group", "running", "keys waiting", "limits", right=("running", "keys waiting"))  # fmt: skip
     for line in found:
@@ -189,18 +193,18 @@ def _show_pace(found: list[Pace], as_json: bool) -> None:
             line.group,
             _number(line.running, "cyan"),
             _number(line.keys_waiting, "blue"),
-            _in_words(line.limits),
+            _in_words(line.limits) or "no limits, even shares for its limit keys",
         )
     out.print(rows)
 
 
 def _in_words(limits: Limits) -> str:
     given = [
-        f"{field.name.replace('_', ' ')} {value:g}"
+        f"{field.name.replace('_', ' ')} {value:,.10g}"
         for field in fields(limits)
         if (value := getattr(limits, field.name)) is not None
     ]
-    return ", ".join(given) or "no limits, even shares for its limit keys"
+    return ", ".join(given)
 
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:

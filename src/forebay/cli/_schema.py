@@ -17,7 +17,7 @@ from forebay.errors import ConfigError
 from forebay.ops.overview import adopt as adopt_operation
 from forebay.ops.overview import database_settings
 from forebay.sql import Migration, latest_version
-from forebay.upgrade.migrate import Pace, Upgraded, migration_sql, upgrade
+from forebay.upgrade.migrate import LockPolicy, Upgraded, migration_sql, upgrade
 from forebay.upgrade.migrate import migrate as apply_migrations
 from forebay.upgrade.rehearse import HeldLock, Rehearsal
 from forebay.upgrade.rehearse import rehearse as run_rehearsal
@@ -27,7 +27,7 @@ OnlyPre = Annotated[
 ]
 
 
-@with_settings("retention", "limits", "segments")
+@with_settings("retention", "payload", "segments")
 def migrate(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = (
@@ -82,21 +82,21 @@ def migrate(
     """
     wanted = load_settings(flags).database_values()
     address = address_of(dsn)
-    pace = Pace(
+    lock_policy = LockPolicy(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
         patience_seconds=_seconds(patience, "patience"),
         hold_seconds_max=_seconds(hold, "hold"),
         tell=lambda said: console(stderr=True).print(Text(said, style="dim")),
     )
     if rehearse:
-        _print_rehearsal(run_rehearsal(address, pace=pace), as_json=as_json)
+        _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
         return
     wait_seconds = _seconds(wait, "wait") if wait is not None else 0.0
     if dry_run:
         steps = apply_migrations(address, dry_run=True, only_pre=pre)
         done = Upgraded(steps)
     else:
-        done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, pace=pace)
+        done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, lock_policy=lock_policy)
         steps = done.applied
     if dry_run and steps and steps[0].version == 1:
         stored: dict[str, int] = {}

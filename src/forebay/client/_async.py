@@ -15,7 +15,8 @@ from forebay.db.own import await_own_async, run_own_async
 from forebay.errors import ForebayError, InvalidJob, ResultTimeout
 from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
-from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus, Limits, Pace
+from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
+from forebay.model.status import DeadLetter, Depth, JobHistory, JobStatus
 from forebay.ops import backfill as backfills
 from forebay.ops import dead, enqueue, jobs, queues, results
 from forebay.ops.operation import Operation
@@ -141,7 +142,7 @@ class AsyncClient:
         Raises:
             InvalidJob: an argument or option is refused.
             BackfillChanged: the jobs are not those of the token.
-            QueueFull: as many jobs wait as the queue's limit allows.
+            QueueFull: as many jobs wait as the queue's ``max_waiting`` allows.
         """
         what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
         if chunk is None:
@@ -456,72 +457,60 @@ class AsyncClient:
         return await self._run(conn, queues.spread_queue(queue, lanes))
 
     async def limit_queue(
-        self, queue: str, most: int | None, *, conn: AsyncConnection | None = None
-    ) -> int | None:
-        """Limit how many jobs of a queue may wait; return the limit before.
-
-        Enqueuing more raises ``QueueFull``. Jobs that wait for a time, and retries, are not counted.
-
-        Args:
-            queue: the queue.
-            most: at least 1; None for no limit.
-            conn: the connection whose transaction it belongs to.
-
-        Raises:
-            InvalidJob: the name or the number is refused.
-        """
-        return await self._run(conn, queues.limit_queue(queue, most))
-
-    async def pace_queue(
         self,
         queue: str,
         *,
-        concurrency: int | None = None,
-        rate: float | None = None,
-        burst: int | None = None,
-        key_concurrency: int | None = None,
-        key_rate: float | None = None,
-        key_burst: int | None = None,
+        max_waiting: int | Unset | None = UNSET,
+        rate: float | Unset | None = UNSET,
+        burst: int | Unset | None = UNSET,
+        concurrency: int | Unset | None = UNSET,
+        key_rate: float | Unset | None = UNSET,
+        key_burst: int | Unset | None = UNSET,
+        key_concurrency: int | Unset | None = UNSET,
         conn: AsyncConnection | None = None,
     ) -> Limits | None:
-        """Limit how many jobs of a queue run at once and start per second; return the limits before.
+        """Set limits of a queue; return the limits before, None for none.
 
-        They hold over all workers, for each group of the queue, from the next claim on. What is not given has no limit;
-        with nothing given the queue has no pace any more.
+        Only what is given changes: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``, and
+        ``key_rate=None`` also ``key_burst``. Except for ``max_waiting`` the limits hold over all workers, for each
+        group of the queue, from the next claim on.
 
         Args:
             queue: the queue.
-            concurrency: how many jobs run at once, 1 to 1,000,000.
+            max_waiting: how many jobs may wait, at least 1. Enqueuing more raises ``QueueFull``. Jobs that wait for a
+                time, and retries, are not counted.
             rate: how many start per second, also below 1: 0.000001 to 1,000,000.
-            burst: how many may start at once after a rest; None for what comes in a second, at least 1.
-            key_concurrency: as ``concurrency``, for the jobs of each limit key.
+            burst: how many may start at once after a rest; without it, what comes in a second, at least 1.
+            concurrency: how many jobs run at once, 1 to 1,000,000.
             key_rate: as ``rate``, for the jobs of each limit key.
             key_burst: as ``burst``, for the jobs of each limit key.
+            key_concurrency: as ``concurrency``, for the jobs of each limit key.
             conn: the connection whose transaction it belongs to.
 
         Raises:
-            InvalidJob: the name or a number is refused.
+            InvalidJob: the name or a number is refused; nothing was changed.
         """
-        limits = Limits(
-            concurrency=concurrency,
-            rate=rate,
-            burst=burst,
-            key_concurrency=key_concurrency,
-            key_rate=key_rate,
-            key_burst=key_burst,
-        )
-        return await self._run(conn, queues.pace_queue(queue, limits))
+        changes = {
+            "max_waiting": max_waiting,
+            "rate": rate,
+            "burst": burst,
+            "concurrency": concurrency,
+            "key_rate": key_rate,
+            "key_burst": key_burst,
+            "key_concurrency": key_concurrency,
+        }
+        return await self._run(conn, queues.limit_queue(queue, changes))
 
-    async def pace(
+    async def limits(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
-    ) -> list[Pace]:
+    ) -> list[QueueLimits]:
         """Return the limits of the queues that have any or whose jobs have limit keys, and what runs of them, by group.
 
         Args:
             queue: only this one.
             conn: the connection to ask on.
         """
-        return await self._run(conn, queues.pace(queue))
+        return await self._run(conn, queues.limits(queue))
 
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its value before.

@@ -16,7 +16,7 @@ from forebay.config._resolve import (
 )
 from forebay.config._settings import (
     GROUPS,
-    LimitSettings,
+    PayloadSettings,
     RetentionSettings,
     RetrySettings,
     SegmentSettings,
@@ -30,7 +30,7 @@ __all__ = [
     "GROUPS",
     "Address",
     "FileOptions",
-    "LimitSettings",
+    "PayloadSettings",
     "RetentionSettings",
     "RetrySettings",
     "SegmentSettings",

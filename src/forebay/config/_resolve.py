@@ -15,7 +15,7 @@ from typing import Any, Final
 from forebay.config._settings import (
     DATABASE_GROUPS,
     GROUPS,
-    LimitSettings,
+    PayloadSettings,
     RetentionSettings,
     RetrySettings,
     SegmentSettings,
@@ -59,7 +59,7 @@ class Settings:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
+    payload: PayloadSettings = field(default_factory=PayloadSettings)
     segments: SegmentSettings = field(default_factory=SegmentSettings)
     sources: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

@@ -181,7 +181,7 @@ class RetentionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitSettings:
+class PayloadSettings:
     """What one job may carry. Of the whole database; stored in it by `forebay migrate`."""
 
     args_bytes_max: int = setting(checks.ARGS_BYTES_MAX, "most bytes of a job's arguments as JSON")
@@ -225,12 +225,12 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "worker": WorkerSettings,
     "retry": RetrySettings,
     "retention": RetentionSettings,
-    "limits": LimitSettings,
+    "payload": PayloadSettings,
     "segments": SegmentSettings,
 }
 
 #: The groups whose values live in the database, where every process sees the same.
-DATABASE_GROUPS: Final = ("retention", "limits", "segments")
+DATABASE_GROUPS: Final = ("retention", "payload", "segments")
 
 _WEIGHT_MAX: Final = 1000
 

@@ -104,9 +104,9 @@ def _judge_reserve(rows: ResultRows) -> list[Finding]:
     }
     what = f"room for {left:,} more numbers"
     if lasts is not None and rate is not None:
-        pace = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
+        per_time = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
         length = human_duration(lasts) if lasts < 4e7 else "more than a year"
-        what += f", enough for {length} at the recent {pace}"
+        what += f", enough for {length} at the recent rate of {per_time}"
     remedy = "Start a worker, which makes segments; or at once: select forebay.extend_v1();"
     if left < segment_rows / 2 or (lasts is not None and lasts < 3600):
         what += ": when it is used up, every enqueue fails"
@@ -334,7 +334,9 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
             continue
         waits = f"{name}: {counted(ready, 'job')} ready"
         if ready >= _DEEP_JOBS:
-            remedy = f"More workers; or refuse what is too much: forebay queues limit {queue} N"
+            remedy = (
+                f"More workers; or refuse more jobs: forebay queues limit {queue} --max-waiting N"
+            )
             found.append(Finding("queues", Level.WARNING, waits, remedy, facts[-1]))
         if paused is not None:
             what = f"{waits}, paused for {human_duration(paused)}"

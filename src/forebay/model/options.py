@@ -51,8 +51,8 @@ class JobOptions:
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
         ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
             retries; at most 200 characters.
-        limit_key: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly; at
-            most 200 characters. Not together with ``ordering_key``.
+        limit_key: the tenant that the job belongs to. Jobs of the queue with the same key share its limits per key, and
+            all keys share the queue evenly; at most 200 characters. Not together with ``ordering_key``.
 
     Raises:
         InvalidJob: an option has the wrong type or lies out of range.

@@ -62,41 +62,6 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How many jobs of a queue, and of each of its limit keys, run at once and start per second; None for no limit.
-
-    Attributes:
-        rate: starts per second, also below 1.
-        burst: how many may start at once after a rest; None for what comes in a second, at least 1.
-    """
-
-    concurrency: int | None = None
-    rate: float | None = None
-    burst: int | None = None
-    key_concurrency: int | None = None
-    key_rate: float | None = None
-    key_burst: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """What one group of a queue may do, and does.
-
-    Attributes:
-        running: jobs that workers hold.
-        keys_waiting: of how many limit keys jobs wait, at most.
-        next_start_at: when the queue's rate lets the next job start; None for at once.
-    """
-
-    queue: str
-    group: str
-    limits: Limits
-    running: int
-    keys_waiting: int
-    next_start_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One failed attempt, as kept in a dead letter.
 

@@ -31,7 +31,7 @@ FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
 class ReadyLane:
     """A lane that has something to claim for a group.
 
-    ``is_paced``: its queue has limits or limit keys, and a claim may give fewer jobs than are there.
+    ``is_limited``: its queue has limits or limit keys, and a claim may give fewer jobs than are there.
     """
 
     group_id: int
@@ -40,7 +40,7 @@ class ReadyLane:
     priority: int
     is_private: bool
     is_suspect: bool
-    is_paced: bool = False
+    is_limited: bool = False
 
 
 class ClaimedJob(msgspec.Struct, array_like=True):
@@ -231,7 +231,7 @@ def ready(
 ) -> Operation[list[ReadyLane]]:
     """The lanes of some groups that have something to claim."""
     return Operation(
-        "select group_id, lane, queue, priority, is_private, is_suspect, is_paced"
+        "select group_id, lane, queue, priority, is_private, is_suspect, is_limited"
         " from forebay.ready_v1(%(groups)s, %(sleep)s)",
         lambda rows: [ReadyLane(*row) for row in rows],
         {"groups": list(group_ids), "sleep": sleep_millis},

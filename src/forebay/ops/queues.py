@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final, Literal
 
-from forebay.model.status import Limits, Pace
+from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
 
 Start = Literal["beginning", "now"]
 
-_PACE: Final = """\
-select json_build_object(
-    'queue', p.queue, 'group', p.group_name, 'running', p.running, 'keys_waiting', p.keys_waiting,
-    'next_start_at', p.next_start_at, 'limits', json_build_object(
-        'concurrency', p.concurrency, 'rate', p.rate, 'burst', p.burst,
-        'key_concurrency', p.key_concurrency, 'key_rate', p.key_rate, 'key_burst', p.key_burst))::text
-from forebay.pace(%(queue)s) p order by p.queue, p.group_name"""
+#: The limits that the database knows, with the types of its parameters.
+_LIMIT_TYPES: Final = {
+    "max_waiting": "bigint",
+    "rate": "double precision",
+    "burst": "integer",
+    "concurrency": "integer",
+    "key_rate": "double precision",
+    "key_burst": "integer",
+    "key_concurrency": "integer",
+}
+_SET_LIMITS: Final = (
+    "select forebay.limit_queue(queue => %(queue)s, "
+    + ", ".join(f"{name} => %({name})s::{type_}" for name, type_ in _LIMIT_TYPES.items())
+    + ", remove => string_to_array(%(remove)s, ','))::text"
+)
+_LIMITS: Final = (
+    "select json_build_object('queue', l.queue, 'group', l.group_name, 'running', l.running,"
+    " 'keys_waiting', l.keys_waiting, 'next_start_at', l.next_start_at, 'limits', json_build_object("
+    + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES)
+    + "))::text from forebay.limits(%(queue)s) l order by l.queue, l.group_name"
+)
 
 
 def open_group(queue: str, name: str = "default", start: Start | None = None) -> Operation[int]:
@@ -56,38 +71,27 @@ def spread_queue(queue: str, lanes: int) -> Operation[int]:
     )
 
 
-def limit_queue(queue: str, most: int | None) -> Operation[int | None]:
-    """Return the call that limits how many jobs of a queue may wait; it answers the limit before."""
-    return Operation(
-        "select forebay.limit_queue(queue => %(queue)s, most => %(most)s::bigint)",
-        _number_or_none,
-        {"queue": queue, "most": most},
-    )
+def limit_queue(
+    queue: str, changes: Mapping[str, float | Unset | None]
+) -> Operation[Limits | None]:
+    """Return the call that sets limits of a queue; it answers the limits before.
 
-
-def pace_queue(queue: str, limits: Limits) -> Operation[Limits | None]:
-    """Return the call that sets the pace of a queue; it answers the limits before."""
+    Args:
+        queue: the queue.
+        changes: by names of ``Limits``; None removes a limit, UNSET leaves it as it is.
+    """
+    removed = [name for name, value in changes.items() if value is None]
+    given = {name: value for name, value in changes.items() if value is not UNSET}
     return Operation(
-        "select forebay.pace_queue(queue => %(queue)s, concurrency => %(concurrency)s::integer,"
-        " rate => %(rate)s::double precision, burst => %(burst)s::integer,"
-        " key_concurrency => %(key_concurrency)s::integer,"
-        " key_rate => %(key_rate)s::double precision, key_burst => %(key_burst)s::integer)::text",
+        _SET_LIMITS,
         _limits_or_none,
-        {
-            "queue": queue,
-            "concurrency": limits.concurrency,
-            "rate": limits.rate,
-            "burst": limits.burst,
-            "key_concurrency": limits.key_concurrency,
-            "key_rate": limits.key_rate,
-            "key_burst": limits.key_burst,
-        },
+        {"queue": queue, "remove": ",".join(removed), **dict.fromkeys(_LIMIT_TYPES), **given},
     )
 
 
-def pace(queue: str | None = None) -> Operation[list[Pace]]:
-    """Return the call that tells the pace of queues, and what runs of them."""
-    return Operation(_PACE, lambda rows: rows_as(Pace, rows), {"queue": queue})
+def limits(queue: str | None = None) -> Operation[list[QueueLimits]]:
+    """Return the call that reads the limits of queues, and what runs of them."""
+    return Operation(_LIMITS, lambda rows: rows_as(QueueLimits, rows), {"queue": queue})
 
 
 def configure(name: str, value: int) -> Operation[int]:
@@ -102,11 +106,6 @@ def configure(name: str, value: int) -> Operation[int]:
 def _limits_or_none(rows: ResultRows) -> Limits | None:
     text = scalar(rows)
     return None if text is None else Limits(**json.loads(text))
-
-
-def _number_or_none(rows: ResultRows) -> int | None:
-    value = scalar(rows)
-    return None if value is None else int(value)
 
 
 def _number(rows: ResultRows) -> int:

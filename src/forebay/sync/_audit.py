@@ -135,7 +135,7 @@ class Auditor:
         self._seconds = call_seconds
         self._settle = settle_seconds
         self._page = page
-        self._pace = rows_per_second
+        self._rows_per_second = rows_per_second
         self._hashes = hashes
         self._sums = (
             not hashes
@@ -320,7 +320,7 @@ class Auditor:
             found = list(found)
             rows = len(found)
         self._drift.rows += rows
-        self._free_at = max(self._free_at, begun) + rows / self._pace
+        self._free_at = max(self._free_at, begun) + rows / self._rows_per_second
         await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
         return found
 

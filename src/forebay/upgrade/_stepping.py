@@ -73,7 +73,7 @@ _TELL_SEGMENT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LockPolicy:
     """How an upgrade goes about locks.
 
     Attributes:
@@ -120,7 +120,7 @@ class Stepper:
 
     Args:
         conn: the connection.
-        pace: how to go about locks.
+        lock_policy: how to go about locks.
         only_pre: stop before the first post migration.
         wait_seconds: how long to wait for older workers to end.
     """
@@ -128,13 +128,13 @@ class Stepper:
     def __init__(
         self,
         conn: psycopg.Connection[Any],
-        pace: Pace,
+        lock_policy: LockPolicy,
         *,
         only_pre: bool = False,
         wait_seconds: float = 0.0,
     ) -> None:
         self._conn = conn
-        self._pace = pace
+        self._lock_policy = lock_policy
         self._only_pre = only_pre
         self._wait_seconds = wait_seconds
 
@@ -160,7 +160,7 @@ class Stepper:
         steps = pending_migrations(self._conn)
         applied: list[Migration] = []
         reason = None
-        execute(setting_timeout("lock_timeout", self._pace.lock_timeout_seconds))
+        execute(setting_timeout("lock_timeout", self._lock_policy.lock_timeout_seconds))
         for step in steps:
             if step.is_post and self._only_pre:
                 break
@@ -213,15 +213,15 @@ class Stepper:
                 return reason
             if time.monotonic() >= told_at + _TELL_SECONDS:
                 told_at = time.monotonic()
-                self._pace.tell(f"{step.version:04} {step.name} waits: {reason.message}")
+                self._lock_policy.tell(f"{step.version:04} {step.name} waits: {reason.message}")
             time.sleep(_POLL_SECONDS)
 
     def _apply(self, step: Migration) -> bool:
         """Apply one migration as soon as its locks are granted; False when another migrator did."""
-        until = time.monotonic() + self._pace.patience_seconds
+        until = time.monotonic() + self._lock_policy.patience_seconds
         told_at = -_TELL_SECONDS
         (began_at,) = _row(self._conn, "select clock_timestamp()")
-        for seconds in self._pace.attempts():
+        for seconds in self._lock_policy.attempts():
             waited_for: object | None = holder_of(self._conn, step.locks)
             if waited_for is None and (step.is_post or step.is_after_all):
                 waited_for = caller_since(self._conn, began_at, writers=step.is_after_all)
@@ -237,10 +237,10 @@ class Stepper:
                 pause = _POLL_SECONDS
             why = f"{waited_for}" if waited_for else "others hold its locks"
             if time.monotonic() >= until:
-                raise not_granted(step, self._pace.patience_seconds, why)
+                raise not_granted(step, self._lock_policy.patience_seconds, why)
             if time.monotonic() >= told_at + _TELL_SECONDS:
                 told_at = time.monotonic()
-                self._pace.tell(f"{step.version:04} {step.name} waits: {why}")
+                self._lock_policy.tell(f"{step.version:04} {step.name} waits: {why}")
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
         raise AssertionError
 
@@ -249,7 +249,7 @@ class Stepper:
             pending = pending_migrations(self._conn)
             if not pending or pending[0] != step:
                 return False
-            for _ in run_step(self._conn, step, seconds, self._pace.hold_seconds_max):
+            for _ in run_step(self._conn, step, seconds, self._lock_policy.hold_seconds_max):
                 pass
         return True
 
@@ -273,7 +273,7 @@ class Stepper:
         for place, segment in enumerate(segments, 1):
             if time.monotonic() >= told_at + _TELL_SEGMENT_SECONDS:
                 told_at = time.monotonic()
-                self._pace.tell(
+                self._lock_policy.tell(
                     f"{step.version:04} {step.name}: segment {place} of {len(segments)}"
                 )
             for statement in step.statements(segment):

@@ -27,7 +27,7 @@ from forebay.upgrade._statements import CLOSING, OPENING, in_a_transaction, reco
 from forebay.upgrade._stepping import (
     LOCK_TIMEOUT_SECONDS,
     NOT_GRANTED,
-    Pace,
+    LockPolicy,
     Stepper,
     Upgraded,
     pending_migrations,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from forebay.sql import Migration
 
-__all__ = ["Pace", "Upgraded", "migrate", "migration_sql", "pending_migrations", "upgrade"]
+__all__ = ["LockPolicy", "Upgraded", "migrate", "migration_sql", "pending_migrations", "upgrade"]
 
 
 def migrate(
@@ -71,8 +71,8 @@ def migrate(
             steps = pending_migrations(conn)
             posts = [place for place, step in enumerate(steps) if step.is_post]
             return steps[: posts[0]] if only_pre and posts else steps
-    pace = Pace(lock_timeout_seconds=lock_timeout_seconds)
-    return upgrade(target, only_pre=only_pre, pace=pace).applied
+    lock_policy = LockPolicy(lock_timeout_seconds=lock_timeout_seconds)
+    return upgrade(target, only_pre=only_pre, lock_policy=lock_policy).applied
 
 
 def upgrade(
@@ -80,7 +80,7 @@ def upgrade(
     *,
     only_pre: bool = False,
     wait_seconds: float = 0.0,
-    pace: Pace | None = None,
+    lock_policy: LockPolicy | None = None,
 ) -> Upgraded:
     """Do as ``migrate``; return also what was held back, and why.
 
@@ -88,13 +88,15 @@ def upgrade(
         target: as of ``migrate``.
         only_pre: stop before the first post migration.
         wait_seconds: how long to wait for older workers to end.
-        pace: how to go about locks; None means the defaults.
+        lock_policy: how to go about locks; None means the defaults.
 
     Raises:
         ForebayError: as ``migrate``.
     """
     with raising_ours(), connection_to(target) as conn:
-        stepper = Stepper(conn, pace or Pace(), only_pre=only_pre, wait_seconds=wait_seconds)
+        stepper = Stepper(
+            conn, lock_policy or LockPolicy(), only_pre=only_pre, wait_seconds=wait_seconds
+        )
         if conn.info.transaction_status == TransactionStatus.IDLE:
             with autocommitting(conn):
                 return stepper.run()

@@ -20,8 +20,8 @@ from psycopg.rows import tuple_row
 from forebay.errors import TransactionStateError
 from forebay.upgrade._blockers import holder_of
 from forebay.upgrade._stepping import (
+    LockPolicy,
     NotGrantedError,
-    Pace,
     not_granted,
     pending_migrations,
     run_step,
@@ -115,31 +115,33 @@ class Rehearsal:
         return max(found, key=lambda pair: pair[1].seconds, default=None)
 
 
-def rehearse(target: str | psycopg.Connection[Any], *, pace: Pace | None = None) -> Rehearsal:
+def rehearse(
+    target: str | psycopg.Connection[Any], *, lock_policy: LockPolicy | None = None
+) -> Rehearsal:
     """Run the pending migrations without committing anything, and return what they locked.
 
     Args:
         target: the address of a database, or a synchronous connection outside of a transaction.
-        pace: how to go about locks; None means the defaults.
+        lock_policy: how to go about locks; None means the defaults.
 
     Raises:
         SchemaError: as of ``migrate``; or a migration would hold its locks for too long.
         TransactionStateError: the connection is in a transaction.
         DatabaseUnavailable: the database cannot be reached, or locks were not granted in time.
     """
-    pace = pace or Pace()
+    lock_policy = lock_policy or LockPolicy()
     with raising_ours(), connection_to(target) as conn:
         if conn.info.transaction_status != TransactionStatus.IDLE:
             raise TransactionStateError("rehearse", "a transaction is open")
         with autocommitting(conn):
-            until = time.monotonic() + pace.patience_seconds
-            for seconds in pace.attempts():
+            until = time.monotonic() + lock_policy.patience_seconds
+            for seconds in lock_policy.attempts():
                 steps = pending_migrations(conn)
                 if not steps or steps[0].version == 1:
                     return Rehearsal([RehearsedStep(step) for step in steps])
                 tables = [name for step in steps for name in step.locks]
                 waited_for = holder_of(conn, tables)
-                attempt = _Attempt(conn, seconds, pace)
+                attempt = _Attempt(conn, seconds, lock_policy)
                 if waited_for is None:
                     try:
                         return attempt.run()
@@ -147,7 +149,7 @@ def rehearse(target: str | psycopg.Connection[Any], *, pace: Pace | None = None)
                         waited_for = holder_of(conn, tables, older_than_seconds=0.0)
                 if time.monotonic() >= until:
                     why = f"{waited_for}" if waited_for else "others hold its locks"
-                    raise not_granted(attempt.at or steps[0], pace.patience_seconds, why)
+                    raise not_granted(attempt.at or steps[0], lock_policy.patience_seconds, why)
                 time.sleep(10 * seconds)
     raise AssertionError
 
@@ -155,10 +157,12 @@ def rehearse(target: str | psycopg.Connection[Any], *, pace: Pace | None = None)
 class _Attempt:
     """One run through all steps in one transaction."""
 
-    def __init__(self, conn: psycopg.Connection[Any], seconds: float, pace: Pace) -> None:
+    def __init__(
+        self, conn: psycopg.Connection[Any], seconds: float, lock_policy: LockPolicy
+    ) -> None:
         self._conn = conn
         self._seconds = seconds
-        self._pace = pace
+        self._lock_policy = lock_policy
         self.at: Migration | None = None
 
     def run(self) -> Rehearsal:
@@ -183,7 +187,7 @@ class _Attempt:
             self._conn,
             step,
             self._seconds,
-            self._pace.hold_seconds_max,
+            self._lock_policy.hold_seconds_max,
             require_gone=done.older_workers is None,
         )
         for statement in running:

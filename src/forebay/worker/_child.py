@@ -27,8 +27,8 @@ import msgspec
 from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
-from forebay.worker._limits import limit
 from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive
+from forebay.worker._resource_limits import limit_resources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +155,7 @@ async def _main(descriptor: int) -> None:
                     row.offset = offset
                     helds.append(HeldJob(row, batch, work.lane))
                 surroundings.restore()
-                limit(app.kinds.get(work.rows[0].kind))
+                limit_resources(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.
                 pipe.say(ChildReport(broken=f"{type(error).__name__}: {error}"))

@@ -115,7 +115,7 @@ class Claimer:
     def free(self, batches: Iterable[Batch]) -> None:
         """The settlement of some batches may have made other jobs ready."""
         for batch in batches:
-            if batch.lane is not None and batch.lane.is_paced and not batch.lane.is_private:
+            if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_private:
                 self._freed[batch.lane.lane] = batch.lane
         self._signals.wake.set()
 
@@ -335,7 +335,7 @@ class Claimer:
         """Claim from a lane, and while it gives all that is asked, again until that time; return how many."""
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
-        if lane.is_paced:
+        if lane.is_limited:
             return await self._claim_paced(lease, lane, count)
         taken = 0
         asking = asyncio.create_task(self._claim(lease, lane, count))
@@ -405,7 +405,7 @@ class Claimer:
         if lease.lost:
             return None, []  # Lost during the call. They come back when the lease is revoked.
         batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
-        batch.frees_others = lane.is_paced or any(row.ordering_key is not None for row in rows)
+        batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
         batch.lane = lane
         lease.batches[claim_no] = batch
         self._on_claimed()

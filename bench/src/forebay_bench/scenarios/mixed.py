@@ -53,8 +53,8 @@ _WARM_UP_SHARE: Final = 0.25
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0
 
-_PACED_PER_SECOND: Final = 100_000 / 60
-_PACED_SECONDS: Final = 600.0
+_FIXED_RATE_PER_SECOND: Final = 100_000 / 60
+_FIXED_RATE_SECONDS: Final = 600.0
 _SAMPLES_PER_RUN: Final = 40
 
 _MEGABYTE: Final = 1e6
@@ -93,22 +93,22 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         }
         found = in_turns(contestants, rounds, progress)
     if options.full:
-        progress(f"{_paced_seconds(options):.0f} s of 100,000 jobs a minute")
+        progress(f"{_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute")
         with lent(place, ()) as workers, _producers(workers) as producers:
             _turn(
                 workers["forebay"],
                 producers["forebay"],
-                _paced_seconds(options),
+                _fixed_rate_seconds(options),
                 memory,
                 backlog=_BACKLOG,
-                per_second=_PACED_PER_SECOND,
+                per_second=_FIXED_RATE_PER_SECOND,
             )
     return _report(found, memory, options, rounds)
 
 
-def _paced_seconds(options: Options) -> float:
+def _fixed_rate_seconds(options: Options) -> float:
     """Return how long the memory is watched in the full form: ten minutes, unless that is scaled."""
-    return max(5.0, _PACED_SECONDS * options.scale)
+    return max(5.0, _FIXED_RATE_SECONDS * options.scale)
 
 
 @contextlib.contextmanager
@@ -190,7 +190,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
     ]
     if options.full:
         growth = None if first is None or last is None else last / first
-        watched = f"memory after {_paced_seconds(options):.0f} s, of what it was at first"
+        watched = f"memory after {_fixed_rate_seconds(options):.0f} s, of what it was at first"
         bars.append(Bar(watched, growth, at_most=1.05))
     columns = ["", "jobs/s", f"{rounds} rounds"]
     tables = [Table(columns, rows, right=columns[1:])]
@@ -210,7 +210,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
             f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait, 200 for procrastinate",
             "on two cores the producer, the worker and the server share them: a cheaper enqueue leaves more for the worker",
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
-            f"memory: {_paced_seconds(options):.0f} s of 100,000 jobs a minute"
+            f"memory: {_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute"
             if options.full
             else "memory: during these few seconds; --full watches it for ten minutes",
             *(peer.NOTE for peer in installed(options.compare)),

@@ -383,28 +383,32 @@ create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
 
 -- tables/limiter.sql
 
--- Limits: how many jobs of a queue, and of each of its limit keys, run at once and start per second; and even shares for the
--- keys. See docs/design/limits.md.
+-- Limits of queues: how many jobs may wait, how many jobs of the queue and of each limit key run at once and start per second;
+-- and even shares for the keys. See docs/design/limits.md; for what may wait, docs/design/backpressure.md.
 --
--- Jobs of a limit key have lanes of their own. Whoever claims from a queue with a pace, or from a *desk* of such lanes, passes
+-- Jobs of a limit key have lanes of their own. Whoever claims from a queue with limits on what starts, or from a *desk* of such lanes, passes
 -- the group's *gate*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
 -- one lane is claimed from like any other. What the gate knows is one row, appended and read newest first.
 
--- The pace of a queue. null: no limit.
-create table forebay.queue_pace (
+-- The limits of a queue. null: no limit.
+create table forebay.queue_limits (
     queue           text primary key,
-    concurrency     integer check (concurrency >= 1),
+    max_waiting     bigint check (max_waiting >= 1),
     rate            double precision check (rate > 0),       -- starts per second
     burst           integer check (burst >= 1),              -- tokens that a rested queue has saved up
-    key_concurrency integer check (key_concurrency >= 1),
+    concurrency     integer check (concurrency >= 1),
     key_rate        double precision check (key_rate > 0),
     key_burst       integer check (key_burst >= 1),
-    set_at          timestamptz not null
+    key_concurrency integer check (key_concurrency >= 1),
+    starts_set_at   timestamptz                              -- when one of these six last changed; null: none of them is set
 );
 
-comment on table forebay.queue_pace is 'How many jobs of a queue and of each limit key run at once and start per second; set with forebay.pace_queue().';
+comment on table forebay.queue_limits is 'How many jobs of a queue may wait, start per second and run at once; set with forebay.limit_queue().';
 
--- Tells a claim, without a look at any table, that nobody ever set a pace or used a limit key.
+-- Tells an enqueue, without reading a table, that max_waiting was never set for any queue.
+create sequence forebay.limit_seq as bigint cache 1;
+
+-- Tells a claim, without reading a table, that no limit on starts was ever set and no limit key ever used.
 create sequence forebay.gate_seq as bigint cache 1;
 
 
@@ -414,7 +418,7 @@ create table forebay.gate (
     no         bigint not null,
     decided_at timestamptz not null,
     snap       pg_snapshot not null,      -- a key's lane that is not in `lanes` had nothing to claim then
-    pace_at    timestamptz,               -- set_at of the pace that it knew
+    limits_at  timestamptz,               -- starts_set_at of the limits that it knew
     seed_until timestamptz,               -- until then what is in flight is counted from the leases
     tat        timestamptz,               -- when the queue's bucket will be full, "theoretical arrival time"
     leases     bigint[] not null,         -- batches in flight, with how many jobs each took
@@ -438,7 +442,7 @@ create type forebay._gate_view as (
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], desks bigint[],
     keys bigint[], turns bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, is_new_pace boolean, came bigint[], room bigint, pace forebay.queue_pace);
+    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);
 
 
 -- tables/log.sql
@@ -484,13 +488,6 @@ comment on table forebay.log is
 -- one. Most enqueues need not even count what came since: the numbers drawn since bound it from above.
 -- See docs/design/backpressure.md.
 
--- The sequence tells an enqueue, without a look at the table, that there never was a limit.
-create table forebay.queue_limit (
-    queue text primary key,
-    most  bigint not null check (most >= 1)
-);
-create sequence forebay.limit_seq as bigint cache 1;
-
 -- What had been appended to a queue's public lanes, as a group counts: handed out, skipped or waiting when it was counted.
 create sequence forebay.queue_count_seq as bigint cache 1;
 
@@ -503,8 +500,6 @@ create table forebay.queue_count (
     total    bigint not null
 );
 create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
-
-comment on table forebay.queue_limit is 'How many jobs of a queue may wait; set with forebay.limit_queue().';
 
 
 -- tables/mirror.sql
@@ -1561,7 +1556,7 @@ $$;
 -- hands back all behind it.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's gate (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1590,7 +1585,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
+                     and (l.part >= 1000 or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -1654,13 +1649,13 @@ $$;
 -- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
 --
 -- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with a pace or with
--- limit keys (is_paced) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
+-- or with limit keys (is_limited) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
 -- back set no bell.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
-returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1690,7 +1685,7 @@ begin
     if pg_sequence_last_value('forebay.gate_seq') is not null then
         v_gates := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
-                           and (exists (select from forebay.queue_pace p where p.queue = g.queue)
+                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -2670,7 +2665,7 @@ $$;
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
---   limit_key       jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
+--   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. Nothing is written then.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
@@ -4715,9 +4710,9 @@ begin
     return query
     select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
     from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
-                 least(coalesce((v.pace).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
-                       case when (v.pace).key_rate is null then 9223372036854775807
-                            else forebay._tokens(k.tat, (v.pace).key_rate, (v.pace).key_burst, v.at) end) as most
+                 least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
+                       case when (v.limits).key_rate is null then 9223372036854775807
+                            else forebay._tokens(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
           from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
           left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
@@ -4731,7 +4726,7 @@ $$;
 
 -- functions/limits/claim.sql
 
--- forebay.claim_v1() of a desk, or of a lane whose queue has a pace: jobs of one lane, as many as the gate lets through.
+-- forebay.claim_v1() of a desk, or of a lane whose queue has limits on starts: jobs of one lane, as many as the gate lets through.
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
 -- and the gate's row and the batch are one commit.
@@ -4853,10 +4848,10 @@ begin
     ), known as materialized (
         select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
                case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, (v.pace).key_rate, v.at, p_count) else k.tat end as tat
+                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
         from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
         union all
-        select p_key, v.no + 1, forebay._tat_after(null, (v.pace).key_rate, v.at, p_count)
+        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
         select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
@@ -4870,13 +4865,13 @@ begin
                   union all
                   select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
         -- Without a limit on what runs at once this only says whose turn it is.
-        where b.younger < 256 or num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0
+        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
     )
     insert into forebay.gate (
-        group_id, no, decided_at, snap, pace_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
         keys, turns, tats)
-    select p_group_id, v.no + 1, v.at, v.snap, (v.pace).set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v.at, p_count) else v.tat end,
+    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
            f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
@@ -4918,11 +4913,22 @@ $$;
 
 -- grant: operator
 
--- Limit how many jobs of a queue may wait; returns the limit before, null for none.
+-- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and of each limit
+-- key. Only what is given changes. Returns the limits before, null for none.
 --
--- Parameters: most, at least 1; null: no limit.
+-- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. A rate takes its burst
+-- with it. max_waiting holds for enqueues from the commit on; the others hold for each group of the queue, from the next claim
+-- on, and jobs that run already count.
+--
+-- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
+--   key_burst, how many may start at once after a rest: unset, what comes in a second, at least 1.
 -- Errors: JQ001 a bad name or number.
-create function forebay.limit_queue(queue text, most bigint default null) returns bigint
+-- Locks: the table queue_limits, in a mode that makes only other calls of this function wait, until the transaction ends.
+create function forebay.limit_queue(
+    queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
+    concurrency integer default null, key_rate double precision default null, key_burst integer default null,
+    key_concurrency integer default null, remove text[] default '{}')
+returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4930,26 +4936,130 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_before bigint;
+    v_names   constant text[] := '{max_waiting,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
+    v_remove  text[] := coalesce(limit_queue.remove, '{}');
+    v_given   forebay.queue_limits;
+    v_before  forebay.queue_limits;
+    v_after   forebay.queue_limits;
+    v_problem text;
 begin
-    if (limit_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true or limit_queue.most < 1 then
-        raise exception using errcode = 'JQ001',
-            message = format('cannot limit queue %s to %s jobs', coalesce(quote_literal(left(limit_queue.queue, 40)), 'null'),
-                             coalesce(limit_queue.most::text, 'null')),
-            hint = 'Names have letters, digits and _ . : - only; the number is at least 1, or null for no limit.';
+    v_given := row(limit_queue.queue, limit_queue.max_waiting, limit_queue.rate, limit_queue.burst, limit_queue.concurrency,
+                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null);
+    v_problem := case
+        when (v_given.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
+            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(v_given.queue, 40)), 'null'))
+        when v_given.max_waiting < 1 then format('max_waiting %s is below 1', v_given.max_waiting)
+        when v_given.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', v_given.rate)
+        when v_given.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', v_given.burst)
+        when v_given.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', v_given.concurrency)
+        when v_given.key_rate not between 0.000001 and 1000000 then format('key_rate %s is outside 0.000001 to 1000000 per second', v_given.key_rate)
+        when v_given.key_burst not between 1 and 1000000 then format('key_burst %s is outside 1 to 1000000', v_given.key_burst)
+        when v_given.key_concurrency not between 1 and 1000000 then format('key_concurrency %s is outside 1 to 1000000', v_given.key_concurrency)
+        when not v_remove <@ (v_names || 'all'::text) then (
+            select format('remove has %s, which is none of %s, all', coalesce(quote_literal(left(r.name, 40)), 'null'), array_to_string(v_names, ', '))
+            from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1) end;
+    if v_problem is null then
+        -- Two calls that change different limits of a queue must both count.
+        lock table forebay.queue_limits in share row exclusive mode;
+        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
+        v_remove := case when 'all' = any (v_remove) then v_names
+                         else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end
+                                       || case when 'key_rate' = any (v_remove) then '{key_burst}'::text[] end end;
+        v_after.queue := v_given.queue;
+        v_after.starts_set_at := v_before.starts_set_at;
+        v_after.max_waiting := coalesce(v_given.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+        v_after.rate := coalesce(v_given.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
+        v_after.burst := coalesce(v_given.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
+        v_after.concurrency := coalesce(v_given.concurrency, case when 'concurrency' <> all (v_remove) then v_before.concurrency end);
+        v_after.key_rate := coalesce(v_given.key_rate, case when 'key_rate' <> all (v_remove) then v_before.key_rate end);
+        v_after.key_burst := coalesce(v_given.key_burst, case when 'key_burst' <> all (v_remove) then v_before.key_burst end);
+        v_after.key_concurrency := coalesce(v_given.key_concurrency, case when 'key_concurrency' <> all (v_remove) then v_before.key_concurrency end);
+        v_problem := case
+            when v_after.burst is not null and v_after.rate is null then format('burst %s without a rate', v_after.burst)
+            when v_after.key_burst is not null and v_after.key_rate is null then format('key_burst %s without a key_rate', v_after.key_burst) end;
     end if;
-    select l.most into v_before from forebay.queue_limit l where l.queue = limit_queue.queue;
-    if limit_queue.most is null then
-        delete from forebay.queue_limit l where l.queue = limit_queue.queue;
-        return v_before;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.limit_queue in the reference.';
     end if;
-    perform nextval('forebay.limit_seq');
-    insert into forebay.queue_limit (queue, most) values (limit_queue.queue, limit_queue.most)
-    on conflict on constraint queue_limit_pkey do update set most = excluded.most;
-    -- The first count visits all that waits; enqueues go on from it.
-    perform forebay._waiting(limit_queue.queue, g.group_id, -1, 0)
-    from forebay.queue_group g where g.queue = limit_queue.queue;
-    return v_before;
+
+    if row(v_after.rate, v_after.burst, v_after.concurrency, v_after.key_rate, v_after.key_burst, v_after.key_concurrency)
+       is distinct from
+       row(v_before.rate, v_before.burst, v_before.concurrency, v_before.key_rate, v_before.key_burst, v_before.key_concurrency) then
+        v_after.starts_set_at := case
+            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
+    end if;
+    if v_after.starts_set_at is not null then
+        perform nextval('forebay.gate_seq');
+    end if;
+    if v_after.max_waiting is not null then
+        perform nextval('forebay.limit_seq');
+    end if;
+    if num_nonnulls(v_after.max_waiting, v_after.starts_set_at) = 0 then
+        delete from forebay.queue_limits l where l.queue = v_given.queue;
+    else
+        insert into forebay.queue_limits select v_after.*
+        on conflict on constraint queue_limits_pkey do update
+        set max_waiting = excluded.max_waiting, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
+            key_rate = excluded.key_rate, key_burst = excluded.key_burst, key_concurrency = excluded.key_concurrency,
+            starts_set_at = excluded.starts_set_at;
+    end if;
+    if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
+        -- The first count visits all that waits; enqueues go on from it.
+        perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
+        from forebay.queue_group g where g.queue = v_given.queue;
+    end if;
+    if v_after.starts_set_at is distinct from v_before.starts_set_at then
+        perform forebay._ring(v_given.queue);
+    end if;
+    return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
+end
+$$;
+
+
+-- functions/limits/limits.sql
+
+-- grant: operator, reader
+
+-- The queues with limits or limit keys, a row for each group: the limits, how many jobs run, of how many limit keys jobs wait
+-- or may wait, and when the queue's rate lets the next job start.
+create function forebay.limits(only_queue text default null)
+returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
+               key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,
+               next_start_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+    v       forebay._gate_view;
+begin
+    for v_group in
+        select q.queue, g.group_id, g.name
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.part = 1001) q
+        left join forebay.queue_group g on g.queue = q.queue
+        where only_queue is null or q.queue = only_queue
+        order by q.queue, g.name
+    loop
+        v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
+        queue := v_group.queue;
+        group_name := coalesce(v_group.name, 'default');
+        max_waiting := (v.limits).max_waiting;
+        rate := (v.limits).rate;
+        burst := (v.limits).burst;
+        concurrency := (v.limits).concurrency;
+        key_rate := (v.limits).key_rate;
+        key_burst := (v.limits).key_burst;
+        key_concurrency := (v.limits).key_concurrency;
+        running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
+        keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
+        next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
+                              then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
+        return next;
+    end loop;
 end
 $$;
 
@@ -4959,7 +5069,7 @@ $$;
 -- What a group's gate sees now: its newest row, less what has ended, plus what has come.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- a pace was set, all is counted from the leases for a second: claims under way then did not pass the gate.
+-- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the gate.
 create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
 language plpgsql volatile
 as $$
@@ -4971,14 +5081,14 @@ begin
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
            coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
-           c.no is null or p.set_at is distinct from c.pace_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           p.set_at is distinct from c.pace_at,
+           c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
                 when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
-           0, p
+           0, q
     into v
     from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
-    left join forebay.queue_pace p on p.queue = p_queue
+    left join forebay.queue_limits q on q.queue = p_queue
     left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
@@ -4995,8 +5105,8 @@ begin
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._look_closely(v, p_group_id);
     end if;
-    v.room := least(coalesce((v.pace).concurrency - (select sum(o) from unnest(v.opens) o), (v.pace).concurrency, 9223372036854775807),
-                    forebay._tokens(v.tat, (v.pace).rate, (v.pace).burst, v.at));
+    v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
+                    forebay._tokens(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then
             v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
@@ -5014,7 +5124,7 @@ end
 $$;
 
 
--- What a gate has to do seldom: after a pace was set it counts what is in flight from the leases, and no bucket owes more than
+-- What a gate has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
 -- it can hold; a clock that was set back takes the buckets with it.
 create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
 language plpgsql volatile
@@ -5022,10 +5132,10 @@ as $$
 declare
     v_back interval := interval '0';
 begin
-    if v.is_new_pace then
+    if v.has_new_limits then
         v.seed_until := v.at + interval '1 second';
     end if;
-    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
+    if v.seed_until >= v.at and num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0 then
         select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
                coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
         into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
@@ -5036,9 +5146,9 @@ begin
     end if;
     v.tat := v.tat - v_back;
     v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
-    if v.is_new_pace then
-        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
-        v.tats := array(select forebay._tat_within(t, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
+    if v.has_new_limits then
+        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
+        v.tats := array(select forebay._tat_within(t, (v.limits).key_rate, (v.limits).key_burst, (v.limits).starts_set_at)
                         from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
     end if;
     return v;
@@ -5129,7 +5239,7 @@ end
 $$;
 
 
--- Refuse p_more jobs when they would exceed the queue's limit for the group that is furthest behind.
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
 -- Errors: 53400.
 create function forebay._require_room(p_queue text, p_more bigint) returns void
@@ -5138,12 +5248,12 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_most    bigint;
+    v_max     bigint;
     v_group   record;
     v_waiting bigint;
 begin
-    select l.most into v_most from forebay.queue_limit l where l.queue = p_queue;
-    if v_most is null or p_more = 0 then
+    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null or p_more = 0 then
         return;
     end if;
     for v_group in
@@ -5151,12 +5261,12 @@ begin
         union all
         select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
     loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_most - p_more, 100);
-        if v_waiting + p_more > v_most then
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        if v_waiting + p_more > v_max then
             raise exception using errcode = '53400',
-                message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
-                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'limit', v_most),
-                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
+                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
         end if;
     end loop;
 end
@@ -5208,108 +5318,6 @@ end
 $$;
 
 
--- functions/limits/set_limits.sql
-
--- grant: operator
-
--- Set the pace of a queue: how many of its jobs run at once and how many start per second, in all and of each limit key. What
--- is not given has no limit; nothing given, the queue has no pace any more. Returns the pace before, null for none.
---
--- Each group of the queue has its own. It holds from the next claim on; what runs goes on, and counts.
---
--- Parameters: concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst, key_burst, how
---   many may start at once after a rest: null, what comes in a second, at least 1.
--- Errors: JQ001 a bad name or number.
-create function forebay.pace_queue(
-    queue text, concurrency integer default null, rate double precision default null, burst integer default null,
-    key_concurrency integer default null, key_rate double precision default null, key_burst integer default null)
-returns jsonb
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    v_before  jsonb;
-    v_problem text;
-begin
-    v_problem := case
-        when (pace_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
-            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(pace_queue.queue, 40)), 'null'))
-        when pace_queue.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', pace_queue.concurrency)
-        when pace_queue.key_concurrency not between 1 and 1000000 then format('key_concurrency %s is outside 1 to 1000000', pace_queue.key_concurrency)
-        when pace_queue.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', pace_queue.rate)
-        when pace_queue.key_rate not between 0.000001 and 1000000 then format('key_rate %s is outside 0.000001 to 1000000 per second', pace_queue.key_rate)
-        when pace_queue.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', pace_queue.burst)
-        when pace_queue.key_burst not between 1 and 1000000 then format('key_burst %s is outside 1 to 1000000', pace_queue.key_burst)
-        when pace_queue.burst is not null and pace_queue.rate is null then format('burst %s without a rate', pace_queue.burst)
-        when pace_queue.key_burst is not null and pace_queue.key_rate is null then format('key_burst %s without a key_rate', pace_queue.key_burst) end;
-    if v_problem is not null then
-        raise exception using errcode = 'JQ001', message = v_problem,
-            hint = 'Nothing was changed. See the function forebay.pace_queue in the reference.';
-    end if;
-    select to_jsonb(p) - 'queue' - 'set_at' into v_before from forebay.queue_pace p where p.queue = pace_queue.queue;
-    if num_nonnulls(pace_queue.concurrency, pace_queue.rate, pace_queue.key_concurrency, pace_queue.key_rate) = 0 then
-        delete from forebay.queue_pace p where p.queue = pace_queue.queue;
-    else
-        perform nextval('forebay.gate_seq');
-        insert into forebay.queue_pace (queue, concurrency, rate, burst, key_concurrency, key_rate, key_burst, set_at)
-        values (pace_queue.queue, pace_queue.concurrency, pace_queue.rate, pace_queue.burst, pace_queue.key_concurrency,
-                pace_queue.key_rate, pace_queue.key_burst, forebay._now())
-        on conflict on constraint queue_pace_pkey do update
-        set concurrency = excluded.concurrency, rate = excluded.rate, burst = excluded.burst, key_concurrency = excluded.key_concurrency,
-            key_rate = excluded.key_rate, key_burst = excluded.key_burst, set_at = excluded.set_at;
-    end if;
-    perform forebay._ring(pace_queue.queue);
-    return v_before;
-end
-$$;
-
-
--- functions/limits/show_limits.sql
-
--- grant: operator, reader
-
--- The queues with a pace or with limit keys, for each group: the pace, how many jobs run, of how many limit keys jobs wait or
--- may wait, and when the next job of the queue may start by its rate.
-create function forebay.pace(only_queue text default null)
-returns table (queue text, group_name text, concurrency integer, rate double precision, burst integer, key_concurrency integer,
-               key_rate double precision, key_burst integer, running bigint, keys_waiting integer, next_start_at timestamptz)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-#variable_conflict use_column
-declare
-    v_group record;
-    v       forebay._gate_view;
-begin
-    for v_group in
-        select q.queue, g.group_id, g.name
-        from (select p.queue from forebay.queue_pace p union select l.queue from forebay.lane l where l.part = 1001) q
-        left join forebay.queue_group g on g.queue = q.queue
-        where only_queue is null or q.queue = only_queue
-        order by q.queue, g.name
-    loop
-        v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
-        queue := v_group.queue;
-        group_name := coalesce(v_group.name, 'default');
-        concurrency := (v.pace).concurrency;
-        rate := (v.pace).rate;
-        burst := (v.pace).burst;
-        key_concurrency := (v.pace).key_concurrency;
-        key_rate := (v.pace).key_rate;
-        key_burst := (v.pace).key_burst;
-        running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
-        keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
-        next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
-                              then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
-        return next;
-    end loop;
-end
-$$;
-
-
 -- functions/limits/token_bucket.sql
 
 -- How many jobs a bucket lets start now: the burst, less what it owes.
@@ -5331,7 +5339,7 @@ language sql immutable
 as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_interval(secs => p_count / p_rate) end $$;
 
 
--- The bucket under a pace that was set at p_at: it owed no more then than what it can hold.
+-- The bucket under a rate that was set at p_at: it owed no more then than what it can hold.
 create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
 language sql immutable
 as $$
@@ -7332,12 +7340,12 @@ begin
                 'revoke_lost_v1', 'sample_sync', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
                 'summarize_v1', 'sweep_v1', 'sync_audits', 'sync_status', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'note_act', 'note_audit',
-                'note_outcome', 'note_repair', 'open_group', 'pace', 'pace_queue', 'pause_queue', 'purge_dead',
-                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_sync', 'schema_version',
-                'segment_held_by', 'spread_queue', 'sync_audits', 'sync_status', 'unfinished']
+                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'note_act', 'note_audit',
+                'note_outcome', 'note_repair', 'open_group', 'pause_queue', 'purge_dead', 'redrive',
+                'redrive_matching', 'result', 'resume_queue', 'sample_sync', 'schema_version', 'segment_held_by',
+                'spread_queue', 'sync_audits', 'sync_status', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'job', 'job_history', 'jobs', 'pace', 'result', 'schema_version', 'segment_held_by',
+                'depth', 'job', 'job_history', 'jobs', 'limits', 'result', 'schema_version', 'segment_held_by',
                 'sync_audits', 'sync_status', 'unfinished']
         end;
         for v_call in

@@ -1,25 +1,29 @@
--- Limits: how many jobs of a queue, and of each of its limit keys, run at once and start per second; and even shares for the
--- keys. See docs/design/limits.md.
+-- Limits of queues: how many jobs may wait, how many jobs of the queue and of each limit key run at once and start per second;
+-- and even shares for the keys. See docs/design/limits.md; for what may wait, docs/design/backpressure.md.
 --
--- Jobs of a limit key have lanes of their own. Whoever claims from a queue with a pace, or from a *desk* of such lanes, passes
+-- Jobs of a limit key have lanes of their own. Whoever claims from a queue with limits on what starts, or from a *desk* of such lanes, passes
 -- the group's *gate*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
 -- one lane is claimed from like any other. What the gate knows is one row, appended and read newest first.
 
--- The pace of a queue. null: no limit.
-create table forebay.queue_pace (
+-- The limits of a queue. null: no limit.
+create table forebay.queue_limits (
     queue           text primary key,
-    concurrency     integer check (concurrency >= 1),
+    max_waiting     bigint check (max_waiting >= 1),
     rate            double precision check (rate > 0),       -- starts per second
     burst           integer check (burst >= 1),              -- tokens that a rested queue has saved up
-    key_concurrency integer check (key_concurrency >= 1),
+    concurrency     integer check (concurrency >= 1),
     key_rate        double precision check (key_rate > 0),
     key_burst       integer check (key_burst >= 1),
-    set_at          timestamptz not null
+    key_concurrency integer check (key_concurrency >= 1),
+    starts_set_at   timestamptz                              -- when one of these six last changed; null: none of them is set
 );
 
-comment on table forebay.queue_pace is 'How many jobs of a queue and of each limit key run at once and start per second; set with forebay.pace_queue().';
+comment on table forebay.queue_limits is 'How many jobs of a queue may wait, start per second and run at once; set with forebay.limit_queue().';
 
--- Tells a claim, without a look at any table, that nobody ever set a pace or used a limit key.
+-- Tells an enqueue, without reading a table, that max_waiting was never set for any queue.
+create sequence forebay.limit_seq as bigint cache 1;
+
+-- Tells a claim, without reading a table, that no limit on starts was ever set and no limit key ever used.
 create sequence forebay.gate_seq as bigint cache 1;
 
 
@@ -29,7 +33,7 @@ create table forebay.gate (
     no         bigint not null,
     decided_at timestamptz not null,
     snap       pg_snapshot not null,      -- a key's lane that is not in `lanes` had nothing to claim then
-    pace_at    timestamptz,               -- set_at of the pace that it knew
+    limits_at  timestamptz,               -- starts_set_at of the limits that it knew
     seed_until timestamptz,               -- until then what is in flight is counted from the leases
     tat        timestamptz,               -- when the queue's bucket will be full, "theoretical arrival time"
     leases     bigint[] not null,         -- batches in flight, with how many jobs each took
@@ -53,4 +57,4 @@ create type forebay._gate_view as (
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], desks bigint[],
     keys bigint[], turns bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, is_new_pace boolean, came bigint[], room bigint, pace forebay.queue_pace);
+    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);

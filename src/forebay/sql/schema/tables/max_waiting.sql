@@ -5,13 +5,6 @@
 -- one. Most enqueues need not even count what came since: the numbers drawn since bound it from above.
 -- See docs/design/backpressure.md.
 
--- The sequence tells an enqueue, without a look at the table, that there never was a limit.
-create table forebay.queue_limit (
-    queue text primary key,
-    most  bigint not null check (most >= 1)
-);
-create sequence forebay.limit_seq as bigint cache 1;
-
 -- What had been appended to a queue's public lanes, as a group counts: handed out, skipped or waiting when it was counted.
 create sequence forebay.queue_count_seq as bigint cache 1;
 
@@ -24,5 +17,3 @@ create table forebay.queue_count (
     total    bigint not null
 );
 create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
-
-comment on table forebay.queue_limit is 'How many jobs of a queue may wait; set with forebay.limit_queue().';

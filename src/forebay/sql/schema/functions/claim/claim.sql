@@ -22,7 +22,7 @@
 -- hands back all behind it.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the group's gate (of a queue with a pace or limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's gate (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -51,7 +51,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
+                     and (l.part >= 1000 or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;

@@ -3,13 +3,13 @@
 -- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
 --
 -- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with a pace or with
--- limit keys (is_paced) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
+-- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
+-- or with limit keys (is_limited) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
 -- back set no bell.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
-returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -39,7 +39,7 @@ begin
     if pg_sequence_last_value('forebay.gate_seq') is not null then
         v_gates := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
-                           and (exists (select from forebay.queue_pace p where p.queue = g.queue)
+                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);

@@ -52,7 +52,7 @@ $$;
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
---   limit_key       jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
+--   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. Nothing is written then.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.

@@ -11,9 +11,9 @@ begin
     return query
     select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
     from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
-                 least(coalesce((v.pace).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
-                       case when (v.pace).key_rate is null then 9223372036854775807
-                            else forebay._tokens(k.tat, (v.pace).key_rate, (v.pace).key_burst, v.at) end) as most
+                 least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
+                       case when (v.limits).key_rate is null then 9223372036854775807
+                            else forebay._tokens(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
           from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
           left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o

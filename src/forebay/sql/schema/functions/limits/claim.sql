@@ -1,4 +1,4 @@
--- forebay.claim_v1() of a desk, or of a lane whose queue has a pace: jobs of one lane, as many as the gate lets through.
+-- forebay.claim_v1() of a desk, or of a lane whose queue has limits on starts: jobs of one lane, as many as the gate lets through.
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
 -- and the gate's row and the batch are one commit.

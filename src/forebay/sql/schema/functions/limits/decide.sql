@@ -16,10 +16,10 @@ begin
     ), known as materialized (
         select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
                case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, (v.pace).key_rate, v.at, p_count) else k.tat end as tat
+                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
         from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
         union all
-        select p_key, v.no + 1, forebay._tat_after(null, (v.pace).key_rate, v.at, p_count)
+        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
         select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
@@ -33,13 +33,13 @@ begin
                   union all
                   select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
         -- Without a limit on what runs at once this only says whose turn it is.
-        where b.younger < 256 or num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0
+        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
     )
     insert into forebay.gate (
-        group_id, no, decided_at, snap, pace_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
         keys, turns, tats)
-    select p_group_id, v.no + 1, v.at, v.snap, (v.pace).set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.pace).rate, v.at, p_count) else v.tat end,
+    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
            f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes

@@ -1,10 +1,21 @@
 -- grant: operator
 
--- Limit how many jobs of a queue may wait; returns the limit before, null for none.
+-- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and of each limit
+-- key. Only what is given changes. Returns the limits before, null for none.
 --
--- Parameters: most, at least 1; null: no limit.
+-- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. A rate takes its burst
+-- with it. max_waiting holds for enqueues from the commit on; the others hold for each group of the queue, from the next claim
+-- on, and jobs that run already count.
+--
+-- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
+--   key_burst, how many may start at once after a rest: unset, what comes in a second, at least 1.
 -- Errors: JQ001 a bad name or number.
-create function forebay.limit_queue(queue text, most bigint default null) returns bigint
+-- Locks: the table queue_limits, in a mode that makes only other calls of this function wait, until the transaction ends.
+create function forebay.limit_queue(
+    queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
+    concurrency integer default null, key_rate double precision default null, key_burst integer default null,
+    key_concurrency integer default null, remove text[] default '{}')
+returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12,25 +23,82 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_before bigint;
+    v_names   constant text[] := '{max_waiting,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
+    v_remove  text[] := coalesce(limit_queue.remove, '{}');
+    v_given   forebay.queue_limits;
+    v_before  forebay.queue_limits;
+    v_after   forebay.queue_limits;
+    v_problem text;
 begin
-    if (limit_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true or limit_queue.most < 1 then
-        raise exception using errcode = 'JQ001',
-            message = format('cannot limit queue %s to %s jobs', coalesce(quote_literal(left(limit_queue.queue, 40)), 'null'),
-                             coalesce(limit_queue.most::text, 'null')),
-            hint = 'Names have letters, digits and _ . : - only; the number is at least 1, or null for no limit.';
+    v_given := row(limit_queue.queue, limit_queue.max_waiting, limit_queue.rate, limit_queue.burst, limit_queue.concurrency,
+                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null);
+    v_problem := case
+        when (v_given.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
+            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(v_given.queue, 40)), 'null'))
+        when v_given.max_waiting < 1 then format('max_waiting %s is below 1', v_given.max_waiting)
+        when v_given.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', v_given.rate)
+        when v_given.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', v_given.burst)
+        when v_given.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', v_given.concurrency)
+        when v_given.key_rate not between 0.000001 and 1000000 then format('key_rate %s is outside 0.000001 to 1000000 per second', v_given.key_rate)
+        when v_given.key_burst not between 1 and 1000000 then format('key_burst %s is outside 1 to 1000000', v_given.key_burst)
+        when v_given.key_concurrency not between 1 and 1000000 then format('key_concurrency %s is outside 1 to 1000000', v_given.key_concurrency)
+        when not v_remove <@ (v_names || 'all'::text) then (
+            select format('remove has %s, which is none of %s, all', coalesce(quote_literal(left(r.name, 40)), 'null'), array_to_string(v_names, ', '))
+            from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1) end;
+    if v_problem is null then
+        -- Two calls that change different limits of a queue must both count.
+        lock table forebay.queue_limits in share row exclusive mode;
+        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
+        v_remove := case when 'all' = any (v_remove) then v_names
+                         else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end
+                                       || case when 'key_rate' = any (v_remove) then '{key_burst}'::text[] end end;
+        v_after.queue := v_given.queue;
+        v_after.starts_set_at := v_before.starts_set_at;
+        v_after.max_waiting := coalesce(v_given.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+        v_after.rate := coalesce(v_given.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
+        v_after.burst := coalesce(v_given.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
+        v_after.concurrency := coalesce(v_given.concurrency, case when 'concurrency' <> all (v_remove) then v_before.concurrency end);
+        v_after.key_rate := coalesce(v_given.key_rate, case when 'key_rate' <> all (v_remove) then v_before.key_rate end);
+        v_after.key_burst := coalesce(v_given.key_burst, case when 'key_burst' <> all (v_remove) then v_before.key_burst end);
+        v_after.key_concurrency := coalesce(v_given.key_concurrency, case when 'key_concurrency' <> all (v_remove) then v_before.key_concurrency end);
+        v_problem := case
+            when v_after.burst is not null and v_after.rate is null then format('burst %s without a rate', v_after.burst)
+            when v_after.key_burst is not null and v_after.key_rate is null then format('key_burst %s without a key_rate', v_after.key_burst) end;
     end if;
-    select l.most into v_before from forebay.queue_limit l where l.queue = limit_queue.queue;
-    if limit_queue.most is null then
-        delete from forebay.queue_limit l where l.queue = limit_queue.queue;
-        return v_before;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.limit_queue in the reference.';
     end if;
-    perform nextval('forebay.limit_seq');
-    insert into forebay.queue_limit (queue, most) values (limit_queue.queue, limit_queue.most)
-    on conflict on constraint queue_limit_pkey do update set most = excluded.most;
-    -- The first count visits all that waits; enqueues go on from it.
-    perform forebay._waiting(limit_queue.queue, g.group_id, -1, 0)
-    from forebay.queue_group g where g.queue = limit_queue.queue;
-    return v_before;
+
+    if row(v_after.rate, v_after.burst, v_after.concurrency, v_after.key_rate, v_after.key_burst, v_after.key_concurrency)
+       is distinct from
+       row(v_before.rate, v_before.burst, v_before.concurrency, v_before.key_rate, v_before.key_burst, v_before.key_concurrency) then
+        v_after.starts_set_at := case
+            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
+    end if;
+    if v_after.starts_set_at is not null then
+        perform nextval('forebay.gate_seq');
+    end if;
+    if v_after.max_waiting is not null then
+        perform nextval('forebay.limit_seq');
+    end if;
+    if num_nonnulls(v_after.max_waiting, v_after.starts_set_at) = 0 then
+        delete from forebay.queue_limits l where l.queue = v_given.queue;
+    else
+        insert into forebay.queue_limits select v_after.*
+        on conflict on constraint queue_limits_pkey do update
+        set max_waiting = excluded.max_waiting, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
+            key_rate = excluded.key_rate, key_burst = excluded.key_burst, key_concurrency = excluded.key_concurrency,
+            starts_set_at = excluded.starts_set_at;
+    end if;
+    if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
+        -- The first count visits all that waits; enqueues go on from it.
+        perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
+        from forebay.queue_group g where g.queue = v_given.queue;
+    end if;
+    if v_after.starts_set_at is distinct from v_before.starts_set_at then
+        perform forebay._ring(v_given.queue);
+    end if;
+    return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;

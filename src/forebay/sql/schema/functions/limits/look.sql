@@ -1,7 +1,7 @@
 -- What a group's gate sees now: its newest row, less what has ended, plus what has come.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- a pace was set, all is counted from the leases for a second: claims under way then did not pass the gate.
+-- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the gate.
 create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
 language plpgsql volatile
 as $$
@@ -13,14 +13,14 @@ begin
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
            coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
-           c.no is null or p.set_at is distinct from c.pace_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           p.set_at is distinct from c.pace_at,
+           c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
                 when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
-           0, p
+           0, q
     into v
     from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
-    left join forebay.queue_pace p on p.queue = p_queue
+    left join forebay.queue_limits q on q.queue = p_queue
     left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
@@ -37,8 +37,8 @@ begin
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._look_closely(v, p_group_id);
     end if;
-    v.room := least(coalesce((v.pace).concurrency - (select sum(o) from unnest(v.opens) o), (v.pace).concurrency, 9223372036854775807),
-                    forebay._tokens(v.tat, (v.pace).rate, (v.pace).burst, v.at));
+    v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
+                    forebay._tokens(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then
             v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
@@ -56,7 +56,7 @@ end
 $$;
 
 
--- What a gate has to do seldom: after a pace was set it counts what is in flight from the leases, and no bucket owes more than
+-- What a gate has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
 -- it can hold; a clock that was set back takes the buckets with it.
 create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
 language plpgsql volatile
@@ -64,10 +64,10 @@ as $$
 declare
     v_back interval := interval '0';
 begin
-    if v.is_new_pace then
+    if v.has_new_limits then
         v.seed_until := v.at + interval '1 second';
     end if;
-    if v.seed_until >= v.at and num_nonnulls((v.pace).concurrency, (v.pace).key_concurrency) > 0 then
+    if v.seed_until >= v.at and num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0 then
         select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
                coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
         into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
@@ -78,9 +78,9 @@ begin
     end if;
     v.tat := v.tat - v_back;
     v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
-    if v.is_new_pace then
-        v.tat := forebay._tat_within(v.tat, (v.pace).rate, (v.pace).burst, (v.pace).set_at);
-        v.tats := array(select forebay._tat_within(t, (v.pace).key_rate, (v.pace).key_burst, (v.pace).set_at)
+    if v.has_new_limits then
+        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
+        v.tats := array(select forebay._tat_within(t, (v.limits).key_rate, (v.limits).key_burst, (v.limits).starts_set_at)
                         from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
     end if;
     return v;

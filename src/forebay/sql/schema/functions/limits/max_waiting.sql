@@ -79,7 +79,7 @@ end
 $$;
 
 
--- Refuse p_more jobs when they would exceed the queue's limit for the group that is furthest behind.
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
 -- Errors: 53400.
 create function forebay._require_room(p_queue text, p_more bigint) returns void
@@ -88,12 +88,12 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_most    bigint;
+    v_max     bigint;
     v_group   record;
     v_waiting bigint;
 begin
-    select l.most into v_most from forebay.queue_limit l where l.queue = p_queue;
-    if v_most is null or p_more = 0 then
+    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null or p_more = 0 then
         return;
     end if;
     for v_group in
@@ -101,12 +101,12 @@ begin
         union all
         select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
     loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_most - p_more, 100);
-        if v_waiting + p_more > v_most then
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        if v_waiting + p_more > v_max then
             raise exception using errcode = '53400',
-                message = format('queue %s is full: %s jobs wait, %s more would exceed the limit of %s', p_queue, v_waiting, p_more, v_most),
-                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'limit', v_most),
-                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise the limit: forebay.limit_queue().';
+                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
         end if;
     end loop;
 end

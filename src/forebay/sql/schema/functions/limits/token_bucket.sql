@@ -17,7 +17,7 @@ language sql immutable
 as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_interval(secs => p_count / p_rate) end $$;
 
 
--- The bucket under a pace that was set at p_at: it owed no more then than what it can hold.
+-- The bucket under a rate that was set at p_at: it owed no more then than what it can hold.
 create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
 language sql immutable
 as $$

@@ -25,13 +25,13 @@ _PAUSE_SECONDS: Final = 0.25
 _UNSTEADY_FROM: Final = 1.5
 
 
-class Pace:
+class MachineSpeed:
     """Watches in a thread from ``with`` to its end."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = [_count()]
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pace", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="machine speed", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

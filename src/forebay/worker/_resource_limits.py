@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATUS: Final = Path("/proc/self/status")
 
 
-def limit(kind: Kind) -> None:
+def limit_resources(kind: Kind) -> None:
     """Set the limits for a call of a kind, and lift those it does not have."""
     memory = None if kind.memory_bytes is None else _used_bytes() + int(kind.memory_bytes)
     _set(resource.RLIMIT_DATA, memory)

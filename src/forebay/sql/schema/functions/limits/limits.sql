@@ -1,10 +1,11 @@
 -- grant: operator, reader
 
--- The queues with a pace or with limit keys, for each group: the pace, how many jobs run, of how many limit keys jobs wait or
--- may wait, and when the next job of the queue may start by its rate.
-create function forebay.pace(only_queue text default null)
-returns table (queue text, group_name text, concurrency integer, rate double precision, burst integer, key_concurrency integer,
-               key_rate double precision, key_burst integer, running bigint, keys_waiting integer, next_start_at timestamptz)
+-- The queues with limits or limit keys, a row for each group: the limits, how many jobs run, of how many limit keys jobs wait
+-- or may wait, and when the queue's rate lets the next job start.
+create function forebay.limits(only_queue text default null)
+returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
+               key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,
+               next_start_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -17,7 +18,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select p.queue from forebay.queue_pace p union select l.queue from forebay.lane l where l.part = 1001) q
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.part = 1001) q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
@@ -25,12 +26,13 @@ begin
         v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
-        concurrency := (v.pace).concurrency;
-        rate := (v.pace).rate;
-        burst := (v.pace).burst;
-        key_concurrency := (v.pace).key_concurrency;
-        key_rate := (v.pace).key_rate;
-        key_burst := (v.pace).key_burst;
+        max_waiting := (v.limits).max_waiting;
+        rate := (v.limits).rate;
+        burst := (v.limits).burst;
+        concurrency := (v.limits).concurrency;
+        key_rate := (v.limits).key_rate;
+        key_burst := (v.limits).key_burst;
+        key_concurrency := (v.limits).key_concurrency;
         running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
         keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
         next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
