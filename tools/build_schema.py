@@ -10,6 +10,8 @@ A line of its own says what is put in its place:
     The functions of each role, from the heads of their files: ``-- grant: producer, worker``.
 ``-- build: segment functions``
     A statement for each file of ``functions/claim/segment``, which makes that function for one segment of the log.
+``-- planner: hot``
+    The settings of that name in ``planner.sql``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ ROLES: Final = ("producer", "worker", "operator", "reader")
 _GRANT: Final = re.compile(r"^-- grant: (.+)$", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
 _BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
+_PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
+_PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
 
 #: Places of a segment's function that are known when it is made, and their numbers in format().
@@ -95,6 +99,11 @@ def grants(schema: Path) -> dict[str, list[str]]:
     return {role: sorted(names) for role, names in found.items()}
 
 
+def planner_sets(schema: Path) -> dict[str, str]:
+    """Return the named sets of planner settings."""
+    return dict(_PLANNER_SET.findall((schema / "planner.sql").read_text(encoding="utf-8")))
+
+
 def segment_functions(schema: Path) -> dict[str, str]:
     """Return the functions that each segment has: name, and the text that makes it."""
     return {
@@ -113,7 +122,15 @@ def _built(file: Path, schema: Path) -> str:
             case other:
                 raise ValueError(f"{file}: build: {other} is not known")
 
-    return _BUILD.sub(made, file.read_text(encoding="utf-8"))
+    settings = planner_sets(schema)
+
+    def settings_of(place: re.Match[str]) -> str:
+        if place[1] not in settings:
+            raise ValueError(f"{file}: planner: {place[1]} is not in planner.sql")
+        return settings[place[1]]
+
+    text = _PLANNER.sub(settings_of, file.read_text(encoding="utf-8"))
+    return _BUILD.sub(made, text)
 
 
 def _grants(schema: Path) -> str:

@@ -73,3 +73,17 @@ def test_a_public_function_without_a_plain_grant_is_not_built(schema: Path, head
     )
     with pytest.raises(ValueError, match=r"extra\.sql"):
         build(schema)
+
+
+def test_planner_settings_are_those_of_a_named_set(schema: Path):
+    """
+    The settings of the hot path stand in planner.sql only; a name that is not there is refused.
+    """
+    made = build(schema)
+    claim = made[made.index("create function forebay.claim_v1(") :]
+    assert claim.index("set plan_cache_mode = force_generic_plan") < claim.index("as $$")
+
+    file = schema / "functions" / "claim" / "claim.sql"
+    file.write_text(file.read_text().replace("-- planner: hot", "-- planner: warm"))
+    with pytest.raises(ValueError, match="warm"):
+        build(schema)

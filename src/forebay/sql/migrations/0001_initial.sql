@@ -3297,7 +3297,7 @@ $$;
 -- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
     with entry as materialized (
@@ -3466,7 +3466,7 @@ create function forebay._kept_back(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
     with now as materialized (
@@ -3578,7 +3578,7 @@ returns table (
     ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other; a look-up by index, behind OFFSET 0, stays one.
+set enable_nestloop = off
 set jit = off
 as $$
     with last as materialized (
@@ -3655,7 +3655,7 @@ create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
 language plpgsql volatile
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
 declare
@@ -4692,7 +4692,7 @@ $$;
 create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, desk bigint, most integer)
 language plpgsql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
+set enable_nestloop = off
 set jit = off
 as $$
 #variable_conflict use_column

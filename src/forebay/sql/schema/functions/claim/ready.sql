@@ -12,10 +12,7 @@ create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer de
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_paced boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
+-- planner: hot
 as $$
 declare
     v_places  forebay._place[];

@@ -11,8 +11,7 @@ create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
 language plpgsql volatile
-set enable_nestloop = off  -- As in forebay._key_states().
-set jit = off
+-- planner: arrays
 as $$
 declare
     c          record;

@@ -7,8 +7,7 @@
 create function forebay.limit_queue(queue text, most bigint default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

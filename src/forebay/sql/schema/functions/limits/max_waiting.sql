@@ -84,8 +84,7 @@ $$;
 -- Errors: 53400.
 create function forebay._require_room(p_queue text, p_more bigint) returns void
 language plpgsql volatile
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 declare
     v_most    bigint;

@@ -7,8 +7,7 @@ returns table (queue text, group_name text, concurrency integer, rate double pre
                key_rate double precision, key_burst integer, running bigint, keys_waiting integer, next_start_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

@@ -14,8 +14,7 @@ create function forebay.sweep_v1(p_since timestamptz default null, p_most intege
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 set lock_timeout = '1s'
 as $$
 declare
