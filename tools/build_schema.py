@@ -10,6 +10,8 @@ A line of its own says what is put in its place:
     The functions of each role, from the heads of their files: ``-- grant: producer, worker``.
 ``-- build: segment functions``
     A statement for each file of ``functions/claim/segment``, which makes that function for one segment of the log.
+``-- include: no_such_group``
+    The text of ``fragments/no_such_group.sql``, without its head up to the first empty line.
 ``-- planner: hot``
     The settings of that name in ``planner.sql``.
 """
@@ -31,6 +33,7 @@ ROLES: Final = ("producer", "worker", "operator", "reader")
 _GRANT: Final = re.compile(r"^-- grant: (.+)$", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
 _BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
+_INCLUDE: Final = re.compile(r"^( *)-- include: (.+)\n", re.MULTILINE)
 _PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
 _PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
@@ -107,12 +110,27 @@ def planner_sets(schema: Path) -> dict[str, str]:
 def segment_functions(schema: Path) -> dict[str, str]:
     """Return the functions that each segment has: name, and the text that makes it."""
     return {
-        file.stem: file.read_text(encoding="utf-8")
+        file.stem: _built(file, schema)
         for file in sorted((schema / _SEGMENT_FUNCTIONS).glob("*.sql"))
     }
 
 
 def _built(file: Path, schema: Path) -> str:
+    """Return the text of a file with all that its lines stand for."""
+    settings = planner_sets(schema)
+
+    def included(place: re.Match[str]) -> str:
+        fragment = schema / "fragments" / f"{place[2]}.sql"
+        if not fragment.exists():
+            raise ValueError(f"{file}: include: there is no {fragment}")
+        _head, _, text = fragment.read_text(encoding="utf-8").partition("\n\n")
+        return textwrap.indent(text, place[1])
+
+    def settings_of(place: re.Match[str]) -> str:
+        if place[1] not in settings:
+            raise ValueError(f"{file}: planner: {place[1]} is not in planner.sql")
+        return settings[place[1]]
+
     def made(place: re.Match[str]) -> str:
         match place[2]:
             case "grants":
@@ -122,15 +140,8 @@ def _built(file: Path, schema: Path) -> str:
             case other:
                 raise ValueError(f"{file}: build: {other} is not known")
 
-    settings = planner_sets(schema)
-
-    def settings_of(place: re.Match[str]) -> str:
-        if place[1] not in settings:
-            raise ValueError(f"{file}: planner: {place[1]} is not in planner.sql")
-        return settings[place[1]]
-
-    text = _PLANNER.sub(settings_of, file.read_text(encoding="utf-8"))
-    return _BUILD.sub(made, text)
+    text = _INCLUDE.sub(included, file.read_text(encoding="utf-8"))
+    return _BUILD.sub(made, _PLANNER.sub(settings_of, text))
 
 
 def _grants(schema: Path) -> str:

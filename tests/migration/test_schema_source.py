@@ -87,3 +87,17 @@ def test_planner_settings_are_those_of_a_named_set(schema: Path):
     file.write_text(file.read_text().replace("-- planner: hot", "-- planner: warm"))
     with pytest.raises(ValueError, match="warm"):
         build(schema)
+
+
+def test_a_fragment_stands_where_it_is_included(schema: Path):
+    """
+    It is indented like the line that names it, comes without its head, and has to exist.
+    """
+    (schema / "fragments" / "extra.sql").write_text("-- About it.\n\nselect 1;\nselect 2;\n")
+    file = schema / "first_rows.sql"
+    file.write_text("do $$ begin\n    -- include: extra\nend $$;\n")
+    assert "do $$ begin\n    select 1;\n    select 2;\nend $$;\n" in build(schema)
+
+    file.write_text("-- include: missing\n")
+    with pytest.raises(ValueError, match=r"missing\.sql"):
+        build(schema)

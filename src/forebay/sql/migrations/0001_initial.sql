@@ -1572,6 +1572,7 @@ as $$
 declare
     v_segment bigint;
     v_jobs    text;
+    v_rows    forebay.log[];
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
@@ -1612,11 +1613,12 @@ begin
             using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
     end if;
     if v_jobs is null then
+        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                    u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
-        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+        from unnest(v_rows) with ordinality u;
     end if;
     return v_jobs;
 end
@@ -2111,10 +2113,10 @@ begin
 
     v_from := c.start;
     v_to := c.stop;
-    if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
+    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
         raise exception using errcode = 'JQ030',
             message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
-                             p_lane, pg_snapshot_xmax(v_to), pg_snapshot_xmax(c.now)),
+                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if c.audience < 0 and not p_sweep then
@@ -4791,12 +4793,12 @@ begin
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    select coalesce(
+    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
         (select s.segment_id from forebay.segment s
-         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
-    into v_segment;
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
     if v_segment is not null then
         execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_jobs
@@ -4804,14 +4806,14 @@ begin
     end if;
     if v_jobs is null then
         v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
-        if v_rows is null then
-            return '';
-        end if;
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                    u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
         from unnest(v_rows) with ordinality u;
+    end if;
+    if v_jobs is null and v_rows is null then
+        return '';
     end if;
     return v_jobs;
 end
