@@ -1,6 +1,7 @@
 """Write src/forebay/sql/migrations/0001_initial.sql from src/forebay/sql/schema: what a new database gets.
 
-Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool. The order
+Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool; from then on
+``tools/write_migration.py`` writes what takes a database to what ``schema/`` says. The order
 is fixed: the schema, its roles, its types and tables, its functions by the paths of their files, then what a new
 schema begins with. Bodies of functions are not checked while they are made, since some call later ones.
 
@@ -18,6 +19,7 @@ A line of its own says what is put in its place:
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -26,6 +28,7 @@ from typing import Final
 
 SQL: Final = Path(__file__).parents[1] / "src" / "forebay" / "sql"
 SCHEMA: Final = SQL / "schema"
+RELEASED: Final = SQL.parents[2] / "tests" / "migration" / "released.json"
 TARGET: Final = SQL / "migrations" / "0001_initial.sql"
 
 ROLES: Final = ("producer", "worker", "operator", "reader")
@@ -42,14 +45,15 @@ _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
 _PLACES: Final = {"{segment}": "%1$s", "{end}": "%2$s", "{sealed_before}": "%3$s"}
 _PLACE_VALUES: Final = "p_segment_id, p_hi, v_sealed_before"
 
-_BEGIN: Final = """\
+_TITLE: Final = """\
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
-
+"""
+BODIES_UNCHECKED: Final = """\
 -- Functions are made in the order of their files, whatever they call.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
        set_config('check_function_bodies', 'off', true);
 """
-_END: Final = """\
+BODIES_CHECKED: Final = """\
 select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
 """
 
@@ -71,7 +75,12 @@ def build(schema: Path = SCHEMA) -> str:
     parts = [
         f"-- {file.relative_to(schema).as_posix()}\n\n{_built(file, schema)}" for file in files
     ]
-    return "\n\n".join([_BEGIN, *parts, _END])
+    return "\n\n".join([f"{_TITLE}\n{BODIES_UNCHECKED}", *parts, BODIES_CHECKED])
+
+
+def is_released() -> bool:
+    """Return whether a release is recorded: from then on its migrations stay as they are."""
+    return bool(json.loads(RELEASED.read_text(encoding="utf-8")))
 
 
 def functions_of(schema: Path) -> list[Path]:
@@ -170,6 +179,8 @@ def _segment_functions(schema: Path) -> str:
 
 def main() -> None:
     """Write the file, or with --check say whether it is up to date."""
+    if is_released():
+        sys.exit("0001_initial.sql is released: run tools/write_migration.py NAME")
     text = build()
     if "--check" in sys.argv[1:]:
         if text != TARGET.read_text(encoding="utf-8"):
