@@ -49,7 +49,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
+                     and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_pace p where p.queue = l.queue))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -59,7 +59,7 @@ begin
     end if;
     -- Two conditions, since one with a query in it is a statement even where the query is not asked.
     if pg_sequence_last_value('forebay.key_seq') is not null then
-        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;

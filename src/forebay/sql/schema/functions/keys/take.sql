@@ -170,7 +170,7 @@ begin
     if v_is_plain then
         v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
     else
-        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.sort = 'keyed');
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u

@@ -16,7 +16,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select p.queue from forebay.queue_pace p union select l.queue from forebay.lane l where l.part = 1001) q
+        from (select p.queue from forebay.queue_pace p union select l.queue from forebay.lane l where l.sort = 'dispatch') q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
