@@ -1,6 +1,7 @@
 """Write src/forebay/sql/migrations/0001_initial.sql from src/forebay/sql/schema: what a new database gets.
 
-Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool. The order
+Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool; from then on
+``tools/write_migration.py`` writes what takes a database to what ``schema/`` says. The order
 is fixed: the schema, its roles, its types and tables, its functions by the paths of their files, then what a new
 schema begins with. Bodies of functions are not checked while they are made, since some call later ones.
 
@@ -10,10 +11,15 @@ A line of its own says what is put in its place:
     The functions of each role, from the heads of their files: ``-- grant: producer, worker``.
 ``-- build: segment functions``
     A statement for each file of ``functions/claim/segment``, which makes that function for one segment of the log.
+``-- include: no_such_group``
+    The text of ``fragments/no_such_group.sql``, without its head up to the first empty line.
+``-- planner: hot``
+    The settings of that name in ``planner.sql``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -22,6 +28,7 @@ from typing import Final
 
 SQL: Final = Path(__file__).parents[1] / "src" / "forebay" / "sql"
 SCHEMA: Final = SQL / "schema"
+RELEASED: Final = SQL.parents[2] / "tests" / "migration" / "released.json"
 TARGET: Final = SQL / "migrations" / "0001_initial.sql"
 
 ROLES: Final = ("producer", "worker", "operator", "reader")
@@ -29,20 +36,24 @@ ROLES: Final = ("producer", "worker", "operator", "reader")
 _GRANT: Final = re.compile(r"^-- grant: (.+)$", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
 _BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
+_INCLUDE: Final = re.compile(r"^( *)-- include: (.+)\n", re.MULTILINE)
+_PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
+_PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
 
 #: Places of a segment's function that are known when it is made, and their numbers in format().
 _PLACES: Final = {"{segment}": "%1$s", "{end}": "%2$s", "{sealed_before}": "%3$s"}
 _PLACE_VALUES: Final = "p_segment_id, p_hi, v_sealed_before"
 
-_BEGIN: Final = """\
+_TITLE: Final = """\
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
-
+"""
+BODIES_UNCHECKED: Final = """\
 -- Functions are made in the order of their files, whatever they call.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
        set_config('check_function_bodies', 'off', true);
 """
-_END: Final = """\
+BODIES_CHECKED: Final = """\
 select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
 """
 
@@ -64,7 +75,12 @@ def build(schema: Path = SCHEMA) -> str:
     parts = [
         f"-- {file.relative_to(schema).as_posix()}\n\n{_built(file, schema)}" for file in files
     ]
-    return "\n\n".join([_BEGIN, *parts, _END])
+    return "\n\n".join([f"{_TITLE}\n{BODIES_UNCHECKED}", *parts, BODIES_CHECKED])
+
+
+def is_released() -> bool:
+    """Return whether a release is recorded: from then on its migrations stay as they are."""
+    return bool(json.loads(RELEASED.read_text(encoding="utf-8")))
 
 
 def functions_of(schema: Path) -> list[Path]:
@@ -95,15 +111,35 @@ def grants(schema: Path) -> dict[str, list[str]]:
     return {role: sorted(names) for role, names in found.items()}
 
 
+def planner_sets(schema: Path) -> dict[str, str]:
+    """Return the named sets of planner settings."""
+    return dict(_PLANNER_SET.findall((schema / "planner.sql").read_text(encoding="utf-8")))
+
+
 def segment_functions(schema: Path) -> dict[str, str]:
     """Return the functions that each segment has: name, and the text that makes it."""
     return {
-        file.stem: file.read_text(encoding="utf-8")
+        file.stem: _built(file, schema)
         for file in sorted((schema / _SEGMENT_FUNCTIONS).glob("*.sql"))
     }
 
 
 def _built(file: Path, schema: Path) -> str:
+    """Return the text of a file with all that its lines stand for."""
+    settings = planner_sets(schema)
+
+    def included(place: re.Match[str]) -> str:
+        fragment = schema / "fragments" / f"{place[2]}.sql"
+        if not fragment.exists():
+            raise ValueError(f"{file}: include: there is no {fragment}")
+        _head, _, text = fragment.read_text(encoding="utf-8").partition("\n\n")
+        return textwrap.indent(text, place[1])
+
+    def settings_of(place: re.Match[str]) -> str:
+        if place[1] not in settings:
+            raise ValueError(f"{file}: planner: {place[1]} is not in planner.sql")
+        return settings[place[1]]
+
     def made(place: re.Match[str]) -> str:
         match place[2]:
             case "grants":
@@ -113,7 +149,8 @@ def _built(file: Path, schema: Path) -> str:
             case other:
                 raise ValueError(f"{file}: build: {other} is not known")
 
-    return _BUILD.sub(made, file.read_text(encoding="utf-8"))
+    text = _INCLUDE.sub(included, file.read_text(encoding="utf-8"))
+    return _BUILD.sub(made, _PLANNER.sub(settings_of, text))
 
 
 def _grants(schema: Path) -> str:
@@ -142,6 +179,8 @@ def _segment_functions(schema: Path) -> str:
 
 def main() -> None:
     """Write the file, or with --check say whether it is up to date."""
+    if is_released():
+        sys.exit("0001_initial.sql is released: run tools/write_migration.py NAME")
     text = build()
     if "--check" in sys.argv[1:]:
         if text != TARGET.read_text(encoding="utf-8"):

@@ -249,8 +249,8 @@ def test_the_order_of_transactions_would_not_do(database):
             database,
             f"_read_keyed_{segment}",
             (
-                "order by l.seq\n                     limit",
-                "order by l.xid, l.seq\n                     limit",
+                "order by l.seq\n             limit",
+                "order by l.xid, l.seq\n             limit",
             ),
         )
     with violation():

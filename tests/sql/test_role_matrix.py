@@ -25,6 +25,7 @@ TRIALS = {
         "delete": "delete from {0} where false",
         "truncate": "truncate {0} cascade",
     },
+    "view": {"select": "select from {0} limit 0"},
     "sequence": {
         "select": "select last_value from {0}",
         "usage": "select nextval('{0}')",
@@ -34,7 +35,7 @@ TRIALS = {
 }
 
 OBJECTS = """
-    select case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname::text,
+    select case c.relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end, c.relname::text,
            format('forebay.%I', c.relname),
            (select format('%I', a.attname) from pg_attribute a
             where a.attrelid = c.oid order by a.attnum desc limit 1)

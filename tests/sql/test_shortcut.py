@@ -199,7 +199,7 @@ def a_closed_lease_takes_nothing(dsn: str) -> None:
 LATE_NEXT = (
     (
         "or not exists (select from pg_snapshot_xip(s.stop) late (xid)\n"
-        "                                                 where"
+        "                                         where"
         " pg_visible_in_snapshot(late.xid, pg_current_snapshot()))"
     ),
     "or true",
@@ -207,7 +207,7 @@ LATE_NEXT = (
 LATE_IN_HAND = (
     (
         "or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)\n"
-        "                                           where"
+        "                                   where"
         " pg_visible_in_snapshot(late.xid, b.snap_to))"
     ),
     "or true",

@@ -31,7 +31,7 @@ def conn(database):
 
 def public_lanes(conn: psycopg.Connection, queue: str = "q") -> list[int]:
     rows = conn.execute(
-        "select distinct part, lane from forebay.lane where queue = %s and audience = 0 order by part",
+        "select distinct shard, lane from forebay.lane where queue = %s and audience = 0 and sort = 'plain' order by shard",
         [queue],
     ).fetchall()
     return [lane for _, lane in rows]

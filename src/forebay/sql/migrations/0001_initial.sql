@@ -89,7 +89,7 @@ create table forebay.batch (
     seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
-    skipped_as    "char"[],              -- c cancelled, e expired
+    skipped_as    "char"[],              -- named in forebay.code
     -- Of lanes of jobs with ordering keys only:
     lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
     keys          text[] collate "C",    -- one per seq
@@ -120,6 +120,39 @@ create table forebay.cluster (
 -- That this schema is at home here is found out once for each start of the server: reading the server's control file takes longer
 -- than most polls. What stands in the register is another number after a start, in a copy of the database, and for a restored table.
 create sequence forebay.home_seq as bigint minvalue -9223372036854775808 cache 1;
+
+
+-- tables/code.sql
+
+-- The one-letter codes, by the column they stand in. A letter may mean something else in another column: `c` is an outcome,
+-- a reason to skip a job, a request to cancel one, and a mode of uniqueness.
+--
+-- Of the outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are of jobs that were
+-- started or could have been; k is of jobs behind one of these in their ordering key.
+create view forebay.code (column_name, code, meaning) as values
+    ('settlement.outcomes', 'd'::"char", 'done'),
+    ('settlement.outcomes', 'c', 'cancelled'),
+    ('settlement.outcomes', 'x', 'dead'),
+    ('settlement.outcomes', 'r', 'retried'),
+    ('settlement.outcomes', 'l', 'lost'),
+    ('settlement.outcomes', 's', 'snoozed'),
+    ('settlement.outcomes', 'u', 'unknown'),
+    ('settlement.outcomes', 'h', 'handed_back'),
+    ('settlement.outcomes', 'k', 'kept_back'),
+    ('batch.skipped_as', 'c', 'cancelled'),
+    ('batch.skipped_as', 'e', 'expired'),
+    ('tombstone.reason', 'c', 'cancel'),
+    ('tombstone.reason', 'e', 'expired'),
+    ('tombstone.reason', 'r', 'replaced'),
+    ('tombstone.reason', 'k', 'unique key: look closely'),
+    ('unique_key.intent', 'o', 'once'),
+    ('unique_key.intent', 'i', 'idempotent'),
+    ('unique_key.intent', 'c', 'coalesce'),
+    ('unique_key.intent', 'r', 'replace'),
+    ('unique_key.intent', 'd', 'debounce'),
+    ('unique_key.intent', 't', 'throttle');
+
+comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';
 
 
 -- tables/dead_letter.sql
@@ -335,13 +368,17 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
-    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys;
-                                         -- 1000: the lane of a limit key, 1001: the desk of such lanes, which has no jobs itself
+    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
+                                         -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
+                                         -- limit key are claimed, which has no jobs itself
+    shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
     noted_at timestamptz not null,
-    limit_key text collate "C"
+    limit_key text collate "C",
+    check ((sort = 'plain' and audience = 0) = (shard is not null)),
+    check ((sort = 'limited') = (limit_key is not null))
 );
 create index lane_by_id on forebay.lane (lane);
-create index lane_by_queue on forebay.lane (queue, part);
+create index lane_by_queue on forebay.lane (queue, sort);
 
 
 -- A lane that a group may claim from, and up to which snapshot it has.
@@ -654,9 +691,7 @@ create table forebay.settlement (
     flush_no   integer not null,
     settled_at timestamptz not null,
     offsets    smallint[],               -- null: the whole batch
-    outcomes   "char"[],                 -- null: all done. d done, c cancelled, x dead, and for jobs
-                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost;
-                                         -- k kept back behind an earlier job of its ordering key
+    outcomes   "char"[],                 -- named in forebay.code; null: all done
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
@@ -692,7 +727,7 @@ create table forebay.tombstone (
     tombstone_no bigint not null default nextval('forebay.tombstone_seq'),
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
-    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- cancel, expired, replaced, key: look closely
+    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
     noted_at   timestamptz not null,
     enqueued_at timestamptz              -- of the job an expiry was decided for
 );
@@ -720,7 +755,7 @@ create sequence forebay.trim_mark_seq as bigint cache 1;
 create table forebay.unique_key (
     xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
     queue       text collate "C" not null,
-    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- once, idempotent, coalesce, replace, debounce, throttle
+    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),
@@ -1571,6 +1606,7 @@ as $$
 declare
     v_segment bigint;
     v_jobs    text;
+    v_rows    forebay.log[];
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
@@ -1585,7 +1621,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
+                     and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -1595,7 +1631,7 @@ begin
     end if;
     -- Two conditions, since one with a query in it is a statement even where the query is not asked.
     if pg_sequence_last_value('forebay.key_seq') is not null then
-        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -1611,11 +1647,12 @@ begin
             using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
     end if;
     if v_jobs is null then
+        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                    u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
-        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
+        from unnest(v_rows) with ordinality u;
     end if;
     return v_jobs;
 end
@@ -1686,7 +1723,7 @@ begin
         v_gates := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
@@ -1712,7 +1749,7 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.part < 1000 and i.audience in (0, g.group_id, -g.group_id)) l on true
+              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
               from forebay.batch c
@@ -2110,10 +2147,10 @@ begin
 
     v_from := c.start;
     v_to := c.stop;
-    if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
+    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
         raise exception using errcode = 'JQ030',
             message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
-                             p_lane, pg_snapshot_xmax(v_to), pg_snapshot_xmax(c.now)),
+                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if c.audience < 0 and not p_sweep then
@@ -3044,14 +3081,15 @@ $$;
 -- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
 -- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
 create function forebay._note(
-    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer, p_limit_key text default null)
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
+    p_shard integer default null, p_limit_key text default null)
 returns bigint
 language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.lane l where l.lane = p_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, part, noted_at, limit_key)
-        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now(), p_limit_key);
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, noted_at, limit_key)
+        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
     end if;
     return p_lane;
 end
@@ -3062,7 +3100,8 @@ $$;
 create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
-    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
+                         case p_audience when 0 then 0 end)
 $$;
 
 
@@ -3074,7 +3113,7 @@ begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         perform nextval('forebay.key_seq');
     end if;
-    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, -1);
+    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
 end
 $$;
 
@@ -3090,8 +3129,8 @@ begin
         if pg_sequence_last_value('forebay.gate_seq') is null then
             perform nextval('forebay.gate_seq');
         end if;
-        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 1001);
-        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 1000, p_limit_key);
+        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
 end
@@ -3118,8 +3157,8 @@ create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads 
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
-        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) part order by part)
+        select forebay._note(forebay._part_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;
 
 
@@ -3138,7 +3177,7 @@ as $$
 declare
     v_part integer := floor(random() * forebay._spread_of(p_queue));
 begin
-    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, v_part);
+    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
 end
 $$;
 
@@ -3303,7 +3342,7 @@ $$;
 -- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
     with entry as materialized (
@@ -3472,7 +3511,7 @@ create function forebay._kept_back(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
     with now as materialized (
@@ -3584,7 +3623,7 @@ returns table (
     ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other; a look-up by index, behind OFFSET 0, stays one.
+set enable_nestloop = off
 set jit = off
 as $$
     with last as materialized (
@@ -3661,7 +3700,7 @@ create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
 language plpgsql volatile
-set enable_nestloop = off  -- As in forebay._key_states().
+set enable_nestloop = off
 set jit = off
 as $$
 declare
@@ -3828,7 +3867,7 @@ begin
     if v_is_plain then
         v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
     else
-        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.sort = 'keyed');
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
@@ -4677,7 +4716,7 @@ begin
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
           join lateral (select distinct i.lane, i.audience from forebay.lane i
-                        where i.queue = p_queue and i.part = 1000 and i.audience in (0, p_group_id, -p_group_id)) l on true
+                        where i.queue = p_queue and i.sort = 'limited' and i.audience in (0, p_group_id, -p_group_id)) l on true
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
@@ -4702,7 +4741,7 @@ $$;
 create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, desk bigint, most integer)
 language plpgsql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
+set enable_nestloop = off
 set jit = off
 as $$
 #variable_conflict use_column
@@ -4747,7 +4786,7 @@ begin
     perform set_config('synchronous_commit', 'off', true),
             pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
     -- Later statements than the lock: they see whatever its last holder committed.
-    select l.queue, l.part, g.group_id, g.paused_at into v_lane
+    select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
@@ -4760,19 +4799,19 @@ begin
     v := forebay._look_at_gate(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.part >= 1000
+        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
-        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.part < 1000 and v.room > 0
+        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200
     loop
-        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
             return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
         end if;
         select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
         into v_took
         from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
-        if v_lane.part >= 1000 and v_took.is_empty is not false then
+        if v_lane.sort in ('limited', 'dispatch') and v_took.is_empty is not false then
             v_gone := v_gone || v_try.lane;
         end if;
         exit when v_jobs is not null;
@@ -4801,12 +4840,12 @@ begin
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    select coalesce(
+    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
         (select s.segment_id from forebay.segment s
-         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
-    into v_segment;
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
     if v_segment is not null then
         execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_jobs
@@ -4814,14 +4853,14 @@ begin
     end if;
     if v_jobs is null then
         v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
-        if v_rows is null then
-            return '';
-        end if;
         select string_agg(forebay._job_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                    u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
         into v_jobs
         from unnest(v_rows) with ordinality u;
+    end if;
+    if v_jobs is null and v_rows is null then
+        return '';
     end if;
     return v_jobs;
 end
@@ -5039,7 +5078,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.part = 1001) q
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'dispatch') q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
@@ -5083,7 +5122,7 @@ begin
            coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
-           case when not exists (select from forebay.lane l where l.queue = p_queue and l.part = 1000) then '{}'
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
                 when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
            0, q
     into v
@@ -5185,7 +5224,7 @@ begin
     v_readers := v_lanes;
     if pg_sequence_last_value('forebay.key_seq') is not null then
         v_readers := v_readers || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
     end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
     from unnest(v_readers) l (lane),
@@ -5794,7 +5833,7 @@ begin
         select g.group_id, l.lane
         from forebay.queue_group g
         join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.part >= 0) l on true
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'

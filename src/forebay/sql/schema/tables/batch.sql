@@ -18,7 +18,7 @@ create table forebay.batch (
     seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
-    skipped_as    "char"[],              -- c cancelled, e expired
+    skipped_as    "char"[],              -- named in forebay.code
     -- Of lanes of jobs with ordering keys only:
     lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
     keys          text[] collate "C",    -- one per seq

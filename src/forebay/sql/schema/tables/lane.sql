@@ -5,13 +5,17 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
-    part     integer not null default 0, -- which of an unordered queue's public lanes; -1: the lane of jobs with ordering keys;
-                                         -- 1000: the lane of a limit key, 1001: the desk of such lanes, which has no jobs itself
+    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
+                                         -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
+                                         -- limit key are claimed, which has no jobs itself
+    shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
     noted_at timestamptz not null,
-    limit_key text collate "C"
+    limit_key text collate "C",
+    check ((sort = 'plain' and audience = 0) = (shard is not null)),
+    check ((sort = 'limited') = (limit_key is not null))
 );
 create index lane_by_id on forebay.lane (lane);
-create index lane_by_queue on forebay.lane (queue, part);
+create index lane_by_queue on forebay.lane (queue, sort);
 
 
 -- A lane that a group may claim from, and up to which snapshot it has.

@@ -6,9 +6,7 @@ create table forebay.settlement (
     flush_no   integer not null,
     settled_at timestamptz not null,
     offsets    smallint[],               -- null: the whole batch
-    outcomes   "char"[],                 -- null: all done. d done, c cancelled, x dead, and for jobs
-                                         -- that go on in a new row: r retried, s snoozed, h handed back, u unknown kind, l lost;
-                                         -- k kept back behind an earlier job of its ordering key
+    outcomes   "char"[],                 -- named in forebay.code; null: all done
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );

@@ -7,7 +7,7 @@ create table forebay.tombstone (
     tombstone_no bigint not null default nextval('forebay.tombstone_seq'),
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
-    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- cancel, expired, replaced, key: look closely
+    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
     noted_at   timestamptz not null,
     enqueued_at timestamptz              -- of the job an expiry was decided for
 );

@@ -9,7 +9,7 @@
 create table forebay.unique_key (
     xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
     queue       text collate "C" not null,
-    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- once, idempotent, coalesce, replace, debounce, throttle
+    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),

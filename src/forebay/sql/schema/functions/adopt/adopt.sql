@@ -29,7 +29,7 @@ create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out disca
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '60s'
-set jit = off
+-- planner: short
 as $$
 declare
     v_last    bigint;

@@ -29,14 +29,12 @@ create function forebay.claim_v1(
 returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
+-- planner: hot
 as $$
 declare
     v_segment bigint;
     v_jobs    text;
+    v_rows    forebay.log[];
 begin
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 10000', coalesce(p_limit::text, 'null'));
@@ -51,7 +49,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.part >= 1000 or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
+                     and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
             return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -61,28 +59,11 @@ begin
     end if;
     -- Two conditions, since one with a query in it is a statement even where the query is not asked.
     if pg_sequence_last_value('forebay.key_seq') is not null then
-        if exists (select from forebay.lane l where l.lane = p_lane and l.part < 0) then
+        if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
-    v_segment := coalesce(
-        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
-         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
-        (select s.segment_id from forebay.segment s
-         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
-    if v_segment is not null then
-        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
-            into v_jobs
-            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
-    end if;
-    if v_jobs is null then
-        select string_agg(forebay._job_json(
-                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
-                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
-        into v_jobs
-        from unnest(forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false)) with ordinality u;
-    end if;
+    -- include: claim_one_lane
     return v_jobs;
 end
 $$;

@@ -12,10 +12,7 @@ create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer de
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
+-- planner: hot
 as $$
 declare
     v_places  forebay._place[];
@@ -40,7 +37,7 @@ begin
         v_gates := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.part >= 1000)));
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
@@ -66,7 +63,7 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.part < 1000 and i.audience in (0, g.group_id, -g.group_id)) l on true
+              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
               from forebay.batch c

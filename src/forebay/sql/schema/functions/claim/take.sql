@@ -60,9 +60,7 @@ begin
     where g.group_id = p_group_id;
 
     if c.queue is null then
-        raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
-            hint = 'Open the group with forebay.open_group() first.';
+        -- include: no_such_group
     end if;
     if c.audience is null or (c.paused_at is not null and not p_sweep) then
         return null;
@@ -70,12 +68,7 @@ begin
 
     v_from := c.start;
     v_to := c.stop;
-    if pg_snapshot_xmax(v_to) > pg_snapshot_xmax(c.now) then
-        raise exception using errcode = 'JQ030',
-            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
-                             p_lane, pg_snapshot_xmax(v_to), pg_snapshot_xmax(c.now)),
-            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
-    end if;
+    -- include: cursor_ahead
     if c.audience < 0 and not p_sweep then
         v_limit := 1;
     end if;
@@ -177,12 +170,7 @@ begin
           select from (select from forebay.lease i
                        where i.lease_id = p_lease_id and i.closed_at is null
                        for key share) held) fence;
-    if not found then
-        raise exception using errcode = 'JQ010',
-            message = format('lease %s is closed', p_lease_id),
-            detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Its jobs were given to other workers. Open a new lease.';
-    end if;
+    -- include: lease_closed
     return coalesce(v_taken, '{}');
 end
 $$;

@@ -13,10 +13,7 @@
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
+-- planner: hot
 as $$
 declare
     v_cursor forebay.promotion;

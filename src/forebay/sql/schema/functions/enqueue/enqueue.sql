@@ -6,8 +6,7 @@
 -- Errors: JQ001 the queue's name.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
 language plpgsql volatile
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 declare
     v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);

@@ -3,14 +3,15 @@
 -- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
 -- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
 create function forebay._note(
-    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_part integer, p_limit_key text default null)
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
+    p_shard integer default null, p_limit_key text default null)
 returns bigint
 language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.lane l where l.lane = p_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, part, noted_at, limit_key)
-        values (p_lane, p_queue, p_priority, p_audience, p_part, forebay._now(), p_limit_key);
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, noted_at, limit_key)
+        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
     end if;
     return p_lane;
 end
@@ -21,7 +22,8 @@ $$;
 create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
-    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 0)
+    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
+                         case p_audience when 0 then 0 end)
 $$;
 
 
@@ -33,7 +35,7 @@ begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         perform nextval('forebay.key_seq');
     end if;
-    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, -1);
+    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
 end
 $$;
 
@@ -49,8 +51,8 @@ begin
         if pg_sequence_last_value('forebay.gate_seq') is null then
             perform nextval('forebay.gate_seq');
         end if;
-        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 1001);
-        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 1000, p_limit_key);
+        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
 end
@@ -77,6 +79,6 @@ create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads 
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._part_id(p_queue, p_priority, part), p_queue, p_priority, 0, part)
-        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) part order by part)
+        select forebay._note(forebay._part_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;

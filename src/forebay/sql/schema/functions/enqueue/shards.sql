@@ -11,7 +11,7 @@ as $$
 declare
     v_part integer := floor(random() * forebay._spread_of(p_queue));
 begin
-    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, v_part);
+    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
 end
 $$;
 

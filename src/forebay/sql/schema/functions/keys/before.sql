@@ -10,8 +10,7 @@ $$;
 -- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
-set jit = off
+-- planner: arrays
 as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place

@@ -4,8 +4,7 @@ create function forebay._kept_back(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
 language sql stable
-set enable_nestloop = off  -- As in forebay._key_states().
-set jit = off
+-- planner: arrays
 as $$
     with now as materialized (
         select u.place, u.code, u.nr from unnest(p_offsets, p_outcomes) with ordinality u (place, code, nr)

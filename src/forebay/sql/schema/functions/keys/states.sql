@@ -8,8 +8,7 @@ returns table (
     ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other; a look-up by index, behind OFFSET 0, stays one.
-set jit = off
+-- planner: arrays
 as $$
     with last as materialized (
         select k.key, t.no, t.since, t.mark, t.is_suspect, t.rest_lanes, t.rest_seqs

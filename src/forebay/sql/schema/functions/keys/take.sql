@@ -11,8 +11,7 @@ create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
 language plpgsql volatile
-set enable_nestloop = off  -- As in forebay._key_states().
-set jit = off
+-- planner: arrays
 as $$
 declare
     c          record;
@@ -61,19 +60,12 @@ begin
     where g.group_id = p_group_id;
 
     if c.queue is null then
-        raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
-            hint = 'Open the group with forebay.open_group() first.';
+        -- include: no_such_group
     end if;
     if c.audience is null or c.paused_at is not null then
         return '{}';
     end if;
-    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
-        raise exception using errcode = 'JQ030',
-            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
-                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
-            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
-    end if;
+    -- include: cursor_ahead
     if c.audience < 0 then
         v_limit := 1;
     end if;
@@ -178,7 +170,7 @@ begin
     if v_is_plain then
         v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
     else
-        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.part < 0);
+        v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.sort = 'keyed');
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
@@ -359,12 +351,7 @@ begin
     from (select from forebay.lease i
           where i.lease_id = p_lease_id and i.closed_at is null
           for key share) held;
-    if not found then
-        raise exception using errcode = 'JQ010',
-            message = format('lease %s is closed', p_lease_id),
-            detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Its jobs were given to other workers. Open a new lease.';
-    end if;
+    -- include: lease_closed
     return coalesce(v_taken.jobs, '{}');
 end
 $$;

@@ -5,9 +5,7 @@
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+-- planner: in order
 set lock_timeout = '2s'
 as $$
 begin

@@ -10,8 +10,7 @@ create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default
 returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[], crowd integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 declare
     v_post bigint;

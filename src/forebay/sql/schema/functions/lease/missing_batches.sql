@@ -5,7 +5,7 @@
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
     select array(select c.claim_no from unnest(p_claim_nos) c (claim_no)
                  where not exists (select from forebay.batch b

@@ -13,9 +13,7 @@
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+-- planner: in order
 set lock_timeout = '500ms'
 as $$
 declare

@@ -53,7 +53,7 @@ begin
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
           join lateral (select distinct i.lane, i.audience from forebay.lane i
-                        where i.queue = p_queue and i.part = 1000 and i.audience in (0, p_group_id, -p_group_id)) l on true
+                        where i.queue = p_queue and i.sort = 'limited' and i.audience in (0, p_group_id, -p_group_id)) l on true
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;

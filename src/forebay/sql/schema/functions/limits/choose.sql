@@ -3,8 +3,7 @@
 create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, desk bigint, most integer)
 language plpgsql stable
-set enable_nestloop = off  -- Arrays of a thousand are joined with each other.
-set jit = off
+-- planner: arrays
 as $$
 #variable_conflict use_column
 begin

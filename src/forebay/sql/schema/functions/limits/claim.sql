@@ -19,32 +19,30 @@ begin
     perform set_config('synchronous_commit', 'off', true),
             pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
     -- Later statements than the lock: they see whatever its last holder committed.
-    select l.queue, l.part, g.group_id, g.paused_at into v_lane
+    select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
-        raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
-            hint = 'Open the group with forebay.open_group() first.';
+        -- include: no_such_group
     elsif v_lane.paused_at is not null then
         return null;
     end if;
     v := forebay._look_at_gate(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.part >= 1000
+        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
-        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.part < 1000 and v.room > 0
+        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200
     loop
-        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.part < 0);
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
             return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
         end if;
         select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
         into v_took
         from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
-        if v_lane.part >= 1000 and v_took.is_empty is not false then
+        if v_lane.sort in ('limited', 'dispatch') and v_took.is_empty is not false then
             v_gone := v_gone || v_try.lane;
         end if;
         exit when v_jobs is not null;
@@ -73,27 +71,9 @@ begin
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    select coalesce(
-        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
-         where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
-        (select s.segment_id from forebay.segment s
-         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1))
-    into v_segment;
-    if v_segment is not null then
-        execute 'select forebay._take_' || v_segment || '($1, $2, $3, $4, $5, $6)'
-            into v_jobs
-            using p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit;
-    end if;
-    if v_jobs is null then
-        v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
-        if v_rows is null then
-            return '';
-        end if;
-        select string_agg(forebay._job_json(
-                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
-                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
-        into v_jobs
-        from unnest(v_rows) with ordinality u;
+    -- include: claim_one_lane
+    if v_jobs is null and v_rows is null then
+        return '';
     end if;
     return v_jobs;
 end

@@ -6,8 +6,7 @@ create function forebay._note_gate(
     v forebay._gate_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
 returns void
 language plpgsql volatile
-set enable_nestloop = off
-set jit = off
+-- planner: arrays
 as $$
 begin
     with line as materialized (

@@ -18,8 +18,7 @@ create function forebay.limit_queue(
 returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

@@ -8,8 +8,7 @@ returns table (queue text, group_name text, max_waiting bigint, rate double prec
                next_start_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare
@@ -18,7 +17,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.part = 1001) q
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'dispatch') q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name

@@ -25,7 +25,7 @@ begin
     v_readers := v_lanes;
     if pg_sequence_last_value('forebay.key_seq') is not null then
         v_readers := v_readers || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.part < 0 and abs(l.audience) = nullif(p_group_id, 0));
+                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
     end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
     from unnest(v_readers) l (lane),
@@ -84,8 +84,7 @@ $$;
 -- Errors: 53400.
 create function forebay._require_room(p_queue text, p_more bigint) returns void
 language plpgsql volatile
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 declare
     v_max     bigint;

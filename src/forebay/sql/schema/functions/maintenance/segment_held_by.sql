@@ -61,8 +61,7 @@ $$;
 create function forebay.segment_held_by(segment_id bigint) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 begin
     if not exists (select from forebay.seal f where f.segment_id = segment_held_by.segment_id) then

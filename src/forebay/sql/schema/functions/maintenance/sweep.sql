@@ -14,8 +14,7 @@ create function forebay.sweep_v1(p_since timestamptz default null, p_most intege
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 set lock_timeout = '1s'
 as $$
 declare
@@ -95,7 +94,7 @@ begin
         select g.group_id, l.lane
         from forebay.queue_group g
         join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.part >= 0) l on true
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'

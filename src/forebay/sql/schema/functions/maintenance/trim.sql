@@ -33,8 +33,7 @@ $$;
 create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 set lock_timeout = '1s'
 as $$
 declare

@@ -9,7 +9,7 @@ create function forebay.sample_sync(
 returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
 declare
     v_now constant timestamptz := forebay._now();

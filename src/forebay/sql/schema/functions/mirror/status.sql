@@ -15,7 +15,7 @@ create function forebay.sync_status(
 returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
 #variable_conflict use_column
 declare

@@ -11,7 +11,7 @@ create function forebay.unfinished(
 returns table (job_id bigint, state text, priority integer, tag text, attempt integer, enqueued_at timestamptz, due_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
 #variable_conflict use_column
 declare

@@ -10,8 +10,7 @@
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

@@ -7,7 +7,7 @@ create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, ready bigint, leased bigint, deferred bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
 #variable_conflict use_column
 declare

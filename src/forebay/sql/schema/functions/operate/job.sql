@@ -44,8 +44,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

@@ -19,8 +19,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                place bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

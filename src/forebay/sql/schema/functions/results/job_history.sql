@@ -9,8 +9,7 @@ returns table (group_name text, errors jsonb, done double precision, note text, 
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

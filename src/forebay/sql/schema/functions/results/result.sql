@@ -12,8 +12,7 @@ create function forebay.result(job_id bigint, group_name text default 'default',
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- planner: indexed
 as $$
 #variable_conflict use_column
 declare

@@ -27,10 +27,7 @@ create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
+-- planner: hot
 as $$
 declare
     v_worker   text;

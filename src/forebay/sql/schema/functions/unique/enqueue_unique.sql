@@ -24,9 +24,7 @@ create function forebay.enqueue_unique(
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare

@@ -1,0 +1,29 @@
+-- The one-letter codes, by the column they stand in. A letter may mean something else in another column: `c` is an outcome,
+-- a reason to skip a job, a request to cancel one, and a mode of uniqueness.
+--
+-- Of the outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are of jobs that were
+-- started or could have been; k is of jobs behind one of these in their ordering key.
+create view forebay.code (column_name, code, meaning) as values
+    ('settlement.outcomes', 'd'::"char", 'done'),
+    ('settlement.outcomes', 'c', 'cancelled'),
+    ('settlement.outcomes', 'x', 'dead'),
+    ('settlement.outcomes', 'r', 'retried'),
+    ('settlement.outcomes', 'l', 'lost'),
+    ('settlement.outcomes', 's', 'snoozed'),
+    ('settlement.outcomes', 'u', 'unknown'),
+    ('settlement.outcomes', 'h', 'handed_back'),
+    ('settlement.outcomes', 'k', 'kept_back'),
+    ('batch.skipped_as', 'c', 'cancelled'),
+    ('batch.skipped_as', 'e', 'expired'),
+    ('tombstone.reason', 'c', 'cancel'),
+    ('tombstone.reason', 'e', 'expired'),
+    ('tombstone.reason', 'r', 'replaced'),
+    ('tombstone.reason', 'k', 'unique key: look closely'),
+    ('unique_key.intent', 'o', 'once'),
+    ('unique_key.intent', 'i', 'idempotent'),
+    ('unique_key.intent', 'c', 'coalesce'),
+    ('unique_key.intent', 'r', 'replace'),
+    ('unique_key.intent', 'd', 'debounce'),
+    ('unique_key.intent', 't', 'throttle');
+
+comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';
