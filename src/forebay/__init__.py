@@ -10,6 +10,8 @@ Write your rows and enqueue your jobs in one transaction: both exist or neither 
 Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from forebay.app import App, Handler, JobHandle
 from forebay.client import AsyncClient, Client, abackfill, backfill
 from forebay.errors import ForebayError
@@ -35,8 +37,10 @@ from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
-from forebay.sync import Sync
 from forebay.upgrade.migrate import migrate, migration_sql
+
+if TYPE_CHECKING:
+    from forebay.sync import Sync
 
 __all__ = [
     "App",
@@ -74,3 +78,14 @@ __all__ = [
     "migrate",
     "migration_sql",
 ]
+
+if not TYPE_CHECKING:  # for a type checker the module would have any attribute
+
+    def __getattr__(name: str) -> Any:
+        """Import what most programs do without when it is first used."""
+        if name in ("Sync", "sync"):
+            import forebay.sync  # noqa: PLC0415 - a fifth of the import's time, with its targets
+
+            globals()["Sync"] = forebay.sync.Sync
+            return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

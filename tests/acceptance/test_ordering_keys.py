@@ -43,7 +43,9 @@ def broken_order(effects: Effects, kills: list[float], per_key: int) -> list[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["step", "step_in_transaction"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("step", marks=pytest.mark.nightly), "step_in_transaction"]
+)
 def test_each_key_runs_in_order_while_workers_are_killed_and_jobs_fail(
     conn, database, workers, effects, seed, is_long, kind
 ):

@@ -516,6 +516,7 @@ async def test_poisoned_notes_at_the_head_hold_up_nobody(app, notes, database, e
         assert shop.jobs() >= 75  # they go on trying, less and less often
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_workers_are_near_idle_while_an_index_refuses_connections(
     notes, database, empty_database, tmp_path, is_long

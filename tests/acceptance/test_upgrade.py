@@ -87,6 +87,7 @@ def slowest(took: list[tuple[float, float]], begin: float, end: float) -> str:
     return f"{len(found)} calls, p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, max {found[-1] * 1000:.0f} ms"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     conn, database, fleet, workers, effects, seed, is_long

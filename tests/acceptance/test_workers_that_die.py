@@ -229,6 +229,7 @@ def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
     assert len([e for e in effects.all("start") if e.entry == 0]) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_freezing_and_killing_at_random_moments(conn, database, workers, effects, seed, is_long):
     """

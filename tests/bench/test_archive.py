@@ -17,6 +17,7 @@ NAMES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_number_of_segments_is_measured(server):
     """
@@ -30,6 +31,7 @@ def test_each_number_of_segments_is_measured(server):
     assert {each["rows_per_segment"] for each in found} == {100}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_old_segments_are_full_and_worked_off(database, conn):
     """

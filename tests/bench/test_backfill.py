@@ -11,6 +11,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_rates_waits_and_the_dry_run_are_measured(place):
     """

@@ -10,6 +10,7 @@ from tests.support.engine import depth
 NAMES = {"size", "claim_p50_ms", "claim_p99_ms", "enqueue_p50_ms", "claim_pages"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_size_is_measured(server):
     """

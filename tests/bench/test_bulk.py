@@ -16,6 +16,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_contestant_is_measured(place):
     """
@@ -28,6 +29,7 @@ def test_each_contestant_is_measured(place):
     assert [bar.value is None for bar in report.bars] == [False, True, False]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_ways_enqueue_every_job(place):
     """

@@ -161,6 +161,7 @@ def test_options_reach_the_scenario(command, scenario, server):
     assert nobody.compare == ()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_plot_is_written(command, scenario, server, tmp_path):
     """
@@ -210,6 +211,7 @@ def runs(pid: int) -> bool:
     return True
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ended_by_a_signal_it_takes_its_processes_with_it(tmp_path):
     """

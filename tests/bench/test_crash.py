@@ -26,6 +26,7 @@ def committed(conn: psycopg.Connection, entry: int, *, in_transaction: bool) -> 
     return one(conn, "select forebay.enqueue('note_effect', '{}', 'crash')")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_a_killed_worker_loses_and_doubles_nothing(server):
     """
@@ -42,6 +43,7 @@ def test_a_run_with_a_killed_worker_loses_and_doubles_nothing(server):
     assert all(bar.holds for bar in report.bars)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.crash
 def test_a_run_with_a_killed_server_loses_and_doubles_nothing(pg_bin):
@@ -105,9 +107,9 @@ def test_notes_are_read_from_where_one_left_off(tmp_path: Path, monkeypatch):
     """
     What handlers note is there at once, in order, with the time of the monotonic clock.
     """
-    from forebay_bench._notes import VARIABLE, Notebook, Notes
+    from forebay_bench._notes import VARIABLE, Notebook, NotesReader
 
-    notes = Notes(tmp_path / "notes")
+    notes = NotesReader(tmp_path / "notes")
     monkeypatch.setenv(VARIABLE, notes.environment[VARIABLE])
     notebook = Notebook()
     for number in (7, -1, 9):

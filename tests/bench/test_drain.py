@@ -25,6 +25,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False, postmaster_pid=server.pid)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_kind_of_handler_is_measured(place):
     """
@@ -38,6 +39,7 @@ def test_each_kind_of_handler_is_measured(place):
     assert [bar.value is None for bar in report.bars] == [True, True, False, False, False, False]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
     """

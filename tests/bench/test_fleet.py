@@ -19,6 +19,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_number_of_processes_is_measured(place):
     """
@@ -33,6 +34,7 @@ def test_each_number_of_processes_is_measured(place):
     assert [bar.holds for bar in report.bars] == [None] * 5  # none is about so few processes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "queue",

@@ -76,6 +76,7 @@ def place(server):
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_engine_is_measured(place, tmp_path):
     """
@@ -96,6 +97,7 @@ def test_each_engine_is_measured(place, tmp_path):
     assert all(word in text for word in ("jobs waiting", "Forebay", "usual jobs table"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("mix", ["delayed", "failing", "original"])
 def test_every_mix_ends_what_it_began(place, mix):
@@ -195,6 +197,7 @@ def pages_of_a_claim(queue: Queue) -> int:
     return pages
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_mix_with_keys_has_unique_and_ordering_keys(place):
     """

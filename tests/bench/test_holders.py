@@ -5,7 +5,7 @@ import pytest
 from forebay.embedded import temporary_server
 from forebay.errors import ConfigError
 from forebay_bench import Place
-from forebay_bench._holders import HOLDERS, Held, check_holder, hold
+from forebay_bench._holders import HOLDERS, HeldDatabase, check_holder, hold
 from forebay_bench._place import SERVER_SETTINGS
 from forebay_bench.engines.classic import ENQUEUE, create
 from tests.support.engine import connect, one
@@ -29,7 +29,7 @@ def dead_rows_left(dsn: str) -> int:
 def held(server, dsn):
     with connect(dsn) as conn:
         create(conn)
-    return Held(dsn, write_one)
+    return HeldDatabase(dsn, write_one)
 
 
 @pytest.mark.parametrize("holder", ["snapshot", "writer", "prepared", "strangers"])
@@ -72,6 +72,7 @@ def test_holders_that_the_server_cannot_have_are_refused(server):
     assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "strangers"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_slot_and_a_standby_hold_too(pg_bin):
     """

@@ -9,6 +9,7 @@ from forebay_bench.scenarios import lanes
 NAMES = {"lanes", "claim_p50_ms", "idle_poll_ms"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_number_of_lanes_is_measured(server):
     """

@@ -15,6 +15,7 @@ def report(server):
     return latency.run(place, Options(scale=0.01), lambda _: None)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_way_and_rate_is_measured(report):
     """
@@ -31,6 +32,7 @@ def test_each_way_and_rate_is_measured(report):
         assert case["p50_ms"] > -5
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_fewer_idle_workers_do_not_answer_for_two_hundred(report):
     """

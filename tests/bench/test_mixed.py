@@ -18,6 +18,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_sides_are_measured(place):
     """
@@ -30,6 +31,7 @@ def test_both_sides_are_measured(place):
     assert [bar.what for bar in report.bars] == ["against pgqueuer", "memory of our worker, in MB"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_producer_stops_at_the_backlog_and_at_its_rate(place):
     """

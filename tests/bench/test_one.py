@@ -15,6 +15,7 @@ from tests.support.engine import one as value
 NAMES = ["ours_per_s", "python_per_s", "plain_per_s", "ours8_per_s", "plain8_per_s", "peers"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_contestant_is_measured(server):
     """

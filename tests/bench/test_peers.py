@@ -17,6 +17,7 @@ def place(server) -> Place:
     return Place(server.dsn(), is_own=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_ends_each_job_once(place, name):
@@ -33,6 +34,7 @@ def test_a_peer_ends_each_job_once(place, name):
         assert process.ask("drain", handler="")["ended"] >= 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peers_worker_serves_until_it_is_told_to_stop(place, name):

@@ -258,7 +258,7 @@ def test_retries_come_from_the_settings_where_a_kind_says_nothing():
     assert (policies["few"].strategy, policies["few"].max_attempts) == ("linear", 2)
     assert policies["own"] == RetryPolicy()
 
-    app.use(settings=Settings(retry=RetrySettings(max_attempts=9)))
+    app._internals.use(settings=Settings(retry=RetrySettings(max_attempts=9)))
     assert app.kinds.get("plain").retry.max_attempts == 9
 
 
@@ -279,7 +279,7 @@ def test_an_app_without_a_database_can_be_imported_and_called(monkeypatch, tmp_p
         send.enqueue_now(1)
     with pytest.raises(ConfigError, match="database address"):
         app.client().depth()
-    app.use(dsn="postgresql://db/shop")
+    app._internals.use(dsn="postgresql://db/shop")
     assert app.dsn == "postgresql://db/shop"
 
 
@@ -287,7 +287,7 @@ def test_enqueue_now_commits_by_itself(app, database):
     """
     The job is there when the call returns.
     """
-    app.use(dsn=database)
+    app._internals.use(dsn=database)
 
     @app.job(queue="mail")
     def send(user_id: int) -> None: ...
@@ -301,7 +301,7 @@ async def test_enqueue_now_has_an_asynchronous_twin(app, database):
     """
     It does the same without blocking the loop.
     """
-    app.use(dsn=database)
+    app._internals.use(dsn=database)
 
     @app.job(queue="mail")
     def send(user_id: int) -> None: ...
@@ -342,7 +342,7 @@ async def test_resources_are_built_in_order_and_closed_in_reverse(app):
     app.resource("fifth")(lambda: 5)
 
     async with contextlib.AsyncExitStack() as stack:
-        built = await app.open_resources(stack)
+        built = await app._internals.open_resources(stack)
         assert built == {"first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5}
     assert events == ["first opened", "second opened", "second closed", "first closed"]
 
@@ -367,7 +367,7 @@ async def test_a_resource_that_cannot_be_built_closes_the_others_and_is_named(ap
 
     with pytest.raises(OSError, match="no such host") as caught:
         async with contextlib.AsyncExitStack() as stack:
-            await app.open_resources(stack)
+            await app._internals.open_resources(stack)
     assert "broken" in caught.value.__notes__[0]
     assert closed == ["fine"]
 
@@ -387,8 +387,8 @@ def test_an_app_knows_where_another_process_finds_it(app):
     """
     Its module and global name; None when it is no global.
     """
-    assert this_app.location() == (__name__, "this_app", False)
-    assert app.location() is None
+    assert this_app._internals.location() == (__name__, "this_app", False)
+    assert app._internals.location() is None
 
 
 @pytest.mark.parametrize("as_module", [True, False], ids=["module", "script"])
@@ -397,7 +397,7 @@ def test_an_app_in_a_program_is_found_too(tmp_path, as_module):
     Run as ``python -m`` it is a module, run by its path a script.
     """
     path = tmp_path / "shop.py"
-    path.write_text("import forebay\napp = forebay.App()\nprint(app.location())\n")
+    path.write_text("import forebay\napp = forebay.App()\nprint(app._internals.location())\n")
     program = ["-m", "shop"] if as_module else [str(path)]
     done = subprocess.run(
         [sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -418,7 +418,7 @@ def test_a_worker_of_the_app_runs_its_jobs(app, database):
     """
     ``run_worker`` until idle: every committed job has run, with its context and resources.
     """
-    app.use(dsn=database)
+    app._internals.use(dsn=database)
     seen = []
 
     @app.resource

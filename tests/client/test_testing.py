@@ -144,7 +144,7 @@ def test_the_plugin_lends_databases(pytester, server):
             assert_enqueued(forebay_conn, work, args={"n": 1})
 
         def test_with_a_worker(forebay_dsn):
-            app.use(dsn=forebay_dsn)
+            app._internals.use(dsn=forebay_dsn)
             work.enqueue_now(2)
             run_until_idle(app)
             assert seen == [2]

@@ -40,7 +40,7 @@ def test_the_address_is_djangos_own(project):
     with pytest.raises(ConfigError, match="sqlite"):
         DjangoApp("other").dsn  # noqa: B018
     other = DjangoApp()
-    other.use(dsn="postgresql://elsewhere/shop")
+    other._internals.use(dsn="postgresql://elsewhere/shop")
     assert other.dsn == "postgresql://elsewhere/shop"
 
 

@@ -44,6 +44,7 @@ def home(tmp_path_factory):
         yield Path(folder)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(home, is_long):
     """

@@ -313,7 +313,7 @@ async def test_an_enqueue_whose_commit_is_in_doubt_is_never_called_a_failure(
     async def work() -> None: ...
 
     with Proxy(database) as proxy:
-        app.use(dsn=proxy.dsn)
+        app._internals.use(dsn=proxy.dsn)
         arm = proxy.lose_reply if fate == "committed" else proxy.cut
         fault = arm("forebay.enqueue")
         with pytest.raises(DatabaseUnavailable):

@@ -360,7 +360,7 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("default", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_jobs_of_a_killed_worker_start_again_in_time(conn, pooled, workers, effects, default):
     """
     Nothing but the silence of its heartbeat tells that it is dead. With the default settings its jobs run again within 45 s.

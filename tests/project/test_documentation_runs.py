@@ -84,13 +84,13 @@ def test_the_blocks_of_a_page_run_in_order(file, database, environment, tmp_path
                 del sys.modules[name]
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in NOT_RUN])
-def test_a_block_that_is_not_run_says_why(block):
+def test_a_block_that_is_not_run_says_why():
     """
-    Each exemption is listed with its reason.
+    Each exemption has its reason, which `pytest -rP` shows.
     """
-    assert block.argument, f"{block} is not run and gives no reason"
-    pytest.skip(f"{block}: {block.argument}")
+    for block in NOT_RUN:
+        print(f"{block}: {block.argument}")
+    assert not [str(block) for block in NOT_RUN if not block.argument]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import functools
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
@@ -25,6 +23,7 @@ def names_in(file: Path) -> set[str]:
     }
 
 
+@functools.cache
 def anchors_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -33,17 +32,17 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
-def test_every_test_that_a_page_names_exists(page):
+def test_every_test_that_a_page_names_exists():
     """
     Evidence that was renamed or removed is noticed.
     """
     missing = [
-        f"{file}::{name}" if name else file
+        f"{page.relative_to(ROOT)}: {file}::{name}" if name else f"{page.relative_to(ROOT)}: {file}"
+        for page in PAGES
         for file, name in NAMED.findall(page.read_text(encoding="utf-8"))
         if not (ROOT / file).is_file() or (name and name not in names_in(ROOT / file))
     ]
-    assert missing == []
+    assert not missing, "\n".join(missing)
 
 
 def test_every_guarantee_names_a_test():
@@ -56,17 +55,21 @@ def test_every_guarantee_names_a_test():
     assert [s.splitlines()[0] for s in sections if not NAMED.search(s)] == []
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
-def test_every_link_inside_the_documentation_leads_somewhere(page):
+def test_every_link_inside_the_documentation_leads_somewhere():
     """
     Files and headings that a page links to exist.
     """
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    broken = [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in broken_links(page)]
+    assert not broken, "\n".join(broken)
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a page that lead to no file or no heading."""
     broken = []
-    for target, anchor in LINK.findall(text):
+    for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         if "://" in target:
             continue
         file = (page.parent / target).resolve() if target else page
         if not file.exists() or (anchor and anchor not in anchors_of(file)):
             broken.append(f"{target}#{anchor}" if anchor else target)
-    assert broken == []
+    return broken

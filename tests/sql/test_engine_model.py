@@ -463,7 +463,9 @@ def model_settings(examples: int, *phases: Phase) -> settings:
     )
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples", [2, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.nightly])]
+)
 def test_the_engine_agrees_with_a_small_model(model_database, stress_seconds, examples):
     """
     Whatever producers, workers, operators and upkeep do in whatever order, each job is for each

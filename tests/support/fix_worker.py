@@ -69,7 +69,7 @@ def app(database: str) -> forebay.App:
 async def running(app: forebay.App, *, group: str = "default", queues=None, dsn=None, **settings):
     """Run a worker of an application in this loop, and stop it at the end."""
     chosen = WorkerSettings(**(FAST | {"grace_seconds": 0.0} | settings))
-    worker = Worker(app, dsn or app.dsn, settings=chosen, group=group, queues=queues)
+    worker = Worker(app._internals, dsn or app.dsn, settings=chosen, group=group, queues=queues)
     failures: list[BaseException] = []
 
     async def run() -> None:
@@ -92,7 +92,7 @@ async def running(app: forebay.App, *, group: str = "default", queues=None, dsn=
 async def run_until_idle(app: forebay.App, *, group: str = "default", **settings) -> Worker:
     """Run a worker until nothing is left to do at once; return it."""
     chosen = WorkerSettings(**(FAST | settings))
-    worker = Worker(app, app.dsn, settings=chosen, group=group)
+    worker = Worker(app._internals, app.dsn, settings=chosen, group=group)
     with anyio.fail_after(30):
         await worker.run(until_idle=True)
     return worker

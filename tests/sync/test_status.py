@@ -534,10 +534,10 @@ async def test_a_role_that_only_reads_may_ask(app, database, conn, sync):
     It leaves no sample, and is told all the same.
     """
     conn.execute("grant forebay_reader to current_user")
-    app.use(dsn=make_conninfo(database, options="-c role=forebay_reader"))
+    app._internals.use(dsn=make_conninfo(database, options="-c role=forebay_reader"))
     assert sync.status().facts.waiting == 0
     assert sync.audits() == []
-    app.use(dsn=database)
+    app._internals.use(dsn=database)
     assert one(conn, "select count(*) from forebay.sync_sample") == 0
 
 

@@ -353,7 +353,7 @@ async def test_an_app_without_a_module_runs_suspects_in_its_own_process(app, con
     conn.execute("select forebay.claim_v1(%s, 1, 1, %s, %s, 1)", [lease, group, lane])
     assert one(conn, "select forebay._revoke(%s, 'revoked', true)", lease) == 1
 
-    worker = Worker(app, app.dsn)
+    worker = Worker(app._internals, app.dsn)
     assert worker._location is None
     await run_until_idle(app)
     assert ran.is_set()

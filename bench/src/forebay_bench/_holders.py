@@ -60,7 +60,7 @@ _WAIT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldDatabase:
     """A database that somebody holds up."""
 
     dsn: str
@@ -88,7 +88,7 @@ def check_holder(name: str, place: Place) -> None:
 
 
 @contextlib.contextmanager
-def hold(name: str, place: Place, databases: Sequence[Held]) -> Iterator[list[str]]:
+def hold(name: str, place: Place, databases: Sequence[HeldDatabase]) -> Iterator[list[str]]:
     """Let it hold all the databases while the block runs; yield notes on what was done otherwise.
 
     Vacuum looks at the snapshots of one database at a time, so each has a holder of its own.

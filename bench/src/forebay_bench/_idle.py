@@ -19,7 +19,7 @@ from forebay_bench.jobs import app
 async def work(dsn: str, count: int) -> None:
     """Start so many workers, say so, and stop them when the standard input ends."""
     settings = WorkerSettings(queue="pickup")
-    workers = [Worker(app, dsn, settings=settings) for _ in range(count)]
+    workers = [Worker(app._internals, dsn, settings=settings) for _ in range(count)]
     tasks = []
     for worker in workers:
         tasks.append(asyncio.create_task(worker.run()))

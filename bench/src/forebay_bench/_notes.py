@@ -33,7 +33,7 @@ class Notebook:
         os.write(self._file, _NOTE.pack(number, now))
 
 
-class Notes:
+class NotesReader:
     """The reading end.
 
     Args:

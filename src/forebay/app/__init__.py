@@ -3,5 +3,6 @@
 from forebay.app._app import App
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, HandlerOptions
+from forebay.app._internals import Internals
 
-__all__ = ["App", "Handler", "HandlerOptions", "JobHandle"]
+__all__ = ["App", "Handler", "HandlerOptions", "Internals", "JobHandle"]

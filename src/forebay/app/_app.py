@@ -6,7 +6,6 @@ an app in it can be imported anywhere. Both are looked up when they are first ne
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,11 +24,10 @@ from typing import (
 
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
-from forebay.app._resources import Resources
-from forebay.arguments.json_guard import ArgumentLimits
+from forebay.app._internals import Declaration, Internals
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
-from forebay.client import AsyncClient, Client, address_of
-from forebay.config import Settings, load_settings
+from forebay.client import AsyncClient, Client
+from forebay.config import Settings
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobOptions, checks
@@ -47,14 +45,6 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
 
 BATCH_SIZE_DEFAULT: Final = 100
-
-
-class Declaration(Protocol):
-    """What is declared with an app under a name, beside its handlers."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
 
 
 class JobDecorator(Protocol):
@@ -114,9 +104,6 @@ class App:
         dsn: the database; None means FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         settings: None means forebay.toml or pyproject.toml, and FOREBAY_* variables.
 
-    Attributes:
-        syncs: the synchronisations declared with it, by name.
-
     >>> app = App()
     >>> @app.job(queue="mail", timeout=30)
     ... def send_welcome(user_id: int, locale: str = "en") -> None: ...
@@ -125,17 +112,9 @@ class App:
     """
 
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self._dsn = dsn
-        self._address: str | None = None
-        self._settings = settings
-        self._kinds = Kinds()
-        #: Kinds whose retries the settings decide, once these are known; but for the attempts.
-        self._without_retry: dict[str, int | None] = {}
-        self._retries_known = False
-        self._encoders: dict[str, Callable[..., str]] = {}
-        self._resources = Resources()
-        self.syncs: dict[str, Declaration] = {}
-        self._module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
+        module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
+        #: For the library itself: see ``Internals``.
+        self._internals = Internals(self, dsn, settings, module)
 
     # --- declaring ---
 
@@ -295,24 +274,14 @@ class App:
         ...         yield client
         """
         if not isinstance(named, str):
-            self._resources.add(getattr(named, "__name__", repr(named)), named)
+            self._internals.resources.add(getattr(named, "__name__", repr(named)), named)
             return named
 
         def decorate(factory: F) -> F:
-            self._resources.add(named, factory)
+            self._internals.resources.add(named, factory)
             return factory
 
         return decorate
-
-    def add_sync(self, sync: Declaration) -> None:
-        """Take up a synchronisation; called by ``Sync`` itself.
-
-        Raises:
-            ConfigError: there is another one of its name.
-        """
-        if sync.name in self.syncs:
-            raise ConfigError(f"sync {sync.name}", "is declared twice")
-        self.syncs[sync.name] = sync
 
     # --- producing ---
 
@@ -361,7 +330,9 @@ class App:
         """
         from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
 
-        return Worker(self, self.dsn, queues=queues, settings=self.settings.worker, group=group)
+        return Worker(
+            self._internals, self.dsn, queues=queues, settings=self.settings.worker, group=group
+        )
 
     def run_worker(
         self,
@@ -378,38 +349,7 @@ class App:
 
         return run_to_the_end(self.worker(queues=queues, group=group).run(until_idle=until_idle))
 
-    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Build every resource, to be closed with the stack, and return them by name."""
-        return await self._resources.open(stack)
-
     # --- looked up when first needed ---
-
-    @property
-    def kinds(self) -> Kinds:
-        """The kinds declared here, their retries as the settings say where they say nothing."""
-        if not self._retries_known:
-            chosen = self.settings.retry
-            for name, max_attempts in self._without_retry.items():
-                policy = RetryPolicy(
-                    strategy=cast("Any", chosen.retry_strategy),
-                    base_seconds=chosen.retry_base_seconds,
-                    cap_seconds=chosen.retry_cap_seconds,
-                    max_attempts=max_attempts or chosen.max_attempts,
-                )
-                self._kinds.add(replace(self._kinds.get(name), retry=policy))
-            self._retries_known = True
-        return self._kinds
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of this process.
-
-        Raises:
-            ConfigError: one of them is wrong, with its name and source.
-        """
-        if self._settings is None:
-            self._settings = load_settings()
-        return self._settings
 
     @property
     def dsn(self) -> str:
@@ -418,44 +358,26 @@ class App:
         Raises:
             ConfigError: there is none.
         """
-        if self._address is None:
-            self._address = address_of(self._dsn)
-        return self._address
+        return self._internals.address
 
-    def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
-        """Replace the address or the settings, as a command line or a test does."""
-        if dsn is not None:
-            self._dsn, self._address = dsn, None
-        if settings is not None:
-            self._settings, self._retries_known = settings, False
-            self._encoders.clear()
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process.
 
-    def location(self) -> tuple[str, str, bool] | None:
-        """Return where another process finds this app: module or script, attribute, is a script.
-
-        None when it is no global of the module that made it.
+        Raises:
+            ConfigError: one of them is wrong, with its name and source.
         """
-        module = sys.modules.get(self._module or "")
-        names = [name for name, value in vars(module).items() if value is self] if module else []
-        if module is None or not names:
-            return None
-        if self._module != "__main__":
-            return module.__name__, names[0], False
-        spec = getattr(module, "__spec__", None)
-        if spec is not None:
-            # Run as `python -m package.module`.
-            return spec.name, names[0], False
-        path = getattr(module, "__file__", None)
-        return None if path is None else (path, names[0], True)
+        return self._internals.settings
 
-    def encoder(self, kind: Kind) -> Callable[..., str]:
-        """Return the function that turns a kind's arguments into JSON, within the limits."""
-        encode = self._encoders.get(kind.name)
-        if encode is None:
-            limits = self.settings.limits
-            bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
-            encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
-        return encode
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds declared here, their retries as the settings say where they say nothing."""
+        return self._internals.kinds
+
+    @property
+    def syncs(self) -> Mapping[str, Declaration]:
+        """The synchronisations declared with it, by name."""
+        return self._internals.syncs
 
     def _declared(
         self,
@@ -494,11 +416,9 @@ class App:
             soft_timeout_seconds=_seconds(soft_timeout),
             **declared,
         )
-        self._kinds.add(kind)
-        self._encoders.pop(kind.name, None)
+        self._internals.add_kind(kind)
         if retry is None:
-            self._without_retry[kind.name] = max_attempts
-            self._retries_known = False
+            self._internals.leave_retry_to_settings(kind.name, max_attempts)
         return Handler(self, kind, expires_in=expires)
 
 

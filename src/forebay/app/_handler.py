@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from forebay.app._internals import Internals
 from forebay.arguments.kinds import Kind
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
@@ -27,8 +28,8 @@ class Producer(Protocol):
     def dsn(self) -> str:
         """The address of the database."""
 
-    def encoder(self, kind: Kind) -> Callable[..., str]:
-        """Return the function that turns a kind's arguments into JSON."""
+    #: For the library itself.
+    _internals: Internals
 
 
 class HandlerOptions(JobOptionChanges, total=False):
@@ -104,7 +105,7 @@ class Handler(Generic[P, Q, R_co]):
         """
         return Call(
             kind=self.kind.name,
-            args=self._app.encoder(self.kind)(*args, **kwargs),
+            args=self._app._internals.encoder(self.kind)(*args, **kwargs),
             options=self.options,
             expires_in_seconds=self.expires_in_seconds,
         )

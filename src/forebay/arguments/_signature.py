@@ -148,7 +148,7 @@ class Parameters:
             raise InvalidJob(next(name for name in self._checks if name in missing), "is missing")
 
 
-class Item:
+class BatchItem:
     """The arguments of a batch handler whose jobs are values of one type."""
 
     def __init__(self, kind: str, hint: Any) -> None:
@@ -234,7 +234,7 @@ def arguments_of(
     (item,) = typing.get_args(hint)
     if item is Job or item is Any:
         return Untyped(), takes_context, carries
-    return Item(kind, item), takes_context, carries
+    return BatchItem(kind, item), takes_context, carries
 
 
 def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:

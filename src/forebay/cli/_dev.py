@@ -64,8 +64,8 @@ def dev(
             _wait_for_signal()
             return
         out.print()
-        found.use(dsn=server.dsn(), settings=settings)
-        worker = Worker(found, server.dsn(), settings=settings.worker, location=location)
+        found._internals.use(dsn=server.dsn(), settings=settings)
+        worker = Worker(found._internals, server.dsn(), settings=settings.worker, location=location)
         announce(found, worker, app or "")
         run_until_signal(worker)
     finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forebay.guard.operations import Found, Pass
+    from forebay.guard.operations import Found, GuardPass
 
 log = logging.getLogger("forebay.cli")
 
@@ -187,7 +187,7 @@ async def _watch(
             loop.remove_signal_handler(number)
 
 
-def _log_news(seen: Pass, said: set[object], rule: Rule, *, dry_run: bool) -> set[object]:
+def _log_news(seen: GuardPass, said: set[object], rule: Rule, *, dry_run: bool) -> set[object]:
     """Log what was not said in the pass before, and return what need not be said in the next."""
     now: set[object] = set()
     for one in seen.found:
@@ -206,7 +206,7 @@ def _log_news(seen: Pass, said: set[object], rule: Rule, *, dry_run: bool) -> se
     return now
 
 
-def _print(seen: Pass, rule: Rule, address: str, *, dry_run: bool, as_json: bool) -> None:
+def _print(seen: GuardPass, rule: Rule, address: str, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -227,7 +227,7 @@ def _print(seen: Pass, rule: Rule, address: str, *, dry_run: bool, as_json: bool
     out.print(_summary(seen, rule, dry_run=dry_run))
 
 
-def _report(seen: Pass, rule: Rule, *, dry_run: bool) -> RenderableType:
+def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> RenderableType:
     rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
@@ -332,7 +332,7 @@ def _facts(one: Found) -> dict[str, Any]:
     }
 
 
-def _summary(seen: Pass, rule: Rule, *, dry_run: bool) -> Text:
+def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
     limit = human_duration(rule.older_than)
     kinds = Counter(one.verdict.kind for one in seen.found)
     ended = sum(one.has_ended for one in seen.found)

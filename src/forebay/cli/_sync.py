@@ -206,7 +206,7 @@ def audit(
 
 def _sync_of(app: str, name: str, dsn: str | None) -> Sync:
     found, _ = load_app(app)
-    found.use(dsn=dsn)
+    found._internals.use(dsn=dsn)
     if name not in found.syncs:
         known = ", ".join(sorted(found.syncs)) or "none"
         raise ConfigError("sync", f"{name} is not declared in {app}", hint=f"There are: {known}.")

@@ -55,8 +55,10 @@ def worker(
     """
     log_to_stderr(log_level)
     found, location = load_app(app)
-    found.use(dsn=dsn, settings=load_settings(flags))
-    made = Worker(found, found.dsn, settings=found.settings.worker, group=group, location=location)
+    found._internals.use(dsn=dsn, settings=load_settings(flags))
+    made = Worker(
+        found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
+    )
     announce(found, made, app)
     stats = run_until_signal(made, until_idle=until_idle)
     if as_json:

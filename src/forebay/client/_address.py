@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from forebay.config import resolve_address
-from forebay.embedded import start_or_find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,4 +18,8 @@ def address_of(dsn: str | Callable[[], str] | None) -> str:
         ConfigError: there is no address.
     """
     address = resolve_address(dsn() if callable(dsn) else dsn, os.environ)
-    return start_or_find().dsn() if address.is_embedded else address.dsn
+    if not address.is_embedded:
+        return address.dsn
+    from forebay.embedded import start_or_find  # noqa: PLC0415 - a service never needs it
+
+    return start_or_find().dsn()

@@ -19,14 +19,14 @@ _TESTS: Final = frozenset({"test", "tests", "idle_test", "idlelib", "turtledemo"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SourceFile:
     """One module: its path below the library's folder, and its source."""
 
     path: str
     source: str = field(repr=False)
 
 
-def find_documents(folder: Path | None = None) -> list[Document]:
+def find_documents(folder: Path | None = None) -> list[SourceFile]:
     """Return the modules of the standard library, in the order of their paths.
 
     Args:
@@ -47,11 +47,11 @@ def _modules(root: Path, *, leave_out: frozenset[str]) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
-def _read(root: Path, path: Path) -> Document | None:
+def _read(root: Path, path: Path) -> SourceFile | None:
     try:
         with tokenize.open(path) as file:  # in the encoding that the module declares
             source = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
     # PostgreSQL's text cannot hold a zero byte; neither can a module that Python would import.
-    return None if "\x00" in source else Document(str(path.relative_to(root)), source)
+    return None if "\x00" in source else SourceFile(str(path.relative_to(root)), source)

@@ -13,7 +13,7 @@ import psycopg
 from forebay.demo.app import extract_docstrings
 
 if TYPE_CHECKING:
-    from forebay.demo._documents import Document
+    from forebay.demo._documents import SourceFile
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -28,12 +28,12 @@ _SAVEPOINT_SHARE: Final = 0.05
 class Planned:
     """A document and what shall become of it."""
 
-    document: Document
+    document: SourceFile
     producer: int
     fate: str
 
 
-def plan(documents: Sequence[Document], *, producers: int, seed: int) -> list[list[Planned]]:
+def plan(documents: Sequence[SourceFile], *, producers: int, seed: int) -> list[list[Planned]]:
     """Return transactions: each is committed or rolled back as a whole, some with savepoints."""
     random_ = random.Random(seed)
     transactions = []
@@ -127,7 +127,7 @@ def _carry_out(conn: Connection, batch: Sequence[Planned]) -> None:
                 _write(conn, planned.document)
 
 
-def _write(conn: Connection, document: Document) -> None:
+def _write(conn: Connection, document: SourceFile) -> None:
     """Write a document and enqueue its job, in the transaction the connection is in."""
     row = conn.execute(
         "insert into demo.document (path, source) values (%s, %s) returning document_id",

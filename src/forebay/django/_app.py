@@ -17,7 +17,7 @@ class DjangoApp(App):
     """An ``App`` on one of Django's databases.
 
     The address is taken from DATABASES whenever it is needed, so that a test runner's database is found too. An
-    address given to ``use`` goes before it.
+    address given on the command line goes before it.
 
     Args:
         alias: of the database that has the schema.
@@ -32,7 +32,7 @@ class DjangoApp(App):
     @property
     def dsn(self) -> str:
         """The address of the database."""
-        return super().dsn if self._dsn is not None else address_of_alias(self.alias)
+        return super().dsn if self._internals.dsn is not None else address_of_alias(self.alias)
 
     def _declared(self, function: Callable[..., Any], **options: Any) -> Handler[..., ..., Any]:
         handler = super()._declared(function, **options)
@@ -40,12 +40,8 @@ class DjangoApp(App):
         if not kind.transaction:  # those have a connection lent to them, a fresh one
             around = _with_fresh_connections_async if kind.is_async else _with_fresh_connections
             # Only in the worker: called by the application, the handler is the function itself.
-            self._kinds.add(replace(kind, function=around(kind.function)))
+            self._internals.add_kind(replace(kind, function=around(kind.function)))
         return handler
-
-    def location(self) -> tuple[str, str, bool] | None:
-        """Return where a child process finds it, with Django set up."""
-        return ("forebay.django.entry", "app", False) if self is app else super().location()
 
 
 def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,3 +75,5 @@ def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[...,
 
 #: The project's application.
 app = DjangoApp()
+#: A child process sets Django up before it imports the application.
+app._internals.found_at = ("forebay.django.entry", "app", False)

@@ -10,7 +10,7 @@ from forebay.policy.retry import human_duration
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
-    from forebay.ops.operation import Rows
+    from forebay.ops.operation import ResultRows
 
 #: A queue in which nobody claimed for so long, with jobs waiting, is not being served.
 _UNSERVED_SECONDS: Final = 10.0
@@ -38,7 +38,7 @@ def home() -> Operation[list[Finding]]:
     )
 
 
-def _judge_home(rows: Rows) -> list[Finding]:
+def _judge_home(rows: ResultRows) -> list[Finding]:
     if not rows:
         return [
             Finding(
@@ -90,7 +90,7 @@ def reserve() -> Operation[list[Finding]]:
     return Operation(_RESERVE_SQL, _judge_reserve)
 
 
-def _judge_reserve(rows: Rows) -> list[Finding]:
+def _judge_reserve(rows: ResultRows) -> list[Finding]:
     ((last, end, used, segment_rows, reserve_rows, since, seconds),) = rows
     left = (end or 1) - 1 - last
     rate = (last - since) / seconds if since is not None and seconds and last > since else None
@@ -147,7 +147,7 @@ def retention() -> Operation[list[Finding]]:
     return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_ASKED_MAX})
 
 
-def _judge_retention(rows: Rows) -> list[Finding]:
+def _judge_retention(rows: ResultRows) -> list[Finding]:
     segments, size, days, size_max, emptied = rows[0][:5]
     facts: dict[str, Any] = {
         "segments": segments,
@@ -226,7 +226,7 @@ def leases() -> Operation[list[Finding]]:
     return Operation(_LEASES_SQL, _judge_leases)
 
 
-def _judge_leases(rows: Rows) -> list[Finding]:
+def _judge_leases(rows: ResultRows) -> list[Finding]:
     found = []
     alive = []
     others = []
@@ -315,7 +315,7 @@ def queues() -> Operation[list[Finding]]:
     return Operation(_QUEUES_SQL, _judge_queues)
 
 
-def _judge_queues(rows: Rows) -> list[Finding]:
+def _judge_queues(rows: ResultRows) -> list[Finding]:
     found = []
     facts = []
     for queue, group, ready, leased, deferred, paused, claimed, alive in rows:
@@ -388,7 +388,7 @@ def overdue() -> Operation[list[Finding]]:
     return Operation(_OVERDUE_SQL, _judge_overdue, {"late": _OVERDUE_SECONDS})
 
 
-def _judge_overdue(rows: Rows) -> list[Finding]:
+def _judge_overdue(rows: ResultRows) -> list[Finding]:
     ((count, seconds),) = rows
     if not count:
         return [Finding("deferred", Level.OK, "none is overdue", facts={"overdue": 0})]
@@ -429,7 +429,7 @@ def failures() -> Operation[list[Finding]]:
     return Operation(_FAILURES_SQL, _judge_failures)
 
 
-def _judge_failures(rows: Rows) -> list[Finding]:
+def _judge_failures(rows: ResultRows) -> list[Finding]:
     found = []
     for sort, queue, kind, reason, count, seconds, message in rows:
         last = f"the last {human_duration(seconds)} ago"

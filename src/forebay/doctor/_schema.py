@@ -17,7 +17,7 @@ from forebay.sql import expected_catalog, is_post, latest_version, migrations, r
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forebay.ops.operation import Rows
+    from forebay.ops.operation import ResultRows
 
 #: Findings of drift that are shown one by one; what remains is counted.
 _SHOWN_MAX: Final = 12
@@ -118,7 +118,7 @@ def catalog() -> Operation[dict[str, str]]:
     return Operation(CATALOG_SQL, _read_catalog)
 
 
-def _read_catalog(rows: Rows) -> dict[str, str]:
+def _read_catalog(rows: ResultRows) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, definition in rows:
         # Segments that differ among themselves give several definitions of one object.
@@ -237,7 +237,7 @@ def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
     return []
 
 
-def _judge_applied(rows: Rows) -> list[Finding]:
+def _judge_applied(rows: ResultRows) -> list[Finding]:
     found = max((version for version, *_ in rows), default=0)
     needed = latest_version()
     facts = {"version": found, "needed": needed}

@@ -10,7 +10,7 @@ from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
-    from forebay.ops.operation import Rows
+    from forebay.ops.operation import ResultRows
 
 VERSION_MIN: Final = 150_000
 VERSION_TRIED_MAX: Final = 189_999
@@ -46,7 +46,7 @@ def server() -> Operation[list[Finding]]:
     )
 
 
-def _judge_server(rows: Rows) -> list[Finding]:
+def _judge_server(rows: ResultRows) -> list[Finding]:
     ((number, version, standby, database, user, up_seconds),) = rows
     facts = {
         "version": version,
@@ -329,7 +329,7 @@ def roles() -> Operation[list[Finding]]:
     )
 
 
-def _judge_roles(rows: Rows) -> list[Finding]:
+def _judge_roles(rows: ResultRows) -> list[Finding]:
     found = []
     facts = {role: members if exists else None for role, exists, _, members in rows}
     missing = [role for role, exists, _, _ in rows if not exists]
@@ -367,7 +367,7 @@ def notifications() -> Operation[list[Finding]]:
     return Operation("select pg_notification_queue_usage()", _judge_notifications)
 
 
-def _judge_notifications(rows: Rows) -> list[Finding]:
+def _judge_notifications(rows: ResultRows) -> list[Finding]:
     ((usage,),) = rows
     facts = {"usage": usage}
     what = f"notification queue {usage:.0%} full"

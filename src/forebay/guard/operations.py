@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from forebay.guard.rules import Action, Pins, Place, Segment, Verdict
-from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
+from forebay.guard.rules import Action, GuardDecision, Pins, Place, Segment
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -46,7 +46,7 @@ class Found:
 
     place: Place
     holder: Holder
-    verdict: Verdict
+    verdict: GuardDecision
     pins: Pins
     event_id: int | None = None
     outcome: str | None = None
@@ -67,7 +67,7 @@ class Unseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class GuardPass:
     """One look at the leader and its replicas.
 
     Attributes:
@@ -107,7 +107,7 @@ left join pg_proc f on f.pronamespace = n.oid and f.proname = 'note_act'
 def server(name: str) -> Operation[Server]:
     """Return the call that asks a server what it is; ``name`` is what it is called."""
 
-    def decode(rows: Rows) -> Server:
+    def decode(rows: ResultRows) -> Server:
         ((cluster, standby, feedback, *rest),) = rows
         return Server(cluster, Place(name=name, standby=standby, feedback=feedback), *rest)
 
@@ -137,7 +137,7 @@ def segments() -> Operation[list[Segment]]:
     return Operation(_SEGMENTS_SQL, lambda rows: [Segment(*row) for row in rows])
 
 
-def note_act(place: Place, holder: Holder, verdict: Verdict) -> Operation[int]:
+def note_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operation[int]:
     """Return the call that records an act before it happens; it answers the event's number."""
     return Operation(
         "select forebay.note_act(%(server)s, %(action)s, %(holder)s, %(name)s, %(reason)s,"

@@ -73,7 +73,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuardDecision:
     """What is to be done about a holder, and why.
 
     Attributes:
@@ -91,13 +91,13 @@ class Verdict:
         return self.kind not in {"young", "spared"}
 
 
-def judge(rule: Rule, holder: Holder, place: Place = Place()) -> Verdict:
+def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:
     """Return what a rule says about a holder.
 
     >>> from forebay.guard.holders import Holder
     >>> idle = Holder(sort="idle in transaction", name="7", user="app", seconds=70, may_end=True)
     >>> judge(Rule(older_than=60), idle)
-    Verdict(kind='reported', reason='no action was asked for', action=None)
+    GuardDecision(kind='reported', reason='no action was asked for', action=None)
     >>> judge(Rule(older_than=60, act="terminate"), idle).action
     'terminate'
     >>> judge(Rule(older_than=60, act="terminate", not_users=("app",)), idle).reason
@@ -105,31 +105,35 @@ def judge(rule: Rule, holder: Holder, place: Place = Place()) -> Verdict:
     """
     limit = human_duration(rule.older_than)
     if holder.seconds is None and holder.is_session:
-        return Verdict("refused", "this role may not see how old it is: grant pg_monitor to it")
+        return GuardDecision(
+            "refused", "this role may not see how old it is: grant pg_monitor to it"
+        )
     if holder.seconds is None and holder.sort == "prepared transaction":
-        return Verdict("refused", "since when it is prepared is not known")
+        return GuardDecision("refused", "since when it is prepared is not known")
     if not _is_old(rule, holder):
-        return Verdict("young", f"not older than {limit}")
+        return GuardDecision("young", f"not older than {limit}")
     if place.standby and not place.feedback:
         # Its queries may see rows go, and are cancelled then; they keep none.
-        return Verdict("young", "a standby without hot_standby_feedback holds nothing back")
+        return GuardDecision("young", "a standby without hot_standby_feedback holds nothing back")
     if holder.is_replication:
-        return Verdict("reported", "it holds for another server")
+        return GuardDecision("reported", "it holds for another server")
     if holder.sort == "background process":
-        return Verdict("reported", "it is a process of the server")
+        return GuardDecision("reported", "it is a process of the server")
     excepted = _excepted(rule, holder)
     if excepted:
-        return Verdict("spared", excepted)
+        return GuardDecision("spared", excepted)
     action = _action(rule, holder)
     if action is None:
-        return Verdict("reported", _no_action(rule))
+        return GuardDecision("reported", _no_action(rule))
     if action == "cancel" and holder.sort != "session" and holder.state != "active":
-        return Verdict("reported", "it runs no statement that could be cancelled")
+        return GuardDecision("reported", "it runs no statement that could be cancelled")
     if action == "rollback prepared" and not holder.here:
-        return Verdict("refused", f"it must be rolled back in its database, {holder.database}")
+        return GuardDecision(
+            "refused", f"it must be rolled back in its database, {holder.database}"
+        )
     if not holder.may_end:
-        return Verdict("refused", f"this role may not end what user {holder.user} does")
-    return Verdict("act", f"older than {limit}", action)
+        return GuardDecision("refused", f"this role may not end what user {holder.user} does")
+    return GuardDecision("act", f"older than {limit}", action)
 
 
 def _is_old(rule: Rule, holder: Holder) -> bool:

@@ -25,7 +25,7 @@ from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, Schem
 from forebay.guard import operations as calls
 from forebay.guard.holder_query import holders
 from forebay.guard.holders import Holder
-from forebay.guard.operations import Found, Pass, Server, Unseen
+from forebay.guard.operations import Found, GuardPass, Server, Unseen
 from forebay.guard.rules import Place, Rule, Segment, judge, pins
 from forebay.sql import latest_version
 
@@ -36,7 +36,9 @@ _END_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.05
 
 
-async def guard(leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False) -> Pass:
+async def guard(
+    leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False
+) -> GuardPass:
     """Look once, and do what the rule says.
 
     Args:
@@ -75,7 +77,7 @@ async def guard(leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bo
                 sessions += [other] * len(found)
         if acts:
             seen = [await act(session, own, one) for own, one in zip(sessions, seen, strict=True)]
-    return Pass(at, tuple(seen), tuple(unseen), segments_seen=kept is not None)
+    return GuardPass(at, tuple(seen), tuple(unseen), segments_seen=kept is not None)
 
 
 async def act(leader: Session, server: Session, found: Found) -> Found:

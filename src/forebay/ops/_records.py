@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from forebay.ops.operation import Rows
+    from forebay.ops.operation import ResultRows
 
 T = TypeVar("T")
 
 
-def rows_as(cls: type[T], rows: Rows) -> list[T]:
+def rows_as(cls: type[T], rows: ResultRows) -> list[T]:
     """Return the rows as instances of a class of ``model``."""
     # The standard decoder, which keeps integers of any size; jsonb may hold them.
     return [msgspec.convert(json.loads(text), cls) for (text,) in rows]

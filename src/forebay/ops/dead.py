@@ -10,7 +10,7 @@ from forebay.model import checks
 from forebay.model.status import DeadLetter
 from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, checked_id
-from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar
 
 Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 
@@ -82,7 +82,7 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     Running it raises ``DeadLetterNotFound`` when there is none of that id.
     """
 
-    def decode(rows: Rows) -> DeadLetter:
+    def decode(rows: ResultRows) -> DeadLetter:
         if not rows:
             raise DeadLetterNotFound.from_sql(
                 f"there is no dead letter {dead_id}", hint="It may have been purged."
@@ -140,7 +140,7 @@ def purge_dead(age: float | timedelta, queue: str | None = None) -> Operation[in
     )
 
 
-def _number(rows: Rows) -> int:
+def _number(rows: ResultRows) -> int:
     return int(scalar(rows))
 
 

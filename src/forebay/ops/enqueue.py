@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobId, JobOptions, checks
-from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar
 
 QUEUE_DEFAULT: Final = "default"
 
@@ -236,18 +236,18 @@ def with_written(error: EnqueueError, count: int) -> EnqueueError:
     return error
 
 
-def _job_id(rows: Rows) -> JobId:
+def _job_id(rows: ResultRows) -> JobId:
     # A caller's connection may have a loader of its own for numbers.
     return JobId(scalar(rows))
 
 
-def _unique_job_id(rows: Rows) -> JobId:
+def _unique_job_id(rows: ResultRows) -> JobId:
     ((job_id, is_new, replaced),) = rows
     return JobId(job_id, is_new=is_new, replaced=None if replaced is None else int(replaced))
 
 
-def _counted(count: int) -> Callable[[Rows], int]:
-    def decode(rows: Rows) -> int:
+def _counted(count: int) -> Callable[[ResultRows], int]:
+    def decode(rows: ResultRows) -> int:
         written = int(scalar(rows))
         assert written == count, f"{written} of {count} jobs were written"
         return written

@@ -8,7 +8,7 @@ from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
 from forebay.model.status import Depth, JobStatus
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar
 
 #: Most rows of one list.
 LIST_MAX: Final = 1000
@@ -52,7 +52,7 @@ def job(job_id: int) -> Operation[list[JobStatus]]:
     Running it raises ``JobNotFound`` when there is no such job.
     """
 
-    def decode(rows: Rows) -> list[JobStatus]:
+    def decode(rows: ResultRows) -> list[JobStatus]:
         if not rows:
             raise JobNotFound(job_id)
         return rows_as(JobStatus, rows)

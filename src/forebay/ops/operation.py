@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-Rows = Sequence[tuple[Any, ...]]
+ResultRows = Sequence[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,21 @@ class Operation(Generic[T]):
     """
 
     sql: str
-    decode: Callable[[Rows], T]
+    decode: Callable[[ResultRows], T]
     params: Mapping[str, Any] = field(default_factory=dict)
     outside_block: bool = False
 
 
-def nothing(rows: Rows) -> None:
+def nothing(rows: ResultRows) -> None:
     """Read no rows."""
 
 
-def scalar(rows: Rows) -> Any:
+def scalar(rows: ResultRows) -> Any:
     """Return the only column of the only row."""
     ((value,),) = rows
     return value
 
 
-def scalar_or_none(rows: Rows) -> Any:
+def scalar_or_none(rows: ResultRows) -> Any:
     """Return the only column of the first row; None when there is no row."""
     return rows[0][0] if rows else None

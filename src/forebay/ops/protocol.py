@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from forebay.ops.operation import Operation, Rows, nothing, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -364,6 +364,6 @@ def now() -> Operation[datetime]:
     return Operation("select clock_timestamp()", scalar)
 
 
-def _beat(rows: Rows) -> Beat:
+def _beat(rows: ResultRows) -> Beat:
     ((open_leases, cancelled_jobs, vacant_posts, crowd),) = rows
     return Beat(frozenset(open_leases), frozenset(cancelled_jobs), frozenset(vacant_posts), crowd)

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from forebay.model.status import Limits, Pace
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, Rows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar
 
 Start = Literal["beginning", "now"]
 
@@ -99,15 +99,15 @@ def configure(name: str, value: int) -> Operation[int]:
     )
 
 
-def _limits_or_none(rows: Rows) -> Limits | None:
+def _limits_or_none(rows: ResultRows) -> Limits | None:
     text = scalar(rows)
     return None if text is None else Limits(**json.loads(text))
 
 
-def _number_or_none(rows: Rows) -> int | None:
+def _number_or_none(rows: ResultRows) -> int | None:
     value = scalar(rows)
     return None if value is None else int(value)
 
 
-def _number(rows: Rows) -> int:
+def _number(rows: ResultRows) -> int:
     return int(scalar(rows))

@@ -12,7 +12,7 @@ from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, Payloa
 from forebay.model.status import JobHistory
 from forebay.ops._records import rows_as
 from forebay.ops.jobs import checked_id
-from forebay.ops.operation import Operation, Rows
+from forebay.ops.operation import Operation, ResultRows
 from forebay.ops.protocol import Kept
 
 #: Where the ends of jobs are told, with their ids, while somebody waits.
@@ -38,7 +38,7 @@ _ENDED: Final = frozenset({"done", "cancelled", "expired", "dead"})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JobResult:
     """How a job stands: ``value`` is the JSON text of what its handler returned, when there is one."""
 
     job_id: int
@@ -98,7 +98,7 @@ def kept(value: Any, seconds: float) -> Kept:
     return Kept(seconds, value=msgspec.Raw(text.encode()))
 
 
-def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[Answer]:
+def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[JobResult]:
     """Return the call that tells how a job ended.
 
     Args:
@@ -107,8 +107,8 @@ def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[A
         wait_seconds: the caller listens for so long if it has not ended; 0 for not.
     """
 
-    def decode(rows: Rows) -> Answer:
-        return Answer(job_id, *rows[0])
+    def decode(rows: ResultRows) -> JobResult:
+        return JobResult(job_id, *rows[0])
 
     wait = min(60_000, int(wait_seconds * 1000)) if wait_seconds > 0 else None
     return Operation(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from forebay.model.syncs import AuditRecord, Marks, SyncFacts
-from forebay.ops.operation import Operation, Rows, nothing, scalar
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,5 +101,5 @@ def note_repair(audit_id: int, jobs: int) -> Operation[None]:
     )
 
 
-def _number(rows: Rows) -> int | None:
+def _number(rows: ResultRows) -> int | None:
     return rows[0][0] if rows else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.db.elsewhere import Elsewhere
-from forebay.ops.operation import Operation, Rows
+from forebay.ops.operation import Operation, ResultRows
 from forebay.sync._model import CHECKSUM_SQL, Checksum, Document, Gone
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class QuerySource:
         await self._database.close()
 
 
-def _entries(rows: Rows) -> list[Document | Gone]:
+def _entries(rows: ResultRows) -> list[Document | Gone]:
     return [_entry(msgspec.json.decode(text)) for (text,) in rows]
 
 
@@ -89,5 +89,5 @@ def _entry(found: dict[str, Any]) -> Document | Gone:
     return Document(name, version, found)
 
 
-def _versions(rows: Rows) -> list[tuple[Id, int]]:
+def _versions(rows: ResultRows) -> list[tuple[Id, int]]:
     return [(name, int(version)) for name, version in rows]

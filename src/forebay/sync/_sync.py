@@ -175,7 +175,7 @@ class Sync:
             seconds=direct_seconds,
         )
         self._sample_at = 0.0
-        app.add_sync(self)
+        app._internals.add_sync(self)
         base = _seconds(where, "interval", interval)
         self._expires_seconds = _seconds(where, "expires_in", expires_in)
         self.handler = app.batch_job(

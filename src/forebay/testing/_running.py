@@ -49,5 +49,7 @@ async def run_until_idle_async(
     settings = WorkerSettings()
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)
-    worker = Worker(app, dsn if dsn is not None else app.dsn, queues=queues, settings=settings)
+    worker = Worker(
+        app._internals, dsn if dsn is not None else app.dsn, queues=queues, settings=settings
+    )
     return await worker.run(until_idle=True)

@@ -1,4 +1,4 @@
-"""What a worker needs of an application. ``forebay.App`` has it; the worker does not import it, it is imported by it."""
+"""What a worker needs of an application. ``forebay.App`` implements it, and imports the worker; the worker does not import it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._limits import limit
-from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive
+from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,30 +72,30 @@ class _Pipe:
         #: Offsets of the jobs that were not answered yet.
         self.missing: set[int] = set()
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: ChildReport) -> None:
         self._writer.write(framed(msgspec.json.encode(answer)))
         self.missing.discard(answer.offset)
 
     def answer_in_any_case(self) -> None:
         """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
         for offset in list(self.missing):
-            self.say(Answer(offset=offset, lease_lost=True))
+            self.say(ChildReport(offset=offset, lease_lost=True))
 
     def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
         del helds
-        message = framed(msgspec.json.encode(Answer(progress=(done, note))))
+        message = framed(msgspec.json.encode(ChildReport(progress=(done, note))))
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._writer.write, message)
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            self.say(Answer(offset=job.row.offset, tallies=_taken(job)))
+            self.say(ChildReport(offset=job.row.offset, tallies=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        self.say(Answer(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
+        self.say(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
 
     def settled_elsewhere(self, job: HeldJob) -> None:
-        self.say(Answer(offset=job.row.offset, settled=True))
+        self.say(ChildReport(offset=job.row.offset, settled=True))
 
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _taken(job: HeldJob) -> list[dict[str, Any]]:
 
 
 def load_app(start: Start) -> Application:
-    """Import the application as its worker did."""
+    """Import the application as its worker did, and return what it keeps for its workers."""
     sys.path[:] = start.path
     if start.is_script:
         # Not "__main__": what the script does when it is run must not be done again.
@@ -114,8 +114,8 @@ def load_app(start: Start) -> Application:
         found = importlib.import_module(start.module)
         for part in start.attribute.split("."):
             found = getattr(found, part)
-    app: Application = found
-    return app
+    internals: Application = found._internals
+    return internals
 
 
 async def _main(descriptor: int) -> None:
@@ -140,7 +140,7 @@ async def _main(descriptor: int) -> None:
         )
         executor.transactions.is_pooled = start.is_pooled
         surroundings = _Surroundings()
-        pipe.say(Answer(ready=True))
+        pipe.say(ChildReport(ready=True))
         while True:
             message = await receive(reader)
             with contextlib.suppress(msgspec.ValidationError):
@@ -158,7 +158,7 @@ async def _main(descriptor: int) -> None:
                 limit(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.
-                pipe.say(Answer(broken=f"{type(error).__name__}: {error}"))
+                pipe.say(ChildReport(broken=f"{type(error).__name__}: {error}"))
                 continue
             pipe.missing = set(work.offsets)
             executor.take(helds)

@@ -22,7 +22,7 @@ import msgspec
 from forebay.errors import HardTimeout
 from forebay.ops.protocol import Ended
 from forebay.worker import _running
-from forebay.worker._messages import Answer, Start, Stop, Work, framed, receive, settings_of
+from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,8 +64,8 @@ class _Child:
     def send(self, message: Any) -> None:
         self.writer.write(framed(msgspec.json.encode(message)))
 
-    async def answer(self) -> Answer:
-        return msgspec.json.decode(await receive(self.reader), type=Answer)
+    async def answer(self) -> ChildReport:
+        return msgspec.json.decode(await receive(self.reader), type=ChildReport)
 
     async def death(self) -> str:
         """Wait for the end of the process and say how it died."""
@@ -133,7 +133,7 @@ class Children:
         for child in list(self._running.values()):
             await child.kill()
 
-    async def run(self, held: HeldJob, kind: Kind, job: Job) -> Answer:
+    async def run(self, held: HeldJob, kind: Kind, job: Job) -> ChildReport:
         """Run one job; returns how it ended, the child's death included."""
         (answer,) = await self.run_call([held], kind, [job])
         return answer
@@ -145,7 +145,7 @@ class Children:
         jobs: Sequence[Job],
         *,
         on_start: Callable[[], None] = lambda: None,
-    ) -> list[Answer]:
+    ) -> list[ChildReport]:
         """Run one call of a handler; returns how each of its jobs ended.
 
         When the child dies, that is an ending of the only job it had; of several, those that had not ended by then are
@@ -164,11 +164,11 @@ class Children:
             self._failures += 1
             after = min(2.0**self._failures, 60.0)
             log.error("no child for job %s, next try in %g s: %s", key, after, error)
-            return [Answer(ended=Ended(0, "handed_back", after=after)) for _ in helds]
+            return [ChildReport(ended=Ended(0, "handed_back", after=after)) for _ in helds]
         self._failures = 0
         self._running[key] = child
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
-        answers: dict[int, Answer] = {}
+        answers: dict[int, ChildReport] = {}
         offsets = [held.row.offset for held in helds]
         lease_id, batch = helds[0].lease.lease_id, helds[0].batch
         try:
@@ -192,17 +192,17 @@ class Children:
             late = HardTimeout(hard or 0.0)
             for held, job in zip(helds, jobs, strict=True):
                 ended = _running.failure(kind, job, late)
-                answers.setdefault(held.row.offset, Answer(ended=ended, solo=kind.transaction))
+                answers.setdefault(held.row.offset, ChildReport(ended=ended, solo=kind.transaction))
             return [answers[offset] for offset in offsets]
         except (asyncio.IncompleteReadError, ConnectionError):
             how = await child.death()
             if len(helds) == 1:
                 log.warning("job %s killed the process that ran it alone: %s", key, how)
                 lost = _running.lost_child(kind, jobs[0], how)
-                return [Answer(ended=lost, solo=kind.transaction)]
+                return [ChildReport(ended=lost, solo=kind.transaction)]
             left = len(helds) - len(answers)
             log.warning("one of %s jobs killed the process that ran them: %s", left, how)
-            return [answers.get(offset, Answer(died=True)) for offset in offsets]
+            return [answers.get(offset, ChildReport(died=True)) for offset in offsets]
         except BaseException:
             await child.kill()
             raise
@@ -211,7 +211,7 @@ class Children:
         if len(answers) < len(helds):
             await child.kill()
             log.error("a child failed before it could run job %s: %s", key, answer.broken)
-            return [Answer(ended=Ended(0, "handed_back", after=5.0)) for _ in helds]
+            return [ChildReport(ended=Ended(0, "handed_back", after=5.0)) for _ in helds]
         if any(_spoils(answer) for answer in answers.values()):
             await child.kill()
         else:
@@ -317,7 +317,7 @@ def _working_folder() -> Path | None:
         return None
 
 
-def _spoils(answer: Answer) -> bool:
+def _spoils(answer: ChildReport) -> bool:
     """Whether what is left in the child had better go: a handler that runs on, memory it could not get."""
     error = answer.ended.error if answer.ended is not None else None
     kind = error["type"].rpartition(".")[2] if error is not None else None

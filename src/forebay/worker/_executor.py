@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.config import WorkerSettings
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
-    from forebay.worker._messages import Answer
+    from forebay.worker._messages import ChildReport
     from forebay.worker._reporter import Sink
     from forebay.worker._running import Call
 
@@ -361,7 +361,7 @@ class Executor:
         endeds = [answer.ended for answer in answers if not answer.died]
         self._note_duration(helds, endeds)
 
-    def _take_answer(self, held: HeldJob, kind: Kind, answer: Answer) -> None:
+    def _take_answer(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
             return
         if answer.lease_lost:

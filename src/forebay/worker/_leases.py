@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Between two looks for leases that nobody confirmed, or that are empty and retired.
+#: Between two looks for leases that no heartbeat confirmed, or that are empty and retired.
 _LOOK_SECONDS = 0.25
 
 
@@ -155,7 +155,7 @@ class LeaseKeeper:
         return self._settings.lease_seconds - self._settings.lease_margin_seconds
 
     def retire(self) -> None:
-        """Claim nothing more under the current lease: it may hold what nobody here knows of."""
+        """Claim nothing more under the current lease: it may hold jobs that are not known here."""
         lease, self.current = self.current, None
         if lease is not None:
             lease.retired = True
@@ -199,7 +199,7 @@ class LeaseKeeper:
         self._signals.wake.set()
 
     async def watch(self) -> None:
-        """Stop trusting leases that nobody confirmed; waits for nothing but the clock."""
+        """Lose leases that no heartbeat confirmed in time, until cancelled; waits for nothing but the clock."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()

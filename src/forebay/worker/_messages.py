@@ -36,7 +36,7 @@ class Work(msgspec.Struct):
     lane: ReadyLane
 
 
-class Answer(msgspec.Struct):
+class ChildReport(msgspec.Struct):
     """How the job at an offset ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child.
 
     With ``progress`` it goes on, and is so far.

@@ -33,7 +33,7 @@ _RESIGN_SECONDS = 1.0
 class PollLeadership:
     """The leadership of this worker among the idle workers of its groups.
 
-    Owns what the database last said of it. It promises that a leader looks for work every ``poll_seconds``, that a worker which has
+    Owns what the database last answered about it. It promises that a leader looks for work every ``poll_seconds``, that a worker which has
     more to do than it can take resigns, and that a leadership is renewed only by the loop that does the work.
 
     A crash leaves the leadership to run out, after 1.5 s and two polls; another worker takes it over.
@@ -110,7 +110,7 @@ class PollLeadership:
         self._saturated_since = None
 
     async def resign_when_saturated(self) -> None:
-        """There was more to do than nothing: resign when that is so for some time, so that others look."""
+        """Something was ready: resign when that has been so for some time, so that an idle worker leads."""
         now = time.monotonic()
         if self._saturated_since is None:
             self._saturated_since = now

@@ -66,7 +66,7 @@ class Worker:
     A crash leaves jobs claimed and not settled; another worker revokes their lease, and they come back as suspects.
 
     Args:
-        app: the application with the handlers.
+        app: what the application with the handlers keeps for its workers.
         dsn: the database.
         queues: queues to serve with their weights; None means all queues the app's kinds wait in.
         settings: see ``WorkerSettings``; None means its defaults.

@@ -34,7 +34,7 @@ from forebay_bench._measure import (
     ratio_of_rounds,
     round_figure,
 )
-from forebay_bench._notes import Notes
+from forebay_bench._notes import NotesReader
 from forebay_bench._processes import wait_until, workers
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import plain
@@ -129,7 +129,7 @@ def _rounds(
 
     loaded: dict[str, list[float]] = {"ours": [], "plain": []}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = Notes(Path(folder) / "notes")
+        notes = NotesReader(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
         with workers(dsn, settings=settings) as crew:
             crew.start()
@@ -151,7 +151,7 @@ def _rounds(
     return found, loaded
 
 
-def _waits_beside(dsn: str, notes: Notes, work: Callable[[], object]) -> list[float]:
+def _waits_beside(dsn: str, notes: NotesReader, work: Callable[[], object]) -> list[float]:
     """Let a producer commit jobs while some work is done; return how long those jobs waited for their start."""
     before = notes.count
     committed: dict[int, float] = {}

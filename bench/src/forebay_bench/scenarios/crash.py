@@ -30,7 +30,7 @@ import psycopg
 from forebay.embedded import EmbeddedServer
 from forebay.errors import ForebayError
 from forebay_bench._audit import SCHEMA, draw_up
-from forebay_bench._notes import Notes
+from forebay_bench._notes import NotesReader
 from forebay_bench._place import SERVER_SETTINGS
 from forebay_bench._processes import Workers, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
@@ -64,7 +64,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     seed = str(time.time_ns())
     server = _server(place) if options.full else None
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = Notes(Path(folder) / "notes")
+        notes = NotesReader(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "crash", **notes.environment}
         with (
             place.database("crash") as dsn,
@@ -108,7 +108,7 @@ def _server(place: Place) -> EmbeddedServer | None:
 
 def _kill(
     crew: Workers,
-    notes: Notes,
+    notes: NotesReader,
     server: EmbeddedServer | None,
     seconds: float,
     progress: Callable[[str], None],

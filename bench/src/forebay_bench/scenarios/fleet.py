@@ -34,7 +34,7 @@ import psycopg
 from forebay.errors import ForebayError
 from forebay_bench import jobs
 from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
-from forebay_bench._notes import Notes
+from forebay_bench._notes import NotesReader
 from forebay_bench._processes import Script, room_for_workers, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench._upkeep import upkeep
@@ -253,7 +253,7 @@ def _use_slots(
     """Return the share of the slots' time that handlers used, by the number of worker processes."""
     shares = {}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = Notes(Path(folder) / "notes")
+        notes = NotesReader(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "slow", **notes.environment}
         with (
             place.database("slots") as dsn,
@@ -283,7 +283,7 @@ def _use_slots(
     return shares
 
 
-def _has(notes: Notes, count: int) -> bool:
+def _has(notes: NotesReader, count: int) -> bool:
     return notes.count >= count
 
 

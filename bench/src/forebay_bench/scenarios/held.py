@@ -51,7 +51,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, shown
-from forebay_bench._holders import HOLDERS, Held, check_holder, hold
+from forebay_bench._holders import HOLDERS, HeldDatabase, check_holder, hold
 from forebay_bench._measure import round_figure
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench._upkeep import upkeep
@@ -204,7 +204,7 @@ def _hold_up(
     delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
     with contextlib.ExitStack() as stack:
         contestants: dict[str, Contestant] = {}
-        held: list[Held] = []
+        held: list[HeldDatabase] = []
         for name in names:
             progress(f"{mix}: making a database for {name}")
             dsn = stack.enter_context(
@@ -229,7 +229,7 @@ def _hold_up(
                 contestants[name] = Contestant(
                     queue, mix, delay_seconds=delay, due_is_kept=name != "ours"
                 )
-            held.append(Held(dsn, queue.write_one))
+            held.append(HeldDatabase(dsn, queue.write_one))
         for name, contestant in contestants.items():
             progress(f"{mix}: how fast {name} is")
             contestant.measure_speed(seconds)

@@ -37,7 +37,7 @@ from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
 from forebay_bench._child import sleep_until
 from forebay_bench._measure import percentile, round_figure, server_cpu_seconds
-from forebay_bench._notes import Notes
+from forebay_bench._notes import NotesReader
 from forebay_bench._place import SERVER_SETTINGS, Place
 from forebay_bench._processes import (
     CONNECTIONS_OF_WORKER,
@@ -117,7 +117,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     cases = [Case(way, rate) for rate in RATES for way in WAYS]
     idle_seconds = (10.0 if options.full else 2.5) * min(1.0, max(0.2, options.scale))
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = Notes(Path(folder) / "notes")
+        notes = NotesReader(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
         with place.database("latency") as dsn, workers(dsn, settings=settings) as crew:
             progress("one idle worker")
@@ -138,7 +138,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 # --- pickup ---
 
 
-def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: Notes) -> None:
+def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: NotesReader) -> None:
     """Let producers commit jobs at the case's rate; add what came of it to the case."""
     _set_bell(dsn, on=case.way != "poll")
     is_held = case.way == "slow_commit"

@@ -12,9 +12,9 @@ from psycopg.rows import tuple_row
 
 from forebay.errors import WrongConnection
 
-Rows: TypeAlias = "list[tuple[Any, ...]]"
-Runner: TypeAlias = Callable[[str, Mapping[str, Any]], Rows]
-AsyncRunner: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Rows]]
+FetchedRows: TypeAlias = "list[tuple[Any, ...]]"
+Runner: TypeAlias = Callable[[str, Mapping[str, Any]], FetchedRows]
+AsyncRunner: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[FetchedRows]]
 
 
 class Adapter(Protocol):
@@ -69,7 +69,7 @@ def async_runner(conn: Any) -> AsyncRunner:
 def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
     raw = conn.connection if isinstance(conn, psycopg.Cursor) else conn
 
-    def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         # A cursor of our own: the caller's row factory and cursor class do not matter.
         with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
             cursor.execute(sql, params)
@@ -81,7 +81,7 @@ def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
 def _psycopg_async(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]) -> AsyncRunner:
     raw = conn.connection if isinstance(conn, psycopg.AsyncCursor) else conn
 
-    async def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         async with psycopg.AsyncCursor(raw, row_factory=tuple_row) as cursor:
             await cursor.execute(sql, params)
             return await cursor.fetchall()

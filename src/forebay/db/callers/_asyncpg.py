@@ -15,7 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 from forebay.db.callers._numbered import numbered
 
 if TYPE_CHECKING:
-    from forebay.db.callers._adapters import AsyncRunner, Rows, Runner
+    from forebay.db.callers._adapters import AsyncRunner, FetchedRows, Runner
 
 
 def sync_runner(conn: Any) -> Runner | None:
@@ -29,7 +29,7 @@ def async_runner(conn: Any) -> AsyncRunner | None:
     if not isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
         return None
 
-    async def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         text, values = numbered(sql, params)
         records = await conn.fetch(text, *values, record_class=asyncpg.Record)
         return [tuple(record.values()) for record in records]

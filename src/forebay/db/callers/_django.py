@@ -18,7 +18,7 @@ from forebay.db.callers._adapters import given
 from forebay.errors import WrongConnection
 
 if TYPE_CHECKING:
-    from forebay.db.callers._adapters import AsyncRunner, Rows, Runner
+    from forebay.db.callers._adapters import AsyncRunner, FetchedRows, Runner
 
 
 def sync_runner(conn: Any) -> Runner | None:
@@ -32,10 +32,10 @@ def sync_runner(conn: Any) -> Runner | None:
             hint="Jobs are rows of the PostgreSQL database that your transaction writes to.",
         )
 
-    def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         with conn.cursor() as cursor:
             cursor.execute(sql, dict(params) or None)
-            rows: Rows = cursor.fetchall()
+            rows: FetchedRows = cursor.fetchall()
             return rows
 
     return run
@@ -56,7 +56,7 @@ def async_runner(conn: Any) -> AsyncRunner | None:
     if not _is_connection(conn):
         return None
 
-    def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         runner = sync_runner(conn)
         assert runner is not None
         return runner(sql, params)

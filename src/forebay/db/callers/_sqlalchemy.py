@@ -19,7 +19,7 @@ from forebay.db.callers._numbered import numbered
 from forebay.errors import WrongConnection
 
 if TYPE_CHECKING:
-    from forebay.db.callers._adapters import AsyncRunner, Rows, Runner
+    from forebay.db.callers._adapters import AsyncRunner, FetchedRows, Runner
 
 #: A connection may have been set to stream: through a cursor on the server, which needs a block.
 _OPTIONS: Final = {"stream_results": False, "yield_per": None}
@@ -32,7 +32,7 @@ def sync_runner(conn: Any) -> Runner | None:
     elif not isinstance(conn, Session | scoped_session):
         return None
 
-    def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         connection = conn
         if not isinstance(conn, sqlalchemy.Connection):
             connection = conn.connection()
@@ -55,7 +55,7 @@ def async_runner(conn: Any) -> AsyncRunner | None:
     elif not isinstance(conn, asynchronous.AsyncSession | asynchronous.async_scoped_session):
         return None
 
-    async def run(sql: str, params: Mapping[str, Any]) -> Rows:
+    async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         connection = conn
         if not isinstance(conn, asynchronous.AsyncConnection):
             connection = await conn.connection()

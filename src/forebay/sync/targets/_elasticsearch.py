@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from forebay.sync._audit import Drift
     from forebay.sync._model import Id
-    from forebay.sync.targets._http import Answer
+    from forebay.sync.targets._http import ServerResponse
 
 #: What of a document is ours, beside the user's fields.
 _OURS: Final = "forebay"
@@ -353,7 +353,9 @@ class ElasticsearchTarget:
         deletes = [bulk.delete(h["_id"], h["_seq_no"], h["_primary_term"]) for h in hits]
         await self._bulk(deletes, index)
 
-    async def _send(self, method: str, path: str, *, query: Mapping[str, str], body: Any) -> Answer:
+    async def _send(
+        self, method: str, path: str, *, query: Mapping[str, str], body: Any
+    ) -> ServerResponse:
         answer = await self._http.send(method, path, query=query, body=msgspec.json.encode(body))
         if answer.status == 404:
             raise unavailable(answer, hint=f"Was {self.alias} made? create() does it.")

@@ -33,7 +33,7 @@ _CONNECTIONS_MAX: Final = 32
 _SHOWN_MAX: Final = 200
 
 
-class Answer(NamedTuple):
+class ServerResponse(NamedTuple):
     """What a server answered.
 
     Attributes:
@@ -91,7 +91,7 @@ class Http:
         body: bytes | None = None,
         content_type: str = "application/json",
         form: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ServerResponse:
         """Send a request, with a body or a form, and return the answer, whatever it says.
 
         Raises:
@@ -107,7 +107,7 @@ class Http:
                 headers=headers,
                 allow_redirects=False,
             ) as answer:
-                return Answer(answer.status, _decoded(await answer.read()))
+                return ServerResponse(answer.status, _decoded(await answer.read()))
         except TimeoutError as error:
             raise TargetUnavailable(f"{self._place} gave no answer in time") from error
         except (self._client.ClientError, OSError) as error:

@@ -17,7 +17,7 @@ from forebay.sync.targets._bulk import kind_of, reason_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forebay.sync.targets._http import Answer, Http
+    from forebay.sync.targets._http import Http, ServerResponse
 
 
 class Indexes:
@@ -139,11 +139,11 @@ def _next_name(alias: str, index: str) -> str:
     return f"{alias}-{int(number) + 1 if number.isdecimal() else 1}"
 
 
-def error_in(answer: Answer) -> Any:
+def error_in(answer: ServerResponse) -> Any:
     """Return what an answer says was wrong."""
     return answer.body.get("error") if isinstance(answer.body, dict) else answer.body
 
 
-def unavailable(answer: Answer, *, hint: str | None = None) -> TargetUnavailable:
+def unavailable(answer: ServerResponse, *, hint: str | None = None) -> TargetUnavailable:
     """Return the error for an answer that says nothing about any item."""
     return TargetUnavailable(f"status {answer.status}: {reason_of(error_in(answer))}", hint=hint)

@@ -14,7 +14,7 @@ import msgspec
 
 from forebay.db.elsewhere import Elsewhere
 from forebay.errors import ConfigError, shown
-from forebay.ops.operation import Operation, Rows, nothing
+from forebay.ops.operation import Operation, ResultRows, nothing
 from forebay.sync._model import (
     CHECKSUM_SQL,
     TOMBSTONE_SECONDS_DEFAULT,
@@ -213,7 +213,7 @@ class PostgresTarget:
         await self._database.close()
 
 
-def _rows(rows: Rows) -> Rows:
+def _rows(rows: ResultRows) -> ResultRows:
     return rows
 
 

@@ -1,0 +1,165 @@
+"""What the library itself needs of an app: what was declared, settings and address, where a child process finds it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from forebay.app._resources import Resources
+from forebay.arguments.json_guard import ArgumentLimits
+from forebay.arguments.kinds import Kind, Kinds
+from forebay.client import address_of
+from forebay.config import Settings, load_settings
+from forebay.errors import ConfigError
+from forebay.policy.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping
+
+
+class Declaration(Protocol):
+    """What is declared with an app under a name, beside its handlers."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+
+class Internals:
+    """The state of an app, and what handlers, workers, synchronisations and commands ask of it.
+
+    Args:
+        owner: the app.
+        dsn: see ``App``.
+        settings: see ``App``.
+        module: the name of the module that made it.
+
+    Attributes:
+        dsn: the address that was given, if any.
+        resources: what handlers find in their context.
+        syncs: the synchronisations declared with it, by name.
+        found_at: where a child process finds the app, for one that cannot tell by looking at its module.
+    """
+
+    def __init__(
+        self, owner: object, dsn: str | None, settings: Settings | None, module: str | None
+    ) -> None:
+        self.dsn = dsn
+        self.resources = Resources()
+        self.syncs: dict[str, Declaration] = {}
+        self.found_at: tuple[str, str, bool] | None = None
+        self._owner = owner
+        self._module = module
+        self._address: str | None = None
+        self._settings = settings
+        self._kinds = Kinds()
+        #: Kinds whose retries the settings decide, once these are known; but for the attempts.
+        self._without_retry: dict[str, int | None] = {}
+        self._retries_known = False
+        self._encoders: dict[str, Callable[..., str]] = {}
+
+    # --- declaring ---
+
+    def add_kind(self, kind: Kind) -> None:
+        """Take up a kind, in place of one of its name and function."""
+        self._kinds.add(kind)
+        self._encoders.pop(kind.name, None)
+
+    def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:
+        """Let the settings decide about the retries of a kind, but for the attempts if they are given."""
+        self._without_retry[kind] = max_attempts
+        self._retries_known = False
+
+    def add_sync(self, sync: Declaration) -> None:
+        """Take up a synchronisation.
+
+        Raises:
+            ConfigError: there is another one of its name.
+        """
+        if sync.name in self.syncs:
+            raise ConfigError(f"sync {sync.name}", "is declared twice")
+        self.syncs[sync.name] = sync
+
+    def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
+        """Replace the address or the settings, as a command line or a test does."""
+        if dsn is not None:
+            self.dsn, self._address = dsn, None
+        if settings is not None:
+            self._settings, self._retries_known = settings, False
+            self._encoders.clear()
+
+    # --- looked up when first needed ---
+
+    @property
+    def address(self) -> str:
+        """The address of the database.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._address is None:
+            self._address = address_of(self.dsn)
+        return self._address
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process.
+
+        Raises:
+            ConfigError: one of them is wrong, with its name and source.
+        """
+        if self._settings is None:
+            self._settings = load_settings()
+        return self._settings
+
+    @property
+    def kinds(self) -> Kinds:
+        """The declared kinds, their retries as the settings say where they say nothing."""
+        if not self._retries_known:
+            chosen = self.settings.retry
+            for name, max_attempts in self._without_retry.items():
+                policy = RetryPolicy(
+                    strategy=cast("Any", chosen.retry_strategy),
+                    base_seconds=chosen.retry_base_seconds,
+                    cap_seconds=chosen.retry_cap_seconds,
+                    max_attempts=max_attempts or chosen.max_attempts,
+                )
+                self._kinds.add(replace(self._kinds.get(name), retry=policy))
+            self._retries_known = True
+        return self._kinds
+
+    def encoder(self, kind: Kind) -> Callable[..., str]:
+        """Return the function that turns a kind's arguments into JSON, within the limits."""
+        encode = self._encoders.get(kind.name)
+        if encode is None:
+            limits = self.settings.limits
+            bounds = ArgumentLimits(limits.args_bytes_max, limits.args_depth_max)
+            encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
+        return encode
+
+    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
+        """Build every resource, to be closed with the stack, and return them by name."""
+        return await self.resources.open(stack)
+
+    def location(self) -> tuple[str, str, bool] | None:
+        """Return where another process finds the app: module or script, attribute, is a script.
+
+        None when it is no global of the module that made it.
+        """
+        if self.found_at is not None:
+            return self.found_at
+        module = sys.modules.get(self._module or "")
+        named = vars(module).items() if module else ()
+        names = [name for name, value in named if value is self._owner]
+        if module is None or not names:
+            return None
+        if self._module != "__main__":
+            return module.__name__, names[0], False
+        spec = getattr(module, "__spec__", None)
+        if spec is not None:
+            # Run as `python -m package.module`.
+            return spec.name, names[0], False
+        path = getattr(module, "__file__", None)
+        return None if path is None else (path, names[0], True)
