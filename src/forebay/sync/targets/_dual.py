@@ -2,7 +2,7 @@
 
 Jobs end when both are right. The one in use must not suffer from the one being built: direct writes do not wait for it, and while
 it cannot be asked, jobs go on writing the one in use, and do not end.
-Invariant "a rebuild harms nobody": docs/design/reconcile.md. Shown by: tests/sync/test_dual.py.
+Invariant "a rebuild does no harm": docs/design/reconcile.md. Shown by: tests/sync/test_dual.py.
 """
 
 from __future__ import annotations
