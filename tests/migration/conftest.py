@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from forebay.embedded import EmbeddedServer
 from forebay.sql import loader
+from tests.support.fix_db import make_migrated
+
+
+@pytest.fixture(scope="session")
+def template(server: EmbeddedServer) -> str:
+    """A database as the migrator leaves it, with all its segments: a migration locks each of them."""
+    return make_migrated(server, "forebay_template_as_migrated")
 
 
 @pytest.fixture

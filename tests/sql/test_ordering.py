@@ -242,9 +242,9 @@ def test_transactions_serialised_by_a_lock_run_in_that_order_whoever_began_first
     serialised(database)
 
 
-def test_the_order_of_transactions_would_not_do(database):
+def test_the_order_of_transactions_would_not_do(database, conn):
     """The same with the windows of keyed lanes read as those of the others."""
-    for segment in range(64):
+    for (segment,) in conn.execute("select segment_id from forebay.segment").fetchall():
         break_function(
             database,
             f"_read_keyed_{segment}",

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 import psycopg
 import pytest
 
+from forebay.db.migrate import migrate
 from tests.support.engine import (
     Reader,
     connect,
@@ -185,12 +186,13 @@ def test_room_to_write(database, stranger):
                 assert enqueue(producer) > ids[-1]
 
 
-def test_room_to_write_without_any_upkeep(database):
+def test_room_to_write_without_any_upkeep(empty_database):
     """With nothing but producers, 64 million numbers find room: the schema is made with them."""
-    with connect(database) as conn:
+    migrate(empty_database)
+    with connect(empty_database) as conn:
         assert one(conn, "select max(hi) - 1 from forebay.segment") == 64_000_000
         conn.execute("select setval('forebay.log_seq', 63999990)")
-        with Reader(database) as reader:
+        with Reader(empty_database) as reader:
             ids = [enqueue(conn) for _ in range(10)]
             assert ids[-1] == 64_000_000
             assert reader.claim().job_ids == ids
