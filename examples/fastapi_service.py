@@ -29,7 +29,7 @@ async def lifespan(service: FastAPI) -> AsyncGenerator[None, None]:
     worker = jobs.worker()
     running = asyncio.create_task(worker.run())
     yield
-    worker.stop()  # what runs is finished, the rest handed back
+    worker.stop()  # what runs is finished, the rest released
     await running
     await engine.dispose()
 

@@ -69,13 +69,13 @@ select 'setting ' || s.name, s.value::text from forebay.setting s
 
 _SEGMENT: Final = "_#("
 _REMAKE: Final = """\
--- The functions of each segment, as _make_readers() makes them now.
+-- The functions of each segment, as _make_segment_functions() makes them now.
 do $$
 declare
     v_segment record;
 begin
     for v_segment in select s.segment_id, s.hi from forebay.segment s order by s.segment_id loop
-        perform forebay._make_readers(v_segment.segment_id, v_segment.hi);
+        perform forebay._make_segment_functions(v_segment.segment_id, v_segment.hi);
     end loop;
 end
 $$;
@@ -251,7 +251,7 @@ def _change(files: Files, kind: str, subject: str, was: str | None, now: str | N
 def _functions(
     files: Files, there: dict[str, str], wanted: dict[str, str], statements: _Statements
 ) -> None:
-    """Replace functions; put aside those whose parameters or result are others, and drop them later."""
+    """Replace functions; postponed those whose parameters or result are others, and drop them later."""
     changed: list[str] = []
     different = differences(there, wanted)
     for name in different:

@@ -9,7 +9,7 @@ from typing import Any
 
 import forebay
 from forebay.errors import ConfigError
-from forebay.sync import PostgresTarget, QuerySource
+from forebay.mirror import PostgresTarget, QuerySource
 
 #: A change made by a person goes before anything that is done for many.
 PRIORITY = 10
@@ -48,7 +48,7 @@ source = QuerySource(
 
 target = PostgresTarget(index_dsn, text=words_of)
 
-annotations = forebay.Sync(
+annotations = forebay.Mirror(
     app,
     "annotations",
     source=source,

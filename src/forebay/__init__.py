@@ -40,7 +40,7 @@ from forebay.policy.retry import RetryPolicy
 from forebay.upgrade.migrate import migrate, migration_sql
 
 if TYPE_CHECKING:
-    from forebay.sync import Sync
+    from forebay.mirror import Mirror
 
 __all__ = [
     "App",
@@ -62,6 +62,7 @@ __all__ = [
     "JobId",
     "JobOptions",
     "JobState",
+    "Mirror",
     "Once",
     "Outcome",
     "Replace",
@@ -69,7 +70,6 @@ __all__ = [
     "RetryPolicy",
     "Rows",
     "Snooze",
-    "Sync",
     "Throttle",
     "TransactionContext",
     "Unique",
@@ -83,9 +83,9 @@ if not TYPE_CHECKING:  # for a type checker the module would have any attribute
 
     def __getattr__(name: str) -> Any:
         """Import what most programs do without when it is first used."""
-        if name in ("Sync", "sync"):
-            import forebay.sync  # noqa: PLC0415 - a fifth of the import's time, with its targets
+        if name in ("Mirror", "mirror"):
+            import forebay.mirror  # noqa: PLC0415 - a fifth of the import's time, with its targets
 
-            globals()["Sync"] = forebay.sync.Sync
+            globals()["Mirror"] = forebay.mirror.Mirror
             return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

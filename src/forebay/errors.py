@@ -7,7 +7,7 @@ ForebayError
 ├── ForeignCluster            the data was copied from another cluster: claims wait for adopt
 ├── AdoptRefused              there is nothing to adopt
 ├── DatabaseUnavailable       the connection failed or was lost; try again
-├── TargetUnavailable         the target of a synchronisation cannot be asked now; try again
+├── TargetUnavailable         the target of a mirror cannot be asked now; try again
 ├── WrongConnection           what was passed as the connection is none, or of the other kind
 ├── TransactionStateError     this function runs alone, autocommitted, at READ COMMITTED
 ├── EnqueueError              the job was refused and nothing was written
@@ -253,7 +253,7 @@ class DatabaseUnavailable(ForebayError):
 
 
 class TargetUnavailable(ForebayError):
-    """The target of a synchronisation cannot be asked now; nothing is said about any item."""
+    """The target of a mirror cannot be asked now; nothing is said about any item."""
 
     retryable = True
     template = "target unavailable: {problem}"

@@ -66,7 +66,7 @@ def test_terminating_heartbeats_costs_no_living_worker_its_lease(
             terminated += one(
                 conn,
                 "select count(pg_terminate_backend(pid)) from (select distinct on (lease_id)"
-                " backend_pid as pid from forebay.heartbeat order by lease_id, beat_at desc) h"
+                " backend_pid as pid from forebay.heartbeat order by lease_id, heartbeat_at desc) h"
                 " where exists (select from pg_stat_activity a where a.pid = h.pid)",
             )
             wait_for(lambda: time.monotonic() > next_at, 5)
@@ -115,12 +115,12 @@ def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
         for _ in range(2):
             workers.start(concurrency=5, **DEFAULT_LEASE)
         with Writers(own_database, seed, count=4) as writers:
-            for turn in range(10 if is_long else 3):
+            for key_run in range(10 if is_long else 3):
                 mark = len(effects.all("end"))
                 wait_for(
                     lambda mark=mark: len(effects.all("end")) > mark + 40,
                     60,
-                    lambda: f"no work after crash {turn}\n{workers.logs[-20_000:]}",
+                    lambda: f"no work after crash {key_run}\n{workers.logs[-20_000:]}",
                 )
                 crash(own_server, own_database)
         wait_until_drained(own_database, 120, lambda: workers.logs[-20_000:])
@@ -201,7 +201,7 @@ async def test_strangers_slow_nothing_down(app, conn, database):
 
     async with running(app, concurrency=10, poll_seconds=0.05) as worker:
         await churn(600)
-        # The least of three: what upkeep does beside it touches pages too, now and then.
+        # The least of three: what maintenance does beside it touches pages too, now and then.
         alone = min([await churn(1000) for _ in range(3)])
         with (
             connect(database) as idle,
@@ -219,14 +219,14 @@ async def test_strangers_slow_nothing_down(app, conn, database):
             work.enqueue(forgetful)
             forgetful.execute("prepare transaction 'forgotten'")
             await churn(2000)
-            crowded = min([await churn(1000) for _ in range(3)])
+            many_leases = min([await churn(1000) for _ in range(3)])
             segments = one(conn, "select count(*) from forebay.segment where lo <= %s", total)
-            print(f"pages for each job: {alone:.1f} alone, {crowded:.1f} among strangers")
+            print(f"pages for each job: {alone:.1f} alone, {many_leases:.1f} among strangers")
             conn.execute("rollback prepared 'forgotten'")
             idle.execute("commit")
         total += 1
         await wait_for_async(lambda: worker.stats.done == total, 30)
-    assert crowded <= alone * 1.3
+    assert many_leases <= alone * 1.3
     assert one(conn, "select max(segment_id) from forebay.seal") >= 15
     assert segments >= 0
     ready, leased, _ = depth(conn)["paused"]

@@ -17,7 +17,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool
 
 import forebay
-from forebay.sync import Document, PostgresTarget, QuerySource
+from forebay.mirror import Document, PostgresTarget, QuerySource
 from forebay.testing import LyingTarget
 from tests.support.engine import depth, one, state
 from tests.support.fix_worker import run_until_idle, running
@@ -50,7 +50,7 @@ class Shop:
             "timeout": 1,
             "direct_timeout": DEADLINE_SECONDS,
         } | options
-        self.sync = forebay.Sync(app, "notes", source=source, target=target, **options)
+        self.mirror = forebay.Mirror(app, "notes", source=source, target=target, **options)
         self.pool = AsyncConnectionPool(
             dsn, min_size=4, max_size=12, kwargs={"prepare_threshold": None}, open=False
         )
@@ -64,11 +64,11 @@ class Shop:
         async with self.pool.connection() as conn:
             cursor = await conn.execute("insert into note (text) values (%s) returning id", [text])
             (name,) = await cursor.fetchone()
-            await self.sync.achanged(conn, name, tag="api.create")
+            await self.mirror.achanged(conn, name, tag="api.create")
             if fail:
                 raise RuntimeError("the request fails")
         committed = time.monotonic()
-        await self.sync.awrite_now(name)
+        await self.mirror.awrite_now(name)
         self.direct.append(time.monotonic() - committed)
         self.took.append(time.monotonic() - begun)
         return name
@@ -90,7 +90,7 @@ class Shop:
                 "insert into note (text) select 'a mill needs a weir, ' || n from generate_series(1, %s) n returning id",
                 [count],
             ).fetchall()
-            self.sync.changed_many(conn, [name for (name,) in rows], **options)
+            self.mirror.changed_many(conn, [name for (name,) in rows], **options)
 
     def copies(self) -> dict[int, int]:
         """Return what the index really has."""
@@ -107,12 +107,12 @@ class Shop:
     def jobs(self) -> int:
         """Return how many jobs have not ended."""
         with psycopg.connect(self.dsn) as conn:
-            return sum(sum(group) for group in depth(conn, "sync").values())
+            return sum(sum(group) for group in depth(conn, "mirror").values())
 
     async def until_equal(self, seconds: float = 60) -> None:
         """Wait until no job is left, and see that both stores are the same."""
         await wait_for_async(
-            lambda: self.jobs() == 0, seconds, lambda: f"{self.jobs()} jobs, {self.sync.counts}"
+            lambda: self.jobs() == 0, seconds, lambda: f"{self.jobs()} jobs, {self.mirror.counts}"
         )
         assert self.copies() == self.items()
 
@@ -144,7 +144,7 @@ async def open_shop(app, database, index, target=None, **options):
         yield shop
     finally:
         await shop.pool.close()
-        await asyncio.to_thread(shop.sync.close)
+        await asyncio.to_thread(shop.mirror.close)
 
 
 @contextmanager
@@ -255,8 +255,8 @@ async def test_with_an_index_that_never_answers_every_write_succeeds_in_time(
             assert sum(took > DEADLINE_SECONDS + 0.1 for took in shop.direct) <= 0.01 * writes
             assert statistics.quantiles(unrelated, n=20)[-1] < DEADLINE_SECONDS
             # Few even tried: after some failures nobody waits.
-            assert shop.sync.counts["direct.skipped"] > 0.8 * writes
-            counts = shop.sync.counts
+            assert shop.mirror.counts["direct.skipped"] > 0.8 * writes
+            counts = shop.mirror.counts
             assert (
                 counts["direct.skipped"] + counts["direct.timeout"] + counts.get("direct.failed", 0)
                 == writes
@@ -280,7 +280,7 @@ async def test_when_the_index_answers_again_it_becomes_exactly_equal(
             await shop.until_equal(120)
             assert len(shop.copies()) == writes
             assert one_of(database, "select count(*) from forebay.log where attempt > 0") == 0
-            assert shop.sync.counts["completed.up_to_date"] == writes
+            assert shop.mirror.counts["completed.up_to_date"] == writes
 
 
 def one_of(dsn, query):
@@ -294,7 +294,7 @@ _WRITER = """
 import os, signal, sys
 import psycopg
 import forebay
-from forebay.sync import PostgresTarget, QuerySource
+from forebay.mirror import PostgresTarget, QuerySource
 
 point = sys.argv[1]
 
@@ -317,14 +317,14 @@ class Target(PostgresTarget):
         return found
 
 app = forebay.App(os.environ["DSN"])
-sync = forebay.Sync(app, "notes", source=Source(app.dsn, read=os.environ["READ"], scan="select 1 as id, 1 as version"),
+mirror = forebay.Mirror(app, "notes", source=Source(app.dsn, read=os.environ["READ"], scan="select 1 as id, 1 as version"),
                     target=Target(os.environ["INDEX"]), grace=0, direct_timeout=20)
 with psycopg.connect(app.dsn) as conn:
     (name,) = conn.execute("insert into note (text) values (%s) returning id", [point]).fetchone()
-    sync.changed(conn, name)
+    mirror.changed(conn, name)
     die("before the commit")
 die("after the commit")
-assert sync.write_now(name)
+assert mirror.write_now(name)
 die("before the answer")
 """
 
@@ -404,7 +404,7 @@ async def test_an_index_that_says_yes_and_drops_some_has_everything_in_the_end(
         shop.backlog(writes)
         async with running(app):
             while shop.jobs():
-                ended = shop.sync.counts.get("completed.up_to_date", 0)
+                ended = shop.mirror.counts.get("completed.up_to_date", 0)
                 assert len(target.shown) >= ended
                 await asyncio.sleep(0.01)
         assert target.dropped >= writes // 20
@@ -460,7 +460,7 @@ async def test_an_index_that_takes_half_a_minute_costs_a_request_its_deadline(
         assert max(shop.direct) < DEADLINE_SECONDS + 1.0
         assert statistics.median(shop.direct) < DEADLINE_SECONDS
         async with running(app):
-            await wait_for_async(lambda: shop.sync.counts.get("timeout", 0) >= 1)
+            await wait_for_async(lambda: shop.mirror.counts.get("timeout", 0) >= 1)
             assert shop.jobs() == 12
             target.seconds = 0.0
             await shop.until_equal()
@@ -486,7 +486,7 @@ async def test_two_reconcilers_take_different_jobs(app, notes, database, empty_d
         ]
         assert all(written)
         assert written[0].isdisjoint(written[1])
-        done = [each.sync.counts["completed.up_to_date"] for each in (shop, second)]
+        done = [each.mirror.counts["completed.up_to_date"] for each in (shop, second)]
         assert sum(done) == writes
 
 
@@ -507,11 +507,11 @@ async def test_poisoned_notes_at_the_head_hold_up_nobody(app, notes, database, e
             rows = conn.execute(
                 "insert into note (text) select 'poison' from generate_series(1, 75) returning id"
             )
-            shop.sync.changed_many(conn, [name for (name,) in rows.fetchall()], priority=0)
+            shop.mirror.changed_many(conn, [name for (name,) in rows.fetchall()], priority=0)
         shop.backlog(300)
         async with running(app):
             await wait_for_async(
-                lambda: len(shop.copies()) == 300, 60, lambda: str(shop.sync.counts)
+                lambda: len(shop.copies()) == 300, 60, lambda: str(shop.mirror.counts)
             )
         assert shop.jobs() >= 75  # they go on trying, less and less often
 
@@ -543,7 +543,7 @@ async def test_workers_are_near_idle_while_an_index_refuses_connections(
         worker = app.worker()
         run = asyncio.create_task(worker.run())
         try:
-            await wait_for_async(lambda: shop.sync.counts.get("unavailable", 0) >= 3)
+            await wait_for_async(lambda: shop.mirror.counts.get("unavailable", 0) >= 3)
             tries, begun, busy = target.tries, time.monotonic(), time.process_time()
             await asyncio.sleep(seconds)
             share = (time.process_time() - busy) / (time.monotonic() - begun)
@@ -572,7 +572,7 @@ async def test_a_note_deleted_before_its_job_runs_is_gone_from_the_index(
         conn.execute("update note set deleted = true, version = 2 where id = 1")
         conn.execute("delete from note where id = 2")
         with conn.transaction():
-            jobs = [shop.sync.changed(conn, name) for name in (1, 2)]
+            jobs = [shop.mirror.changed(conn, name) for name in (1, 2)]
         await run_until_idle(app)
         await shop.until_equal()
         assert shop.copies() == {3: 1}

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import forebay
-from forebay.sync import Checksum, Document, PostgresTarget, QuerySource
+from forebay.mirror import Checksum, Document, PostgresTarget, QuerySource
 from forebay.testing import LyingTarget
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for_async
@@ -54,9 +54,9 @@ class Reads:
 class LiveWriters:
     """Changes items that nothing else is done to: updates, and some inserts and deletions, each with its job."""
 
-    def __init__(self, dsn, sync, ids, first_new):
+    def __init__(self, dsn, mirror, ids, first_new):
         self.dsn = dsn
-        self.sync = sync
+        self.mirror = mirror
         self.ids = list(ids)
         self.new = itertools.count(first_new)
         self.count = 0
@@ -69,7 +69,7 @@ class LiveWriters:
             while not self.ended.is_set():
                 await asyncio.sleep(max(0.0, begun + self.count / WRITES - time.monotonic()))
                 async with conn.transaction():
-                    await self.sync.achanged(conn, await self.change(conn))
+                    await self.mirror.achanged(conn, await self.change(conn))
                 self.count += 1
 
     async def change(self, conn):
@@ -118,8 +118,8 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
             " from generate_series(1, %s) n",
             [count],
         )
-    sync = forebay.Sync(app, "pages", source=source, target=target, grace=0.2)
-    assert (await asyncio.to_thread(sync.audit, settle=0, rows_per_second=1e9)).total == 0
+    mirror = forebay.Mirror(app, "pages", source=source, target=target, grace=0.2)
+    assert (await asyncio.to_thread(mirror.audit, settle=0, rows_per_second=1e9)).total == 0
 
     chosen = random.Random(5)
     picked = chosen.sample(range(1, count + 1), 3 * each)
@@ -134,13 +134,13 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
     conn.execute("update page set version = 2 where id = any(%s)", [list(wrong["stale"])])
     conn.execute("delete from page where id = any(%s)", [list(wrong["orphaned"])])
 
-    writers = LiveWriters(app.dsn, sync, set(range(1, count + 1)) - set(picked), 2 * count)
+    writers = LiveWriters(app.dsn, mirror, set(range(1, count + 1)) - set(picked), 2 * count)
     async with running(app):
         writing = asyncio.create_task(writers.run())
-        await wait_for_async(lambda: sync.counts.get("completed.up_to_date", 0) > 0)
+        await wait_for_async(lambda: mirror.counts.get("completed.up_to_date", 0) > 0)
         before, begun = writers.count, time.monotonic()
         drift = await asyncio.to_thread(
-            sync.audit, page=500, settle=4 if not is_long else 8, rows_per_second=rate
+            mirror.audit, page=500, settle=4 if not is_long else 8, rows_per_second=rate
         )
         seconds = time.monotonic() - begun
         per_second = (writers.count - before) / seconds
@@ -148,10 +148,10 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
         assert drift.suspects > 3 * each  # live writes were among them, and cleared
         assert per_second > (WRITES / 2 if is_long else 10)  # a busy machine writes less
         assert drift.rows_per_second <= rate
-        assert await asyncio.to_thread(sync.repair, drift) == 3 * each
+        assert await asyncio.to_thread(mirror.repair, drift) == 3 * each
 
         async def is_repaired():
-            found = await asyncio.to_thread(sync.audit, page=500, settle=4, rows_per_second=rate)
+            found = await asyncio.to_thread(mirror.audit, page=500, settle=4, rows_per_second=rate)
             return found.total == 0
 
         await wait_for_async(is_repaired, 120)
@@ -162,16 +162,16 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
         f" {drift.suspects:,} suspects, in {drift.seconds:.1f} s; {drift.rows:,} rows read,"
         f" {drift.rows_per_second:,.0f}/s of at most {rate:,}; {drift.differed} of {drift.ranges} ranges differed"
     )
-    first = sync.audits()[-2]  # the one before found both stores in step
+    first = mirror.audits()[-2]  # the one before found both stores in step
     assert (first.missing, first.stale, first.orphaned, first.repaired) == (
         each,
         each,
         each,
         3 * each,
     )
-    assert sync.audits()[0].total == 0
-    assert sync.status().facts.expired == 0
-    sync.close()
+    assert mirror.audits()[0].total == 0
+    assert mirror.status().facts.expired == 0
+    mirror.close()
 
 
 @pytest.mark.slow
@@ -201,13 +201,13 @@ async def test_the_stores_are_never_read_faster_than_was_said(
     if not has_sums:
         source.checksum = None
     reads = Reads(source, target)
-    sync = forebay.Sync(app, "pages", source=source, target=target)
-    drift = await asyncio.to_thread(sync.audit, page=20, settle=settle, rows_per_second=rate)
+    mirror = forebay.Mirror(app, "pages", source=source, target=target)
+    drift = await asyncio.to_thread(mirror.audit, page=20, settle=settle, rows_per_second=rate)
     largest = max(rows for _, rows in reads.all)
     assert len(drift.missing) == count * 3 // 4
     assert drift.rows == sum(rows for _, rows in reads.all)
     assert reads.busiest() <= rate + 2 * largest
-    sync.close()
+    mirror.close()
 
 
 class Witness(LyingTarget):
@@ -237,19 +237,19 @@ class Items:
 async def ends_right(app, conn, count):
     """Change items with a target that drops five percent of what it accepts; compare when jobs ended with when it was shown."""
     target = Witness(drop=0.05, seed=7)
-    sync = forebay.Sync(
+    mirror = forebay.Mirror(
         app, "pages", source=Items(), target=target, grace=0, interval=0.05, batch_size=250
     )
     try:
         with conn.transaction():
-            sync.changed_many(conn, range(count))
+            mirror.changed_many(conn, range(count))
         async with running(app):
             for name in range(0, count, 10):
-                await sync.awrite_now(name)
+                await mirror.awrite_now(name)
             await wait_for_async(
-                lambda: sync.counts.get("completed.up_to_date", 0) >= count,
+                lambda: mirror.counts.get("completed.up_to_date", 0) >= count,
                 120,
-                lambda: str(sync.counts),
+                lambda: str(mirror.counts),
             )
         assert target.dropped
         assert [name for name in range(count) if target.versions().get(name) != 1] == []
@@ -264,7 +264,7 @@ async def ends_right(app, conn, count):
             name for name, _, ended_at in jobs if ended_at < target.shown_at.get(name, 1e12)
         ] == []
     finally:
-        sync.close()
+        mirror.close()
 
 
 @pytest.mark.slow
@@ -279,6 +279,6 @@ async def test_without_the_read_back_jobs_end_before(app, conn, monkeypatch):
     """
     The test above notices it.
     """
-    monkeypatch.setattr("forebay.sync._reconcile.is_proved", lambda *_: True)
+    monkeypatch.setattr("forebay.mirror._reconcile.is_proved", lambda *_: True)
     with pytest.raises(AssertionError):
         await ends_right(app, conn, 400)

@@ -17,7 +17,7 @@ from tests.support.ledger import Ledger
 from tests.support.next_release import ROOT, copy_library, make_next_release, next_migrations
 from tests.support.producer_process import ProducerProcess
 from tests.support.waiting import wait_for
-from tests.support.writers import note_committed, read_run, wait_until_drained
+from tests.support.writers import read_run, record_committed, wait_until_drained
 
 
 class Fleet:
@@ -142,8 +142,8 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     produced = [producer.read() for producer in fleet.producers]
     ledger = Ledger()
     for each in produced:
-        note_committed(ledger, each.committed)
-        ledger.note_rolled_back([*each.rolled_back])
+        record_committed(ledger, each.committed)
+        ledger.record_rolled_back([*each.rolled_back])
     wait_until_drained(database, 90, lambda: workers.logs[-20_000:])
     took = [pair for each in produced for pair in each.took]
     print("before:   ", slowest(took, began, migrating_from))

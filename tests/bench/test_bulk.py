@@ -3,7 +3,7 @@
 import pytest
 
 from forebay_bench import Options, Place, _ours
-from forebay_bench._contestant import player
+from forebay_bench._engine import runner
 from forebay_bench.engines import plain
 from forebay_bench.scenarios import bulk
 from tests.support.engine import connect, one
@@ -35,8 +35,8 @@ def test_both_ways_enqueue_every_job(place):
     """
     As many jobs wait as were to be enqueued, from the iterator and by SQL.
     """
-    with player("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
-        assert ours.ask("fill", count=7000) > 0
+    with runner("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
+        assert ours.call("fill", count=7000) > 0
         _ours.fill(conn, "async", 300)
         assert one(conn, "select count(*) from forebay.log where kind = 'async'") == 7300
 

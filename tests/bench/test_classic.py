@@ -3,7 +3,7 @@
 import pytest
 
 from forebay_bench import Place
-from forebay_bench._contestant import player
+from forebay_bench._engine import runner
 from forebay_bench.engines import classic
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
@@ -64,7 +64,7 @@ def test_dead_rows_are_counted(table):
 
 def test_its_loop_empties_the_table(server):
     """
-    As a contestant it ends what was enqueued, and leaves nothing.
+    As a engine it ends what was enqueued, and leaves nothing.
     """
 
     def create(dsn: str) -> None:
@@ -72,8 +72,8 @@ def test_its_loop_empties_the_table(server):
             classic.create(conn)
 
     place = Place(server.dsn(), is_own=False)
-    with player("classic", place, create=create) as process:
-        process.ask("fill", count=1100)
-        assert process.ask("drain", handler="")["ended"] == 1100
+    with runner("classic", place, create=create) as process:
+        process.call("fill", count=1100)
+        assert process.call("drain", handler="")["ended"] == 1100
         with connect(process.dsn) as conn:
             assert one(conn, "select count(*) from classic_job") == 0

@@ -23,7 +23,7 @@ def ledger(database: str) -> Iterator[psycopg.Connection]:
 def committed(conn: psycopg.Connection, entry: int, *, in_transaction: bool) -> int:
     """Write an entry and enqueue its job; return the job's id."""
     conn.execute("insert into ledger.entry values (%s, %s)", [entry, in_transaction])
-    return one(conn, "select forebay.enqueue('note_effect', '{}', 'crash')")
+    return one(conn, "select forebay.enqueue('record_effect', '{}', 'crash')")
 
 
 @pytest.mark.nightly
@@ -107,13 +107,13 @@ def test_notes_are_read_from_where_one_left_off(tmp_path: Path, monkeypatch):
     """
     What handlers note is there at once, in order, with the time of the monotonic clock.
     """
-    from forebay_bench._notes import VARIABLE, Notebook, NotesReader
+    from forebay_bench._journal import VARIABLE, Journal, JournalWriter
 
-    notes = NotesReader(tmp_path / "notes")
+    notes = Journal(tmp_path / "notes")
     monkeypatch.setenv(VARIABLE, notes.environment[VARIABLE])
-    notebook = Notebook()
+    journal = JournalWriter()
     for number in (7, -1, 9):
-        notebook.note(number)
+        journal.note(number)
     assert notes.count == 3
     assert [number for number, _ in notes.read(1)] == [-1, 9]
     times = [at for _, at in notes.read()]

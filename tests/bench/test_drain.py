@@ -4,7 +4,7 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay_bench import Options, Place, _ours
-from forebay_bench._contestant import player
+from forebay_bench._engine import runner
 from forebay_bench.scenarios import drain
 from tests.support.engine import connect, depth
 
@@ -45,10 +45,10 @@ def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
     """
     It says that it ended as many as waited, and none waits any more.
     """
-    with player("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
+    with runner("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
         for handler in ("async", "keyed", "one_key", "thread", "batch", "tx"):
             _ours.fill(conn, handler, 30)
-            assert ours.ask("drain", handler=handler)["ended"] == 30
+            assert ours.call("drain", handler=handler)["ended"] == 30
             assert depth(conn, handler) == {"default": (0, 0, 0)}
 
 

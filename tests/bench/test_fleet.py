@@ -11,7 +11,7 @@ from forebay_bench._processes import Script, scripts
 from forebay_bench.scenarios import fleet
 from tests.support.engine import connect, depth, one
 
-RATES = ("ours", "unordered", "classic", "ours_held", "unordered_held", "classic_held")
+RATES = ("ours", "sharded", "classic", "ours_held", "sharded_held", "classic_held")
 
 
 @pytest.fixture
@@ -38,30 +38,30 @@ def test_each_number_of_processes_is_measured(place):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "queue",
-    [partial(fleet._ours, name="ours"), partial(fleet._ours, name="unordered"), fleet._classic],
+    [partial(fleet._ours, name="ours"), partial(fleet._ours, name="sharded"), fleet._classic],
 )
 def test_processes_end_each_job_once(place, queue):
     """
     What two processes say they ended, one job a claim and then in large claims, is what is gone from the queue.
     """
-    with queue(place) as contestant:
-        arguments = [[str(n), f"{contestant.name}={contestant.dsn}"] for n in range(2)]
+    with queue(place) as engine:
+        arguments = [[str(n), f"{engine.name}={engine.dsn}"] for n in range(2)]
         with (
-            scripts("forebay_bench._claimers", *arguments) as crew,
-            connect(contestant.dsn) as conn,
+            scripts("forebay_bench._claimers", *arguments) as worker_processes,
+            connect(engine.dsn) as conn,
         ):
-            contestant.fill(conn, 500)
-            lanes = contestant.lanes(conn)
+            engine.fill(conn, 500)
+            lanes = engine.lanes(conn)
             now = time.monotonic()
-            told = {"name": contestant.name, "lanes": lanes, "from": now, "until": now + 0.2}
-            for script in crew:
-                script.tell(told)
-            ended = [script.hear() for script in crew]
+            told = {"name": engine.name, "lanes": lanes, "from": now, "until": now + 0.2}
+            for script in worker_processes:
+                script.send(told)
+            ended = [script.read_message() for script in worker_processes]
             assert min(ended) > 0
-            assert left(contestant.name, conn) == 500 - sum(ended)
-            crew[0].tell({"name": contestant.name, "lanes": lanes, "count": 1000})
-            assert crew[0].hear() == 500 - sum(ended)
-            assert left(contestant.name, conn) == 0
+            assert left(engine.name, conn) == 500 - sum(ended)
+            worker_processes[0].send({"name": engine.name, "lanes": lanes, "count": 1000})
+            assert worker_processes[0].read_message() == 500 - sum(ended)
+            assert left(engine.name, conn) == 0
 
 
 def left(name: str, conn) -> int:
@@ -78,7 +78,7 @@ def test_a_process_that_dies_is_told_with_its_reason(place):
     script = Script("forebay_bench._claimers", "0", "ours=host=/nowhere")
     try:
         with pytest.raises(ForebayError) as caught:
-            script.hear()
+            script.read_message()
         assert "/nowhere" in caught.value.detail
     finally:
         script.close()

@@ -123,10 +123,10 @@ def test_time_stands_still_between_turns():
     """
     A job that waits while its engine has no turn is as old afterwards as before.
     """
-    contestant = _held_load.Contestant(Instant(), "plain", delay_seconds=0, due_is_kept=True)
-    contestant._starts = [1000.0, 1060.0]  # two turns of five seconds, a minute apart
-    contestant._before = [0.0, 5.0]
-    own_times = {wall: contestant._own_time(wall) for wall in (999, 1003, 1005, 1030, 1060, 1062)}
+    engine = _held_load.Engine(Instant(), "plain", delay_seconds=0, due_is_kept=True)
+    engine._starts = [1000.0, 1060.0]  # two turns of five seconds, a minute apart
+    engine._before = [0.0, 5.0]
+    own_times = {wall: engine._own_time(wall) for wall in (999, 1003, 1005, 1030, 1060, 1062)}
     assert own_times == {999: 0, 1003: 3, 1005: 5, 1030: 5, 1060: 5, 1062: 7}
 
 
@@ -134,13 +134,13 @@ def test_each_turn_goes_on_from_the_end_of_the_one_before():
     """
     The clock of an engine counts its turns only, and every turn has its place on it.
     """
-    contestant = _held_load.Contestant(Instant(), "plain", delay_seconds=0, due_is_kept=True)
-    contestant.rate = 100_000
-    contestant.take_turn(0.05)
-    contestant.take_turn(0.05)
-    first, second = contestant.turns
-    assert contestant._before == [0.0, first.seconds]
-    assert contestant._active == first.seconds + second.seconds
+    engine = _held_load.Engine(Instant(), "plain", delay_seconds=0, due_is_kept=True)
+    engine.rate = 100_000
+    engine.take_turn(0.05)
+    engine.take_turn(0.05)
+    first, second = engine.turns
+    assert engine._before == [0.0, first.seconds]
+    assert engine._active == first.seconds + second.seconds
     assert first.finished > 0
     assert second.finished > 0
 
@@ -150,8 +150,8 @@ def test_a_failing_job_is_done_in_its_second_attempt():
     Every fifth job fails once, and each is done once.
     """
     queue = Instant()
-    contestant = _held_load.Contestant(queue, "failing", delay_seconds=0, due_is_kept=True)
-    contestant.measure_speed(0.03)
+    engine = _held_load.Engine(queue, "failing", delay_seconds=0, due_is_kept=True)
+    engine.measure_speed(0.03)
     assert len(queue.ended) > 500
     numbers = [number for number, _ in queue.ended]
     assert len(numbers) == len(set(numbers))
@@ -162,13 +162,13 @@ def test_a_sample_tells_how_many_wait():
     """
     Waiting are those due and not done; what is not due yet does not wait.
     """
-    contestant = _held_load.Contestant(Instant(), "delayed", delay_seconds=60, due_is_kept=True)
-    contestant._enqueue(500)
-    contestant._sample(_held_load.Turn(), _held_load.Turn())
-    assert contestant.samples[-1]["waiting"] == 0
-    contestant._dues[0] = (time.time() - 1, 500)
-    contestant._sample(_held_load.Turn(), _held_load.Turn())
-    assert contestant.samples[-1]["waiting"] == 500
+    engine = _held_load.Engine(Instant(), "delayed", delay_seconds=60, due_is_kept=True)
+    engine._enqueue(500)
+    engine._sample(_held_load.Turn(), _held_load.Turn())
+    assert engine.samples[-1]["waiting"] == 0
+    engine._dues[0] = (time.time() - 1, 500)
+    engine._sample(_held_load.Turn(), _held_load.Turn())
+    assert engine.samples[-1]["waiting"] == 500
 
 
 def test_pages_tell_who_suffers_from_a_held_snapshot(database, empty_database):

@@ -1,4 +1,4 @@
-"""Strangers that hold a database up: while they are there dead rows stay, and afterwards they can go."""
+"""Other sessions that hold a database up: while they are there dead rows stay, and afterwards they can go."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def held(server, dsn):
     return HeldDatabase(dsn, write_one)
 
 
-@pytest.mark.parametrize("holder", ["snapshot", "writer", "prepared", "strangers"])
+@pytest.mark.parametrize("holder", ["snapshot", "writer", "prepared", "other_sessions"])
 def test_dead_rows_stay_while_it_holds(server, empty_database, holder):
     """
     Vacuum removes nothing that died since the holder began, and all of it once the holder is gone.
@@ -45,7 +45,7 @@ def test_dead_rows_stay_while_it_holds(server, empty_database, holder):
     assert dead_rows_left(empty_database) == 0
     with connect(empty_database) as conn:
         assert one(conn, "select count(*) from classic_job") == 0, (
-            "the strangers' jobs never commit"
+            "the other_sessions' jobs never commit"
         )
 
 
@@ -55,7 +55,7 @@ def test_a_dump_that_cannot_run_is_replaced_and_told(server, empty_database, mon
     """
     monkeypatch.setenv("PATH", "/nowhere")
     place = Place(server.dsn(), is_own=False)
-    with hold("strangers", place, [held(server, empty_database)]) as notes:
+    with hold("other_sessions", place, [held(server, empty_database)]) as notes:
         assert dead_rows_left(empty_database) > 0
     (note,) = notes
     assert "pg_dump" in note
@@ -69,7 +69,7 @@ def test_holders_that_the_server_cannot_have_are_refused(server):
     for name in ("nobody", "standby", "slot"):
         with pytest.raises(ConfigError, match="--holder"):
             check_holder(name, place)
-    assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "strangers"}
+    assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "other_sessions"}
 
 
 @pytest.mark.nightly

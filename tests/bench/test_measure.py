@@ -25,10 +25,8 @@ def test_contestants_take_turns_in_alternating_order():
     Each once a round, none always first.
     """
     order = []
-    contestants = {
-        name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"
-    }
-    found = in_turns(contestants, 3)
+    engines = {name: lambda name=name: order.append(name) or float(len(order)) for name in "abc"}
+    found = in_turns(engines, 3)
     assert "".join(order) == "abccbaabc"
     assert found == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
 

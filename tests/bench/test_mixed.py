@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from forebay_bench import Options, Place
-from forebay_bench._contestant import player
+from forebay_bench._counters import Counters
+from forebay_bench._engine import runner
 from forebay_bench._processes import wait_until
-from forebay_bench._tally import Tally
 from forebay_bench.scenarios import mixed
 
 NAMES = ["ours_per_s", "rss_mb_first", "rss_mb_last", "rss_mb_max", "peers"]
@@ -37,18 +37,18 @@ def test_a_producer_stops_at_the_backlog_and_at_its_rate(place):
     """
     Nobody works here, so what waits is what it may enqueue: the backlog, or less when its rate says so.
     """
-    with player("forebay", place, migrated=True) as producer:
+    with runner("forebay", place, migrated=True) as producer:
         for per_second, expected in ((None, [200]), (500, range(50, 200))):
-            with Tally() as tally:
-                enqueued = producer.ask(
+            with Counters() as counters:
+                enqueued = producer.call(
                     "produce",
-                    path=tally.path,
+                    path=counters.path,
                     seconds=0.2,
                     batch=50,
                     backlog=200,
                     per_second=per_second,
                 )
-                assert tally.enqueued == enqueued
+                assert counters.enqueued == enqueued
                 assert enqueued in expected
 
 
@@ -60,17 +60,17 @@ def test_first_last_and_most_are_of_the_samples():
     assert mixed._first_last_most([float(n) for n in range(100)]) == (4.5, 94.5, 99.0)
 
 
-def test_a_tally_is_seen_by_another_holder():
+def test_a_counters_is_seen_by_another_holder():
     """
     What one writes the other reads, and the file goes with who made it.
     """
-    with Tally() as tally:
-        with Tally(tally.path) as other:
+    with Counters() as counters:
+        with Counters(counters.path) as other:
             threading.Thread(target=lambda: setattr(other, "handled", 7)).start()
-            wait_until(lambda: tally.handled == 7, 5, "the count arrives")
-            tally.stop = True
+            wait_until(lambda: counters.handled == 7, 5, "the count arrives")
+            counters.stop = True
             assert other.stop
             other.enqueued += 3
-        assert tally.enqueued == 3
+        assert counters.enqueued == 3
     with pytest.raises(FileNotFoundError):
-        Tally(tally.path)
+        Counters(counters.path)

@@ -39,8 +39,8 @@ def test_what_a_process_says_it_enqueued_is_there(database, conn):
         counts = {}
         for name in ("ours", "python", "plain"):
             now = time.monotonic()
-            script.tell({"name": name, "from": now, "until": now + 0.1})
-            counts[name] = script.hear() + 1  # one prepares the statement
+            script.send({"name": name, "from": now, "until": now + 0.1})
+            counts[name] = script.read_message() + 1  # one prepares the statement
     assert min(counts.values()) > 1
     with connect(database) as other:
         assert value(other, "select count(*) from forebay.log") == counts["ours"] + counts["python"]

@@ -6,9 +6,9 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay_bench import Place
-from forebay_bench._contestant import Player, player
+from forebay_bench._counters import Counters
+from forebay_bench._engine import Runner, runner
 from forebay_bench._processes import wait_until
-from forebay_bench._tally import Tally
 from forebay_bench.peers import PEERS, installed
 
 
@@ -26,12 +26,12 @@ def test_a_peer_ends_each_job_once(place, name):
     """
     pytest.importorskip(name)
     (peer,) = installed((name,))
-    with player(name, place, create=peer.create) as process:
-        assert process.ask("fill", count=40) > 0
-        assert process.ask("drain", handler="")["ended"] == 40
-        assert process.ask("drain", handler="")["ended"] == 0
-        assert process.ask("enqueue", seconds=0.05) > 0
-        assert process.ask("drain", handler="")["ended"] >= 2
+    with runner(name, place, create=peer.create) as process:
+        assert process.call("fill", count=40) > 0
+        assert process.call("drain", handler="")["ended"] == 40
+        assert process.call("drain", handler="")["ended"] == 0
+        assert process.call("enqueue", seconds=0.05) > 0
+        assert process.call("drain", handler="")["ended"] >= 2
 
 
 @pytest.mark.nightly
@@ -43,17 +43,17 @@ def test_a_peers_worker_serves_until_it_is_told_to_stop(place, name):
     """
     pytest.importorskip(name)
     (peer,) = installed((name,))
-    with player(name, place, create=peer.create) as worker, Tally() as tally:
-        producer = Player(name, worker.dsn)
+    with runner(name, place, create=peer.create) as worker, Counters() as counters:
+        producer = Runner(name, worker.dsn)
         try:
-            worker.tell("serve", path=tally.path)
-            enqueued = producer.ask(
-                "produce", path=tally.path, seconds=0.2, batch=10, backlog=30, per_second=None
+            worker.send("serve", path=counters.path)
+            enqueued = producer.call(
+                "produce", path=counters.path, seconds=0.2, batch=10, backlog=30, per_second=None
             )
-            wait_until(lambda: tally.handled >= enqueued, 10, "all are handled")
-            tally.stop = True
-            worker.hear()
-            assert tally.handled == enqueued > 0
+            wait_until(lambda: counters.handled >= enqueued, 10, "all are handled")
+            counters.stop = True
+            worker.read_message()
+            assert counters.handled == enqueued > 0
         finally:
             producer.close()
 

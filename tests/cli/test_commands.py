@@ -17,7 +17,7 @@ JOB_KEYS = {
 }  # fmt: skip
 
 
-def bury(database, conn, *, kind="work", queue="default", error=None):
+def write_dead_letter(database, conn, *, kind="work", queue="default", error=None):
     """Let a job die; return its id."""
     job_id = enqueue(conn, kind=kind, queue=queue)
     with Reader(database, queue=queue) as reader:
@@ -164,7 +164,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
     From the list to the new job and, in the end, to nothing.
     """
     error = {"type": "ValueError", "message": "no\nsuch user", "traceback": "Traceback: [x]"}
-    job_id = bury(database, conn, error=error)
+    job_id = write_dead_letter(database, conn, error=error)
 
     (letter,) = forebay("dead", "list", "--open", "--json").json
     assert (letter["job_id"], letter["reason"]) == (job_id, "permanent")
@@ -194,7 +194,7 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
     A filter takes those it fits, --all the rest; none is taken twice.
     """
     for kind in ("a", "b", "b"):
-        bury(database, conn, kind=kind)
+        write_dead_letter(database, conn, kind=kind)
 
     assert forebay("dead", "redrive", "--kind", "b", "--json").json == {"redriven": 2}
     assert forebay("dead", "redrive", "--died-before", "2020-01-01", "--json").json == {
@@ -211,7 +211,7 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     """
     What waits, runs, is deferred and died, and whether the queue is paused.
     """
-    bury(database, conn, queue="mail")
+    write_dead_letter(database, conn, queue="mail")
     for _ in range(3):
         enqueue(conn, queue="mail")
     enqueue(conn, queue="mail", delay="1 hour")
@@ -241,7 +241,7 @@ def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):
         "before": 1,
     }
     assert "gives up" in forebay("queues", "spread", "mail").out
-    assert one(conn, "select lanes from forebay.spread where queue = 'mail'") == 8
+    assert one(conn, "select lanes from forebay.queue_shards where queue = 'mail'") == 8
     assert "keeps" in forebay("queues", "spread", "mail", "1").out
     assert forebay("queues", "spread", "mail", "65").code == 2
 
@@ -288,7 +288,7 @@ def test_the_printed_script_makes_the_same_schema(command, empty_database):
     assert "begin;" not in command("sql", "--no-transaction").out.splitlines()
 
 
-def test_adopt_is_refused_at_home_and_decides_elsewhere(forebay, conn):
+def test_adopt_is_refused_in_the_same_cluster_and_decides_in_another(forebay, conn):
     """
     In a copy nothing is claimed until the operator has decided.
     """
@@ -395,7 +395,7 @@ def test_small_segments_are_no_obstacle(forebay, conn):
     for _ in range(5):
         enqueue(conn)
     assert len(forebay("jobs", "list", "--json").json) == 5
-    assert protocol.CHANNEL == "forebay_bell"
+    assert protocol.CHANNEL == "forebay_wakeup"
 
 
 def test_a_job_is_shown_with_its_attempts_progress_and_result(forebay, conn):
@@ -407,7 +407,7 @@ def test_a_job_is_shown_with_its_attempts_progress_and_result(forebay, conn):
     reader = Reader(conn.info.dsn, conn=conn)
     batch = reader.claim_ready()
     note = f'[{{"job_id": {job}, "group_id": {reader.group_id}, "done": 0.4, "note": "halfway"}}]'
-    conn.execute("select forebay.note_progress_v1(%s, %s::jsonb)", [reader.lease_id, note])
+    conn.execute("select forebay.record_progress_v1(%s, %s::jsonb)", [reader.lease_id, note])
     assert "40% halfway" in forebay("jobs", "show", job).out
     error = {"type": "ValueError", "message": "no luck", "traceback": "t"}
     retried = {"offset": 1, "outcome": "retried", "after": 0, "error": error}

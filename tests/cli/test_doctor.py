@@ -153,10 +153,10 @@ def test_segments_made_later_are_no_drift(findings, conn):
     ("change", "level", "said"),
     [
         (
-            """create or replace function forebay._bell(p_queue text) returns regclass
-            language sql stable as $$ select 'forebay.bell_0'::regclass $$""",
+            """create or replace function forebay._wakeup(p_queue text) returns regclass
+            language sql stable as $$ select 'forebay.wakeup_0'::regclass $$""",
             "error",
-            "not as this version makes it: function _bell",
+            "not as this version makes it: function _wakeup",
         ),
         ("alter function forebay.claim_v1 reset jit", "error", "function claim_v1"),
         ("drop index forebay.lane_by_queue", "error", "missing: index lane.lane_by_queue"),
@@ -447,12 +447,16 @@ def test_a_silent_worker_is_found_with_the_jobs_in_its_hands(findings, conn, dat
         (alive,) = findings("workers")
         assert (alive["level"], alive["facts"]["alive"][0]["jobs"]) == ("ok", 2)
 
-        conn.execute("update forebay.heartbeat set beat_at = beat_at - interval '20 seconds'")
+        conn.execute(
+            "update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '20 seconds'"
+        )
         (suspected, _) = findings("workers")
         assert suspected["level"] == "notice"
         assert "taken away after 30 s" in suspected["what"]
 
-        conn.execute("update forebay.heartbeat set beat_at = beat_at - interval '1 minute'")
+        conn.execute(
+            "update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '1 minute'"
+        )
         (lost, nobody) = findings("workers")
     assert lost["level"] == "warning"
     assert "with 2 jobs; nobody took them away" in lost["what"]

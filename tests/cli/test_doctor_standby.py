@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forebay.db.callers import run
+from forebay.db.drivers import run
 from forebay.doctor import _snapshots
 from forebay.guard.holder_query import holders
 from tests.support.engine import connect

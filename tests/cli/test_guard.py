@@ -582,18 +582,18 @@ def test_a_record_is_closed_once_and_by_who_made_it(conn):
     """
     event = one(
         conn,
-        "select forebay.note_act('leader', 'terminate', 'session', '7', 'older than 1 h',"
+        "select forebay.record_act('leader', 'terminate', 'session', '7', 'older than 1 h',"
         " p_query => repeat('x', 1000))",
     )
     assert events(conn, "outcome", "outcome_at", "length(query)") == [(None, None, 200)]
     conn.execute("update forebay.guard_event set acted_as = 'somebody else'")
-    closing = "select forebay.note_outcome(%s, 'ended')"
+    closing = "select forebay.record_outcome(%s, 'ended')"
     assert sqlstate(conn, closing, event) == "JQ001"
     conn.execute("update forebay.guard_event set acted_as = session_user")
     conn.execute(closing, [event])
     assert sqlstate(conn, closing, event) == "JQ001"
     for action, holder in [("kill", "session"), (None, "session"), ("cancel", None)]:
-        noting = "select forebay.note_act('leader', %s, %s, '7', 'why')"
+        noting = "select forebay.record_act('leader', %s, %s, '7', 'why')"
         assert sqlstate(conn, noting, action, holder) == "JQ001"
 
 
@@ -603,7 +603,7 @@ def test_old_records_are_deleted(conn):
     """
     for days in (10, 59, 61):
         conn.execute(
-            "select forebay.note_act('leader', 'cancel', 'session', %s, 'why')", [str(days)]
+            "select forebay.record_act('leader', 'cancel', 'session', %s, 'why')", [str(days)]
         )
         conn.execute(
             "update forebay.guard_event set at = now() - make_interval(days => %s) where name = %s",

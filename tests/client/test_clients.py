@@ -28,7 +28,7 @@ from forebay.model.limits import Limits
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class Sync:
+class Mirror:
     """The synchronous face, as it is."""
 
     client_class = Client
@@ -87,7 +87,7 @@ def _bare(value):
     return value._it if isinstance(value, _Waiting) else value
 
 
-@pytest.fixture(params=[Sync, Awaited], ids=["sync", "async"])
+@pytest.fixture(params=[Mirror, Awaited], ids=["sync", "async"])
 def face(request):
     face = request.param()
     yield face
@@ -99,7 +99,7 @@ def client(face, database):
     return face.client(database)
 
 
-def bury(dsn, job_id, *, reason="exhausted", queue="mail", kind="send", tag=None):
+def write_dead_letter(dsn, job_id, *, reason="exhausted", queue="mail", kind="send", tag=None):
     """Put a dead letter where a worker would have put it; return its id."""
     with psycopg.connect(dsn) as conn:
         group = conn.execute("select forebay.open_group(%s)", [queue]).fetchone()[0]
@@ -148,7 +148,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         job_id = client.enqueue(conn, "send", queue="mail")
         assert client.cancel(job_id, conn=conn) == "requested"
         assert client.pause_queue("mail", conn=conn) == 1
-        assert client.spread_queue("mail", 4, conn=conn) == 1
+        assert client.shard_queue("mail", 4, conn=conn) == 1
         assert client.limit_queue("mail", max_waiting=4, conn=conn) is None
         assert client.limit_queue("mail", rate=0.5, conn=conn) == Limits(max_waiting=4)
         (found,) = client.limits(conn=conn)
@@ -157,7 +157,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         assert [job.job_id for job in client.jobs(conn=conn)] == [job_id]
         conn.rollback()
     assert client.jobs() == []
-    assert client.spread_queue("mail", 1) == 1
+    assert client.shard_queue("mail", 1) == 1
     assert client.limit_queue("mail", max_waiting=None) is None
     assert client.limit_queue("mail", key_rate=3) is None
     assert client.limit_queue("mail", key_rate=None) == Limits(key_rate=3)
@@ -272,8 +272,11 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):
     """
     The whole life of a dead letter: each keeps its history, is redriven once, and names its heir.
     """
-    dead = [bury(database, 1, tag="a"), bury(database, 2, reason="permanent")]
-    dead.append(bury(database, 3, queue="other", kind="else"))
+    dead = [
+        write_dead_letter(database, 1, tag="a"),
+        write_dead_letter(database, 2, reason="permanent"),
+    ]
+    dead.append(write_dead_letter(database, 3, queue="other", kind="else"))
 
     assert [letter.dead_id for letter in client.dead_letters()] == list(reversed(dead))
     assert [x.dead_id for x in client.dead_letters(queue="mail", reason="permanent")] == [dead[1]]
@@ -377,8 +380,8 @@ def test_both_faces_have_the_same_methods():
         assert inspect.iscoroutinefunction(original)
         assert not inspect.iscoroutinefunction(twin)
         assert inspect.getdoc(original) == inspect.getdoc(twin)
-        as_sync = str(inspect.signature(original)).replace("AsyncConnection", "SyncConnection")
-        assert as_sync == str(inspect.signature(twin))
+        as_mirror = str(inspect.signature(original)).replace("AsyncConnection", "SyncConnection")
+        assert as_mirror == str(inspect.signature(twin))
 
 
 def test_the_generated_files_are_up_to_date():

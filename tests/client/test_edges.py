@@ -77,7 +77,7 @@ def test_a_class_of_a_library_that_is_not_there_is_refused_as_any_other(monkeypa
     """
     A missing library is no reason for another error than the one that says what was given.
     """
-    for name in [name for name in sys.modules if name.startswith("forebay.db.callers._")]:
+    for name in [name for name in sys.modules if name.startswith("forebay.db.drivers._")]:
         if name.rpartition("_")[2] in {"asyncpg", "sqlalchemy", "django"}:
             monkeypatch.delitem(sys.modules, name)
     for module in ("asyncpg.connection", "sqlalchemy.engine.base", "django.db"):

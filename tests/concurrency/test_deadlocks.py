@@ -25,12 +25,12 @@ def together(duties, seed, seconds: float = SECONDS) -> None:
     errors: list[BaseException] = []
     until = time.monotonic() + seconds
 
-    def goes_on() -> bool:
+    def continues() -> bool:
         return time.monotonic() < until and not errors
 
     def guarded(duty, rng: random.Random) -> None:
         try:
-            duty(rng, goes_on)
+            duty(rng, continues)
         except BaseException as error:
             errors.append(error)
 
@@ -50,13 +50,13 @@ def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int
     """Let eight producers enqueue most of a dozen keys at once, in random order; return how many calls there were."""
     calls = Counter()
 
-    def produce(rng: random.Random, goes_on) -> None:
+    def produce(rng: random.Random, continues) -> None:
         with psycopg.connect(dsn) as conn:
-            while goes_on():
+            while continues():
                 keys = rng.sample(range(KEYS), 9)
-                intent = rng.choice(["once", "coalesce", "replace"])
+                mode = rng.choice(["once", "coalesce", "replace"])
                 enqueue_many(
-                    conn, [{"kind": "work", "unique_as": {intent: f"k{key}"}} for key in keys]
+                    conn, [{"kind": "work", "unique_as": {mode: f"k{key}"}} for key in keys]
                 )
                 time.sleep(0.002 * rng.random())
                 if rng.random() < 0.3:
@@ -65,9 +65,9 @@ def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int
                     conn.commit()
                     calls["committed"] += 1
 
-    def work(rng: random.Random, goes_on) -> None:
+    def work(rng: random.Random, continues) -> None:
         with Reader(dsn) as reader:
-            while goes_on():
+            while continues():
                 batch = reader.claim_ready(20)
                 if batch.jobs:
                     reader.finish(batch)
@@ -95,7 +95,7 @@ def test_bulk_calls_deadlock_when_they_take_keys_as_they_come(database, seed):
         database,
         "_key_inputs",
         (
-            'order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);',
+            'order by u.queue collate "C", u.mode collate "C", u.word collate "C", u.nr);',
             "order by u.nr);",
         ),
     )
@@ -146,14 +146,14 @@ ENDS = ("done", "dead", "cancelled")
 def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, conn, seed, is_long):
     """
     Settlements in parts and in random order, cancellations of many jobs in one transaction, leases taken away, expiry,
-    redrive and upkeep, all at the same few jobs: no deadlock, and each job ends once.
+    redrive and maintenance, all at the same few jobs: no deadlock, and each job ends once.
     """
     jobs: list[int] = []
     lock = threading.Lock()
 
-    def produce(rng: random.Random, goes_on) -> None:
+    def produce(rng: random.Random, continues) -> None:
         with connect(database) as producer:
-            while goes_on():
+            while continues():
                 made = enqueue_many(
                     producer,
                     [{"kind": "work"} | ({"delay": 0.02} if n % 5 == 0 else {}) for n in range(10)],
@@ -162,9 +162,9 @@ def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, co
                     jobs.extend(made)
                 time.sleep(0.02)
 
-    def work(rng: random.Random, goes_on) -> None:
+    def work(rng: random.Random, continues) -> None:
         with Reader(database) as reader:
-            while goes_on():
+            while continues():
                 try:
                     work_once(rng, reader)
                 except psycopg.Error as error:
@@ -187,9 +187,9 @@ def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, co
                 assert reader.settle(batch.claim_no, flush_no=flush_no, ended=ended) == "settled"
         reader.open_claims.discard(batch.claim_no)
 
-    def cancel(rng: random.Random, goes_on) -> None:
+    def cancel(rng: random.Random, continues) -> None:
         with psycopg.connect(database) as canceller:
-            while goes_on():
+            while continues():
                 with lock:
                     chosen = rng.sample(jobs[-60:], min(8, len(jobs[-60:])))
                 for job in chosen:
@@ -200,9 +200,9 @@ def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, co
                     canceller.rollback()
                 time.sleep(0.01)
 
-    def revoke(rng: random.Random, goes_on) -> None:
+    def revoke(rng: random.Random, continues) -> None:
         with connect(database) as taker:
-            while goes_on():
+            while continues():
                 row = taker.execute(
                     "select lease_id from forebay.lease where closed_at is null"
                     " order by random() limit 1"
@@ -211,9 +211,9 @@ def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, co
                     taker.execute("select forebay._revoke(%s, 'revoked', false)", row)
                 time.sleep(0.05)
 
-    def keep_up(rng: random.Random, goes_on) -> None:
+    def keep_up(rng: random.Random, continues) -> None:
         with connect(database) as keeper:
-            while goes_on():
+            while continues():
                 for call in rng.sample(("promote", "sweep", "seal", "trim", "summarize"), 5):
                     keeper.execute(f"select forebay.{call}_v1()")
                 keeper.execute("select forebay.redrive_matching(most => 5)")

@@ -5,15 +5,15 @@ import pytest
 from tests.support.effects import Effects, note
 from tests.support.engine import Reader, enqueue
 from tests.support.ledger import Ledger
-from tests.support.writers import note_committed, read_run
+from tests.support.writers import read_run, record_committed
 
 
 def finished() -> Ledger:
     """Return the ledger of a run in which nothing is wrong: 0 to 2 committed, 3 rolled back."""
     ledger = Ledger()
-    ledger.note_committed(ledger.draw(3), 0)
-    ledger.note_rolled_back(ledger.draw(1))
-    for note_it in (ledger.note_handed, ledger.note_ended):
+    ledger.record_committed(ledger.draw(3), 0)
+    ledger.record_rolled_back(ledger.draw(1))
+    for note_it in (ledger.record_handed, ledger.record_ended):
         note_it("default", [0, 1, 2])
     return ledger
 
@@ -24,13 +24,13 @@ def test_each_kind_of_error_has_its_name():
     """
     ledger = finished()
     ledger.assert_clean()
-    ledger.note_rerun("default", [1])
-    ledger.note_handed("default", [1])
+    ledger.record_rerun("default", [1])
+    ledger.record_handed("default", [1])
     ledger.assert_clean()
 
-    ledger.note_committed([4], 0)
-    ledger.note_handed("default", [3, 2])
-    ledger.note_ended("default", [0])
+    ledger.record_committed([4], 0)
+    ledger.record_handed("default", [3, 2])
+    ledger.record_ended("default", [0])
     assert ledger.problems() == {
         "lost by default": [4],
         "phantom in default": [3],
@@ -47,7 +47,7 @@ def run(database, conn, effects: Effects):
     conn.execute("create table effect (entry bigint, job_id bigint)")
     jobs = [enqueue(conn, kind=kind) for kind in ("work", "write")]
     ledger = Ledger()
-    note_committed(ledger, {0: "work", 1: "write"})
+    record_committed(ledger, {0: "work", 1: "write"})
     with Reader(database) as reader:
         reader.finish(reader.claim_ready())
     for entry, job in enumerate(jobs):

@@ -420,7 +420,7 @@ def test_promote_and_late_deferred_commit(stage):
     )
 
 
-# -- upkeep --------------------------------------------------------------------------------------
+# -- maintenance --------------------------------------------------------------------------------------
 
 
 def sweep_and_claim(stage: Stage) -> None:
@@ -645,7 +645,7 @@ def test_retain_and_open_batch(stage):
         ended = [{"offset": 1, "outcome": "retried"}]
         return context.reader.settle(1, ended=ended, flush_no=1, conn=conn)
 
-    def upkeep(conn, context):
+    def maintenance(conn, context):
         conn.execute("set lock_timeout = '1s'")
         one(conn, "select forebay.seal_v1()")
         return sqlstate(conn, "select forebay.retain_v1()")
@@ -663,7 +663,7 @@ def test_retain_and_open_batch(stage):
     stage.race(
         {
             "worker": [("claim", claim_on), ("settle", in_block(settle)), COMMIT],
-            "upkeep": [("first", upkeep), ("second", upkeep)],
+            "maintenance": [("first", maintenance), ("second", maintenance)],
         },
         setup,
         check,
@@ -700,7 +700,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         next_segment(stage.conn)
         return context
 
-    def upkeep(conn, context):
+    def maintenance(conn, context):
         fill_segment(conn)
         one(conn, "select forebay.seal_v1()")
         context.other.claim_all()
@@ -708,7 +708,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         return sqlstate(conn, "select forebay.retain_v1()")
 
     def check(context, outcome):
-        assert outcome.returned["upkeep.retain"] in (None, "55P03")
+        assert outcome.returned["maintenance.retain"] in (None, "55P03")
         assert stage.remaining(context) == context.jobs
 
     with Race(
@@ -718,7 +718,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         sessions={
             "pause": [("hold", in_block(run("select pg_advisory_xact_lock(1, 1)"))), COMMIT],
             "slow": [("enqueue", in_block(enqueue_here)), COMMIT],
-            "upkeep": [("retain", upkeep)],
+            "maintenance": [("retain", maintenance)],
         },
     ) as race:
-        race.run(["pause", "slow", "upkeep", "slow", "pause"])
+        race.run(["pause", "slow", "maintenance", "slow", "pause"])

@@ -25,7 +25,7 @@ KEYS = 20
 SAMPLES_MIN = 3
 DEADLINE = 30
 PERIOD = 0.5
-INTENTS: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "once": {},
     "idempotent": {},
     "coalesce": {},
@@ -44,8 +44,8 @@ SAMPLE = """
 
 
 class UniqueStress:
-    def __init__(self, dsn: str, intent: str, seed: int, seconds: float) -> None:
-        self.dsn, self.intent, self.seed, self.seconds = dsn, intent, seed, seconds
+    def __init__(self, dsn: str, mode: str, seed: int, seconds: float) -> None:
+        self.dsn, self.mode, self.seed, self.seconds = dsn, mode, seed, seconds
         self.lock = threading.Lock()
         self.writing = threading.Event()
         self.running = threading.Event()
@@ -124,7 +124,7 @@ class UniqueStress:
 
     def call(self, conn, rng: random.Random, key: str) -> tuple[bool, bool]:
         """Enqueue, perhaps in a savepoint that is given up; return whether it stayed, and was new."""
-        unique_as = {self.intent: key} | INTENTS[self.intent]
+        unique_as = {self.mode: key} | MODES[self.mode]
         query = "select is_new from forebay.enqueue_unique('work', %s::jsonb, %s::jsonb)"
         params = [json.dumps({"key": key}), json.dumps(unique_as)]
         if rng.random() < 0.2:
@@ -151,7 +151,7 @@ class UniqueStress:
             {
                 "kind": "work",
                 "args": {"key": key},
-                "unique_as": {self.intent: key} | INTENTS[self.intent],
+                "unique_as": {self.mode: key} | MODES[self.mode],
             }
             for key in keys
         ]
@@ -215,9 +215,9 @@ class UniqueStress:
 
     def hold_against(self, key: str, jobs: list[tuple[str, int]], enqueued: dict[int, Any]) -> None:
         waiting = [job for job in jobs if job[0] != "leased"]
-        if self.intent in ("once", "idempotent"):
+        if self.mode in ("once", "idempotent"):
             assert len(jobs) <= 1, (key, jobs)
-        elif self.intent == "throttle":
+        elif self.mode == "throttle":
             times = sorted(enqueued.values())
             gaps = [(b - a).total_seconds() for a, b in itertools.pairwise(times)]
             assert not gaps or min(gaps) >= PERIOD, (key, gaps)
@@ -234,9 +234,9 @@ class UniqueStress:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("intent", list(INTENTS))
+@pytest.mark.parametrize("mode", list(MODES))
 def test_the_truth_table_holds_at_every_sampled_instant(
-    database, intent, seed, stress_seconds, is_long
+    database, mode, seed, stress_seconds, is_long
 ):
     """
     16 producers of 20 keys, one or many in a call, with random commits, rollbacks and savepoints, beside workers: never more
@@ -244,15 +244,15 @@ def test_the_truth_table_holds_at_every_sampled_instant(
     it, that work sees what the call's transaction wrote.
     """
     seconds = 60 if is_long else min(stress_seconds, 1.5)
-    run = UniqueStress(database, intent, seed, seconds)
+    run = UniqueStress(database, mode, seed, seconds)
     run.run()
     assert run.samples > SAMPLES_MIN
     assert run.made > KEYS / 2
     assert run.runs >= KEYS
-    if intent in ("coalesce", "replace", "debounce"):
+    if mode in ("coalesce", "replace", "debounce"):
         missed = {key: run.committed[key] - run.seen[key] for key in run.committed}
         assert {key: n for key, n in missed.items() if n} == {}
-    print(intent, f"{run.made=} {run.found=} {run.runs=} {run.samples=} {run.most_live=}")
+    print(mode, f"{run.made=} {run.found=} {run.runs=} {run.samples=} {run.most_live=}")
 
 
 def test_the_stress_run_sees_a_second_holder(database, seed):

@@ -30,7 +30,7 @@ def is_drained(conn) -> bool:
 @pytest.mark.slow
 async def test_a_heartbeat_connection_that_went_silent_is_replaced_in_time(app, conn, database):
     """
-    Half open: the server hears the beat, its answers do not come. The next beat goes over a new connection, and
+    Half open: the server is_notified the beat, its answers do not come. The next beat goes over a new connection, and
     the lease is kept.
     """
     finished = []
@@ -46,13 +46,13 @@ async def test_a_heartbeat_connection_that_went_silent_is_replaced_in_time(app, 
         ) as worker:
             work.enqueue(conn)
             await wait_for_async(lambda: worker._executor.busy)
-            proxy.freeze("beat_v1")
+            proxy.freeze("heartbeat_v1")
             await wait_for_async(lambda: finished, 15)
             await wait_for_async(lambda: is_drained(conn))
             assert worker.stats.leases_lost == 0
 
 
-async def test_without_the_bell_the_poll_finds_every_job(app, conn, database):
+async def test_without_notifications_the_poll_finds_every_job(app, conn, database):
     """
     The listening connection is half open and nobody knows: jobs are found by the poll.
     """
@@ -73,7 +73,7 @@ async def test_without_the_bell_the_poll_finds_every_job(app, conn, database):
 @pytest.mark.slow
 async def test_every_connection_that_goes_silent_is_noticed(app, conn, database):
     """
-    Claims, settlements and upkeep each on a connection that swallows everything: within its deadline each is replaced,
+    Claims, settlements and maintenance each on a connection that swallows everything: within its deadline each is replaced,
     and work goes on without a restart.
     """
     ran = []

@@ -82,7 +82,7 @@ def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, data
     urgent jobs that come meanwhile are claimed as they were before.
     """
     count = 1_000_000 if is_long else 100_000
-    with Reader(database) as reader, connect(database) as upkeep:
+    with Reader(database) as reader, connect(database) as maintenance:
         at = defer(conn, count, count / 20_000)
         urgent_milliseconds(reader, conn)
         before = [urgent_milliseconds(reader, conn) for _ in range(50)]
@@ -94,7 +94,7 @@ def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, data
         promoted = 0
         while promoted < count:
             began = time.monotonic()
-            found = one(upkeep, "select forebay.promote_v1(5000)")
+            found = one(maintenance, "select forebay.promote_v1(5000)")
             calls.append(time.monotonic() - began)
             assert 0 < found <= 5000
             promoted += found

@@ -69,7 +69,7 @@ def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
 @pytest.mark.anyio
 async def test_a_thread_that_cannot_be_had_is_asked_for_again(app, conn, monkeypatch):
     """
-    With no memory for one more thread a job is handed back, at no attempt, and runs when there is one. No slot is lost.
+    With no memory for one more thread a job is released, at no attempt, and runs when there is one. No slot is lost.
     """
     missing = [True] * 5
     begin = threading.Thread.start
@@ -122,9 +122,9 @@ def test_what_a_call_changes_of_its_process_is_put_back_for_the_next(conn, worke
     """
     workers.start(app=APP, concurrency=1)
     jobs = [
-        enqueue(conn, kind="surroundings"),
+        enqueue(conn, kind="process_state"),
         enqueue(conn, kind="rearrange", args={"folder": str(tmp_path)}),
-        enqueue(conn, kind="surroundings"),
+        enqueue(conn, kind="process_state"),
     ]
     wait_for(lambda: is_done(conn, *jobs), 60, lambda: workers.logs)
     assert result_of(conn, jobs[0]) == result_of(conn, jobs[2])

@@ -21,7 +21,7 @@ async def test_a_notification_carries_a_name_or_a_number_and_nothing_of_the_job(
     app, conn, database
 ):
     """
-    The bell, the post that is left and the end of a job: a queue's name, which is short, or an id. However large and
+    The wake-up, the post that is left and the end of a job: a queue's name, which is short, or an id. However large and
     odd the arguments, the error and the result are.
     """
     secret = "secret ' \" \\ " * 2000
@@ -34,9 +34,9 @@ async def test_a_notification_carries_a_name_or_a_number_and_nothing_of_the_job(
             raise ValueError(text)
         return text
 
-    channels = ("forebay_bell", "forebay_result")
+    channels = ("forebay_wakeup", "forebay_result")
     # By default it is silent on servers that allow prepared transactions, which cannot notify.
-    conn.execute(f"alter database {conn.info.dbname} set forebay.bell = 'on'")
+    conn.execute(f"alter database {conn.info.dbname} set forebay.wakeup = 'on'")
     with connect(database) as ear, connect(database) as producer:
         for channel in (*channels, f'"{QUEUE}"'):
             ear.execute(f"listen {channel}")
@@ -51,7 +51,7 @@ async def test_a_notification_carries_a_name_or_a_number_and_nothing_of_the_job(
                 lambda: one(
                     conn,
                     "select bool_or(last_value > extract(epoch from clock_timestamp()) * 1000)"
-                    " from pg_sequences where sequencename like 'bell%'",
+                    " from pg_sequences where sequencename like 'wakeup%'",
                 )
             )
             jobs = [work.enqueue(producer, secret, fails) for fails in (False, True)]

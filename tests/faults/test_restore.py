@@ -114,7 +114,7 @@ def enqueue_natively(conn) -> list[int]:
 
 
 def nothing_runs(dsn: str) -> None:
-    """Before adoption: no lease, no claim on an old lease, no promotion, no upkeep."""
+    """Before adoption: no lease, no claim on an old lease, no promotion, no maintenance."""
     with connect(dsn) as conn:
         assert sqlstate(conn, "select forebay.open_lease_v1('w')") == "JQ030"
         groups = one(conn, "select array_agg(group_id) from forebay.queue_group")
@@ -226,7 +226,7 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
     A producer has drawn a number and not yet written its row when the log is adopted. Its row would
     land in the archive, where nobody reads: it is refused instead, and its transaction with it.
     """
-    with connect(database) as conn, connect(database) as gate, connect(database) as producer:
+    with connect(database) as conn, connect(database) as limiter, connect(database) as producer:
         conn.execute("update forebay.cluster set system_identifier = system_identifier + 1")
         conn.execute(
             "create function public.draw_slowly() returns bigint language plpgsql as $$"
@@ -234,8 +234,8 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
             " begin perform pg_advisory_xact_lock(1, 1); return v; end $$"
         )
         conn.execute("alter table forebay.log alter column seq set default public.draw_slowly()")
-        gate.execute("begin")
-        gate.execute("select pg_advisory_xact_lock(1, 1)")
+        limiter.execute("begin")
+        limiter.execute("select pg_advisory_xact_lock(1, 1)")
         results = []
         thread = threading.Thread(
             target=lambda: results.append(sqlstate(producer, "select forebay.enqueue('work')"))
@@ -244,14 +244,14 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
         pid = producer.info.backend_pid
         wait_for(lambda: one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid))
         conn.execute("select forebay.adopt_v1(false)")
-        gate.execute("commit")
+        limiter.execute("commit")
         thread.join()
         with Reader(database) as reader:
             handed = [i for b in reader.claim_all() for i in b.job_ids]
         assert results == ["23514"] or handed, "the job was committed and nobody is handed it"
 
 
-def test_adopting_at_home_is_refused(database):
+def test_adopting_in_the_same_cluster_is_refused(database):
     """There is nothing to adopt where the log has always been."""
     with connect(database) as conn:
         job = enqueue(conn)
@@ -297,7 +297,7 @@ def test_what_waits_for_an_ordering_key_keeps_its_order_when_a_log_is_adopted(
     server, database, place, resume
 ):
     """
-    Held by several claims, parked, kept back behind a retry and not yet read: each key's jobs run in their order, a retry that
+    Held by several claims, parked, requeued behind a retry and not yet read: each key's jobs run in their order, a retry that
     waits for its time behind them, and what was enqueued before the adoption last; or only that, if they are discarded.
     """
     numbers = {"a": 9, "b": 9, "c": 3}
@@ -320,7 +320,7 @@ def test_what_waits_for_an_ordering_key_keeps_its_order_when_a_log_is_adopted(
         put(conn, "b", range(6, 9))
         assert other.claim_ready(6).jobs == []
         retried = [{"offset": 4, "outcome": "retried", "after": 600}]
-        back = [{"offset": offset, "outcome": "handed_back"} for offset in (4, 5, 6)]
+        back = [{"offset": offset, "outcome": "released"} for offset in (4, 5, 6)]
         assert holder.settle(batches[0].claim_no, [1], ended=retried + back[1:]) == "settled"
         assert holder.settle(batches[1].claim_no, [], ended=back) == "settled"
         put(conn, "c", range(3))

@@ -44,7 +44,7 @@ class Client(threading.Thread):
         jobs = [{"kind": "work", "args": {"entry": e}} for e in entries]
         enqueue_many(reader.conn, jobs)
         self.uncertain = []
-        self.ledger.note_committed(entries, 0)
+        self.ledger.record_committed(entries, 0)
 
     def _work(self, reader: Reader) -> None:
         batch = reader.claim(self.rng.randint(1, 12))
@@ -57,7 +57,7 @@ class Client(threading.Thread):
             if part and self.rng.random() < 0.9:
                 assert reader.settle(batch.claim_no, part, flush_no=flush_no) == "settled"
                 self.settled.append((reader.lease_id, batch.claim_no, flush_no, part))
-                self.ledger.note_ended("default", [entry[o] for o in part])
+                self.ledger.record_ended("default", [entry[o] for o in part])
 
 
 def test_server_killed_under_load(own_server, own_database, seed):
@@ -115,11 +115,11 @@ def test_server_killed_under_load(own_server, own_database, seed):
         ).fetchall()
         # Settlements that were committed and whose answer the kill cut off.
         cut_off = {e for (e,) in settled_late} - set(ledger.ended["default"])
-        ledger.note_ended("default", list(cut_off))
+        ledger.record_ended("default", list(cut_off))
         for (lease_id,) in leases:
             one(conn, "select forebay._revoke(%s, 'revoked', false)", lease_id)
         for batch in reader.claim_all():
-            ledger.note_ended("default", [job["args"]["entry"] for job in batch.jobs])
+            ledger.record_ended("default", [job["args"]["entry"] for job in batch.jobs])
             reader.finish(batch)
         found = ledger.problems()
         assert found.keys() <= {"phantom in default"}, found
@@ -262,15 +262,19 @@ def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
         own_server.kill()
     time.sleep(1.1)  # The outage has to last longer than the lease.
     own_server.start()
-    with connect(own_database) as upkeep, connect(own_database) as heart:
+    with connect(own_database) as maintenance, connect(own_database) as heartbeat:
         deadline = time.monotonic() + 10
         revoked = None
         while revoked is None and time.monotonic() < deadline:
-            heart.execute("select forebay.beat_v1(array[%s::bigint])", [living.lease_id])
-            revoked = upkeep.execute("select lease_id from forebay.revoke_lost_v1()").fetchone()
+            heartbeat.execute("select forebay.heartbeat_v1(array[%s::bigint])", [living.lease_id])
+            revoked = maintenance.execute(
+                "select lease_id from forebay.revoke_lost_v1()"
+            ).fetchone()
         assert revoked == (dead.lease_id,)
-        assert upkeep.execute("select lease_id from forebay.revoke_lost_v1()").fetchone() is None
-        assert [state(upkeep, i) for i in ids] in (["leased", "ready"], ["ready", "ready"])
+        assert (
+            maintenance.execute("select lease_id from forebay.revoke_lost_v1()").fetchone() is None
+        )
+        assert [state(maintenance, i) for i in ids] in (["leased", "ready"], ["ready", "ready"])
 
 
 @pytest.mark.slow

@@ -185,8 +185,8 @@ def test_locks_are_not_held_for_longer_than_said(database, release):
         assert one(conn, "select forebay.schema_version()") == latest_version() - 1
 
 
-def upkeep_meanwhile(dsn: str, release) -> None:
-    """Call the upkeep that makes and empties segments while a migration is in its transaction."""
+def maintenance_meanwhile(dsn: str, release) -> None:
+    """Call the maintenance that makes and empties segments while a migration is in its transaction."""
     (step,) = release(ADD_COLUMN)
     with psycopg.connect(dsn) as migrator, connect(dsn) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
@@ -204,22 +204,22 @@ def upkeep_meanwhile(dsn: str, release) -> None:
         assert not missing
 
 
-def test_upkeep_pauses_and_does_not_wait(database, release):
+def test_maintenance_pauses_and_does_not_wait(database, release):
     """
-    Upkeep that would make or empty segments while a migration is at work returns at once, and finds its turn later;
+    Maintenance that would make or empty segments while a migration is at work returns at once, and finds its turn later;
     segments from before and from after have the new column.
     """
-    upkeep_meanwhile(database, release)
+    maintenance_meanwhile(database, release)
 
 
 @pytest.mark.slow
-def test_without_its_keys_upkeep_would_wait_and_fail(database, release, monkeypatch):
+def test_without_its_keys_maintenance_would_wait_and_fail(database, release, monkeypatch):
     """
-    The mutant that does not take the upkeep's keys lets it run into the migration's locks.
+    The mutant that does not take the maintenance's keys lets it run into the migration's locks.
     """
-    monkeypatch.setattr(stepping, "_UPKEEP_KEYS", ())
+    monkeypatch.setattr(stepping, "_MAINTENANCE_KEYS", ())
     with violation(psycopg.errors.LockNotAvailable):
-        upkeep_meanwhile(database, release)
+        maintenance_meanwhile(database, release)
 
 
 def test_a_migration_waits_while_segments_are_made(database, release):
@@ -228,13 +228,13 @@ def test_a_migration_waits_while_segments_are_made(database, release):
     """
     (step,) = release(ADD_COLUMN)
     said: list[str] = []
-    with psycopg.connect(database) as upkeep, connect(database) as conn:
+    with psycopg.connect(database) as maintenance, connect(database) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
-        assert one(upkeep, "select forebay.extend_v1()") > 0
+        assert one(maintenance, "select forebay.extend_v1()") > 0
         with ThreadPoolExecutor(1) as threads:
             migrating = threads.submit(upgrade, database, lock_policy=LockPolicy(tell=said.append))
             wait_for(lambda: said)
-            upkeep.commit()
+            maintenance.commit()
             assert migrating.result(timeout=20).applied == [step]
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from forebay.db.callers import run
+from forebay.db.drivers import run
 from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,

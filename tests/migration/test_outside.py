@@ -88,7 +88,7 @@ def test_each_segment_is_served_and_those_that_were_are_served_again(
     """
     said: list[str] = []
     (step,) = release(EACH)
-    monkeypatch.setattr(stepping, "_TELL_SEGMENT_SECONDS", 0)
+    monkeypatch.setattr(stepping, "_REPORT_SEGMENT_SECONDS", 0)
 
     class CutOff(Exception):
         pass

@@ -62,10 +62,12 @@ def test_a_worker_that_has_fallen_silent_holds_nothing_up(database, release, sil
         _, post = release(PRE, POST)
         if silent:
             conn.execute("update forebay.lease set opened_at = opened_at - interval '31 s'")
-            conn.execute("update forebay.heartbeat set beat_at = beat_at - interval '31 s'")
+            conn.execute(
+                "update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '31 s'"
+            )
         else:
             conn.execute("update forebay.lease set opened_at = opened_at - interval '1 day'")
-            conn.execute("select forebay.beat_v1(array[%s::bigint])", [lease])
+            conn.execute("select forebay.heartbeat_v1(array[%s::bigint])", [lease])
     assert (post in upgrade(database).applied) is silent
 
 

@@ -77,7 +77,7 @@ def test_migrations_of_the_next_release_say_what_they_lock(database, release):
         (step.migration.name, lock)
         for step in done.steps
         for lock in step.locks
-        if lock.stops != "upkeep" and not lock.declared and lock.relation != "lease"
+        if lock.stops != "maintenance" and not lock.declared and lock.relation != "lease"
     ]
     assert not undeclared
     assert [step.migration for step in done.steps if step.seconds is None] == [

@@ -83,14 +83,14 @@ def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
 
     (text,) = checkout.written().values()
     assert list(checkout.written()) == ["0002_longer_expiry.sql"]
-    assert "create or replace function forebay._make_readers(" in text
-    assert "perform forebay._make_readers(v_segment.segment_id, v_segment.hi)" in text
+    assert "create or replace function forebay._make_segment_functions(" in text
+    assert "perform forebay._make_segment_functions(v_segment.segment_id, v_segment.hi)" in text
     assert text.count("create or replace function forebay.") == 7  # With the six inside of it.
 
 
 def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
     """
-    The old one of each segment is put aside for calls that have begun, and dropped by the post migration.
+    The old one of each segment is postponed for calls that have begun, and dropped by the post migration.
     """
     checkout.edit(
         "functions/claim/segment/fetch.sql", "p_seqs bigint[])", "p_seqs bigint[], p_most integer)"
@@ -100,7 +100,7 @@ def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
 
     pre, post = checkout.written().values()
     assert "p.proname ~ '^_fetch_[0-9]+$'" in pre
-    assert pre.index("_set_aside(p.oid)") < pre.index("perform forebay._make_readers(")
+    assert pre.index("_set_aside(p.oid)") < pre.index("perform forebay._make_segment_functions(")
     assert "'forebay_set_aside'::regnamespace and p.proname ~ '^_fetch_[0-9]+$'" in post
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-import forebay.sync
+import forebay.mirror
 import forebay.testing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
@@ -55,7 +55,7 @@ def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
     The reference has a section for each name of the package, and no other but those of its other modules.
     """
-    modules = {"forebay.sync", "forebay.testing", "forebay.django"}
+    modules = {"forebay.mirror", "forebay.testing", "forebay.django"}
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 
 
@@ -88,9 +88,9 @@ def test_every_function_for_tests_has_its_row_and_every_row_its_function():
 
 def test_every_name_for_synchronisations_has_its_row_and_every_row_its_name():
     """
-    The names of forebay.sync, both ways.
+    The names of forebay.mirror, both ways.
     """
-    assert documented("forebay.sync") == set(forebay.sync.__all__)
+    assert documented("forebay.mirror") == set(forebay.mirror.__all__)
 
 
 def test_every_name_for_django_has_its_row():

@@ -30,7 +30,7 @@ def plain(signature: str) -> str:
 
 @pytest.fixture
 def functions(database):
-    """Every function for callers: its signature and the roles that may call it."""
+    """Every function for drivers: its signature and the roles that may call it."""
     query = """
         select format('forebay.%%s(%%s) returns %%s', p.proname,
                       pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)),

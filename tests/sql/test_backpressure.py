@@ -135,7 +135,7 @@ def test_the_count_is_that_of_a_full_recount_over_many_segments(database, conn):
     """
     small_segments(conn)
     limit(conn, 1_000_000)
-    one(conn, "select forebay.spread_queue('default', 3)")
+    one(conn, "select forebay.shard_queue('default', 3)")
     late = psycopg.connect(database)
     with Reader(database) as reader:
         for n in range(30):
@@ -217,7 +217,7 @@ def test_workers_hear_of_queues_with_very_many_jobs(database, conn):
 def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database, conn):
     """
     The cursor has passed them and nobody has them: they wait, whichever claim of which lane takes them. A count that is
-    begun in the middle agrees, and after retries and jobs handed back nothing is left over.
+    begun in the middle agrees, and after retries and jobs released nothing is left over.
     """
     limit(conn, 1_000_000)
 

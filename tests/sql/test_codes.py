@@ -23,7 +23,7 @@ def codes(conn: psycopg.Connection, column: str) -> dict[str, str]:
     )
 
 
-@pytest.mark.parametrize("column", ["tombstone.reason", "unique_key.intent"])
+@pytest.mark.parametrize("column", ["tombstone.reason", "unique_key.mode"])
 def test_a_column_takes_the_codes_that_are_named_and_no_other(conn, column):
     """
     The check of the column lists what the view lists.
@@ -38,7 +38,7 @@ def test_a_column_takes_the_codes_that_are_named_and_no_other(conn, column):
 
 def test_what_a_worker_says_of_a_job_has_the_code_of_that_name(conn):
     """
-    Each outcome of the protocol is written as the code that the view gives it; that a job is kept back, no worker says.
+    Each outcome of the protocol is written as the code that the view gives it; that a job is requeued, no worker says.
     """
     for code, meaning in codes(conn, "settlement.outcomes").items():
         if meaning == "kept_back":
@@ -55,7 +55,7 @@ def test_a_uniqueness_mode_has_the_code_of_its_name(conn):
     """
     The first letter of the mode, which the functions take, is its code.
     """
-    assert all(code == meaning[0] for code, meaning in codes(conn, "unique_key.intent").items())
+    assert all(code == meaning[0] for code, meaning in codes(conn, "unique_key.mode").items())
 
 
 def test_every_column_of_codes_is_in_the_view(conn):

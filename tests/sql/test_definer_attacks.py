@@ -189,7 +189,7 @@ SETTINGS = {
     "enable_partition_pruning": "off",
     "plan_cache_mode": "force_custom_plan",
     "search_path": "",
-    "forebay.bell": "'; drop table forebay.log; --",
+    "forebay.wakeup": "'; drop table forebay.log; --",
     "forebay.search_path_before": "evil",
 }
 
@@ -228,12 +228,12 @@ def test_no_setting_of_the_callers_session_bends_a_check_or_a_value(database, co
     assert first == second
 
 
-def test_a_forged_bell_only_rings_or_does_not(database, conn):
+def test_a_forged_wakeup_only_notifies_or_does_not(database, conn):
     """
     The setting that says whether enqueues may notify is anybody's to set: it never decides whether a job is stored.
     """
     with acting_as(database, "forebay_producer") as attacker:
         for value in ("on", "off", "", "yes'", "x" * 10_000):
-            attacker.execute("select set_config('forebay.bell', %s, false)", [value])
+            attacker.execute("select set_config('forebay.wakeup', %s, false)", [value])
             enqueue(attacker)
     assert one(conn, "select count(*) from forebay.log") == 5

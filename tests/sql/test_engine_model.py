@@ -82,7 +82,7 @@ class Held:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Producers, workers and upkeep of one queue with two groups."""
+    """Producers, workers and maintenance of one queue with two groups."""
 
     dsn: str
     queues = count(1)
@@ -219,7 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
         now = self.clock()
         for lane in lanes:
             batch = reader.claim(limit, lane["lane"])
-            self.note_skipped(reader.group, now)
+            self.record_skipped(reader.group, now)
             if not batch.jobs:
                 continue
             if lane["is_suspect"]:
@@ -239,7 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
             return held
         return multiple()
 
-    def note_skipped(self, group: str, now: float) -> None:
+    def record_skipped(self, group: str, now: float) -> None:
         """Note the ends that a claim or the sweep decided: it passed over cancelled and expired."""
         for job in self.jobs.values():
             expired = group in job.swept or job.expires_at <= now
@@ -268,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
         held=batches,
         data=st.data(),
         outcome=st.sampled_from(
-            ["done", "done", "retried", "later", "snoozed", "handed_back", "unknown", "dead",
+            ["done", "done", "retried", "later", "snoozed", "released", "unknown", "dead",
              "cancelled"]
         ),
     )  # fmt: skip
@@ -305,7 +305,7 @@ class EngineMachine(RuleBasedStateMachine):
             job.place[group] = DEFERRED if outcome == "later" else READY
             job.run_at[group] = self.clock() + (300 if outcome == "later" else 0)
             job.attempt[group] += outcome in ("retried", "later")
-            if outcome == "handed_back" and was_suspect:
+            if outcome == "released" and was_suspect:
                 job.suspect.add(group)
 
     @rule(held=batches)
@@ -346,7 +346,7 @@ class EngineMachine(RuleBasedStateMachine):
         if revoked or held.alone:
             job.suspect.add(group)
 
-    # -- operators and upkeep --------------------------------------------------------------------
+    # -- operators and maintenance --------------------------------------------------------------------
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), group=st.sampled_from([None, *GROUPS]))
@@ -394,10 +394,10 @@ class EngineMachine(RuleBasedStateMachine):
                     assert job.expires_at <= now
                     job.swept.add(group)
         for group in GROUPS:
-            self.note_skipped(group, now)
+            self.record_skipped(group, now)
 
     @rule(call=st.sampled_from(["seal", "extend", "retain", "trim"]))
-    def upkeep(self, call):
+    def maintenance(self, call):
         one(self.conn, f"select forebay.{call}_v1()")
 
     @rule(rows=st.integers(20, 120))
@@ -468,7 +468,7 @@ def model_settings(examples: int, *phases: Phase) -> settings:
 )
 def test_the_engine_agrees_with_a_small_model(model_database, stress_seconds, examples):
     """
-    Whatever producers, workers, operators and upkeep do in whatever order, each job is for each
+    Whatever producers, workers, operators and maintenance do in whatever order, each job is for each
     group in exactly the place where a model of a page says it is.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)

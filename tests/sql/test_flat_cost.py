@@ -97,7 +97,7 @@ class Meter:
             ),
         )
         yield "promote nothing", pages(conn, "select forebay.promote_v1()")
-        yield "beat", pages(conn, "select * from forebay.beat_v1(array[%s::bigint])",
+        yield "beat", pages(conn, "select * from forebay.heartbeat_v1(array[%s::bigint])",
                             reader.lease_id)  # fmt: skip
 
 
@@ -116,12 +116,12 @@ def churn(dsn: str, queue: str = "default", batches: int = 200) -> None:
     with Reader(dsn, queue) as reader:
         for _ in range(batches):
             reader.finish(reader.claim(100))
-            one(reader.conn, "select (forebay.beat_v1(array[%s::bigint])).open_leases",
+            one(reader.conn, "select (forebay.heartbeat_v1(array[%s::bigint])).open_leases",
                 reader.lease_id)  # fmt: skip
 
 
 def make_dead_rows(conn: psycopg.Connection) -> None:
-    """Leave twenty thousand dead rows in the tables that upkeep deletes from."""
+    """Leave twenty thousand dead rows in the tables that maintenance deletes from."""
     conn.execute(
         "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
         " select now() - interval '1 hour', 1, now(), i, 'work', '{}' from generate_series(1, 20000) i"

@@ -60,7 +60,7 @@ def wait_until_blocked_or_done(watcher, reader: Reader, thread: threading.Thread
     return thread.is_alive()
 
 
-# -- commit is the gate --------------------------------------------------------------------------
+# -- commit is the limiter --------------------------------------------------------------------------
 
 
 def every_committed_job_is_handed_out_and_no_other(dsn: str) -> None:
@@ -241,8 +241,8 @@ def test_nothing_lost_breaks_when_the_shortcut_does_not_lock_the_lease(database)
 
 
 def sending_back_and_closing_is_one_commit(dsn: str) -> None:
-    """Retry, snooze, hand back, unknown, lost: whatever goes on is settled and written at once."""
-    outcomes = ["retried", "snoozed", "handed_back", "unknown", "lost"]
+    """Retry, snooze, release, unknown, lost: whatever goes on is settled and written at once."""
+    outcomes = ["retried", "snoozed", "released", "unknown", "lost"]
     with connect(dsn) as conn, Reader(dsn) as reader:
         ids = [enqueue(conn) for _ in outcomes]
         batch = reader.claim()

@@ -1,6 +1,6 @@
-"""Registers of known lanes: they save the look into the registry, and never name a lane that readers could not find.
+"""Flag sequences of known lanes: they save the look into the registry, and never name a lane that readers could not find.
 
-Invariant "known is committed": a register names a lane only after its row in the registry was committed. Each way to
+Invariant "known is committed": a flag sequence names a lane only after its row in the registry was committed. Each way to
 break it has a mutant without the guard, in which a committed job is found by nobody.
 """
 
@@ -64,7 +64,7 @@ def test_a_lane_that_the_own_transaction_noted_is_not_known(database, conn):
 
 
 def test_a_lane_that_the_own_transaction_noted_is_not_known_breaks_without_its_age(database, conn):
-    """Without the look at the row's age the register outlives the row."""
+    """Without the look at the row's age the flag sequence outlives the row."""
     without_the_age(database)
     with violation():
         test_a_lane_that_the_own_transaction_noted_is_not_known(database, conn)
@@ -84,7 +84,7 @@ def test_a_lane_that_a_savepoint_noted_is_not_known(database, conn):
 
 
 def test_a_lane_that_a_savepoint_noted_is_not_known_breaks_without_its_age(database, conn):
-    """Without the look at the row's age the register outlives the row."""
+    """Without the look at the row's age the flag sequence outlives the row."""
     without_the_age(database)
     with violation():
         test_a_lane_that_a_savepoint_noted_is_not_known(database, conn)
@@ -136,10 +136,10 @@ def test_an_emptied_registry_makes_what_was_known_unknown(database, conn):
     assert_found(database, enqueue(conn))
 
 
-def test_a_register_of_another_database_says_nothing(server, database, conn):
+def test_a_flag_sequence_of_another_database_says_nothing(server, database, conn):
     """
     A dump takes sequences as they are when it comes to them, and the registry as it was when it began: a lane that was
-    noted meanwhile is in a register and not in the registry.
+    noted meanwhile is in a flag sequence and not in the registry.
     """
     make_known(conn)
     with connect(server.dsn(make_migrated(server, "restored"))) as restored:
@@ -153,33 +153,33 @@ def test_a_register_of_another_database_says_nothing(server, database, conn):
 
 
 @pytest.mark.slow
-def test_a_restarted_server_knows_no_lane_nor_its_home(own_server):
+def test_a_restarted_server_knows_no_lane_nor_its_cluster(own_server):
     """
     What stands in a data folder may be a restored one. An idle poll finds out that the schema is at home.
     """
     dsn = own_server.dsn(make_migrated(own_server, "known"))
     with Reader(dsn) as reader:
         make_known(reader.conn)
-        assert one(reader.conn, "select forebay._is_home()")
+        assert one(reader.conn, "select forebay._is_same_cluster()")
     own_server.stop()
     own_server.start()
     with connect(dsn) as conn:
         assert not is_known(conn)
-        assert not one(conn, "select forebay._is_home()")
+        assert not one(conn, "select forebay._is_same_cluster()")
         make_known(conn)
         conn.execute("select * from forebay.ready_v1('{}', 1000)")
-        assert one(conn, "select forebay._is_home()")
+        assert one(conn, "select forebay._is_same_cluster()")
 
 
-def test_two_lanes_of_one_register_do_not_fight_for_it(conn):
+def test_two_lanes_of_one_flag_sequence_do_not_fight_for_it(conn):
     """
-    The register changes hands now and then, and not at every job.
+    The flag sequence changes hands now and then, and not at every job.
     """
     first = lane_of("default", conn)
     second = one(
         conn,
         "select q from generate_series(1, 1000) i, lateral (select 'other_' || i as q) o"
-        " where forebay._lane_register(forebay._lane_id(q, 100, 0)) = forebay._lane_register(%s) limit 1",
+        " where forebay._lane_flag(forebay._lane_id(q, 100, 0)) = forebay._lane_flag(%s) limit 1",
         first,
     )
     enqueue(conn)
@@ -195,7 +195,7 @@ def test_two_lanes_of_one_register_do_not_fight_for_it(conn):
     assert changes < 50
 
 
-def test_a_limit_and_a_spread_are_asked_for_in_a_known_lane(conn):
+def test_limits_and_shards_are_read_in_a_known_lane(conn):
     """
     What is said of a queue later holds for the next job.
     """
@@ -205,7 +205,7 @@ def test_a_limit_and_a_spread_are_asked_for_in_a_known_lane(conn):
         for _ in range(OFTEN):
             enqueue(conn)
     conn.execute("select forebay.limit_queue('default', remove => '{all}')")
-    conn.execute("select forebay.spread_queue('default', 4)")
+    conn.execute("select forebay.shard_queue('default', 4)")
     for _ in range(200):
         enqueue(conn)
     assert one(conn, "select count(distinct lane) from forebay.lane where queue = 'default'") == 4

@@ -68,7 +68,7 @@ def jobs_of(conn: psycopg.Connection, key: str | None, count: int, **options: ob
 
 
 def claim_open(reader: Reader, limit: int = 100) -> list:
-    """Claim until the gate lets nothing more through; return the batches."""
+    """Claim until the limiter lets nothing more through; return the batches."""
     batches = []
     while (batch := reader.claim_ready(limit)).jobs:
         batches.append(batch)
@@ -160,7 +160,7 @@ def test_groups_have_their_own_limits(database, conn):
 
 
 def test_what_runs_already_counts_when_limits_are_set(database, conn):
-    """Also what was claimed without passing a gate."""
+    """Also what was claimed without passing a limiter."""
     jobs_of(conn, None, 10)
     with Reader(database, "q") as reader:
         assert len(reader.claim_ready(4).jobs) == 4
@@ -175,7 +175,7 @@ def test_what_runs_already_counts_when_limits_are_set(database, conn):
         assert one(conn, "select count(*) from forebay.queue_limits") == 0
 
 
-def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, conn):
+def test_without_the_lock_of_the_limiter_two_claims_take_the_same_slots(database, conn):
     """The mutant: both count before either has written."""
 
     def both_claim() -> int:
@@ -183,7 +183,7 @@ def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, c
             key = "forebay._lock_class(), hashint8(%s::bigint # forebay._lane_id('q', 100, 0))"
             with ThreadPoolExecutor(2) as pool:
                 with psycopg.connect(database) as holder:
-                    # Whoever passed the gate waits for the lane.
+                    # Whoever passed the limiter waits for the lane.
                     holder.execute(f"select pg_advisory_xact_lock({key})", [one_.group_id])
                     claims = [pool.submit(reader.claim, 3) for reader in (one_, other)]
                     wait_for(lambda: waiting_for_a_lock(conn) == 2, describe="both claims wait")
@@ -197,9 +197,9 @@ def test_without_the_lock_of_the_gate_two_claims_take_the_same_slots(database, c
         other.execute("update forebay.lease set closed_at = now(), closed_as = 'closed'")
     break_function(
         database,
-        "_claim_at_gate",
+        "_claim_limited",
         (
-            "pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)))",
+            "pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)))",
             "null",
         ),
     )
@@ -341,7 +341,7 @@ def test_a_key_that_comes_late_is_served_at_once(database, conn):
 
 
 def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
-    """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, handed back, dead and redriven: always as
+    """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, released, dead and redriven: always as
     jobs of their key, each handed out once."""
     single = enqueue(conn, queue="q", limit_key="a", args={"key": "a"})
     (bulk,) = jobs_of(conn, "a", 1)
@@ -362,7 +362,7 @@ def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
         ids = [job["job_id"] for batch in batches for job in batch.jobs]
         assert {single, bulk, later, unique} < set(ids)
         (batch,) = batches
-        endings = ["retried", "snoozed", "handed_back", "dead"]
+        endings = ["retried", "snoozed", "released", "dead"]
         reader.settle(
             batch.claim_no,
             [5],
@@ -409,27 +409,29 @@ def test_jobs_are_found_whatever_transaction_brings_them(database, conn):
 
 
 def test_a_paused_queue_stays_paused(database, conn):
-    """A gate lets nothing through, and nothing is forgotten."""
+    """A limiter lets nothing through, and nothing is forgotten."""
     jobs_of(conn, "a", 3)
     with Reader(database, "q") as reader:
         one(conn, "select forebay.pause_queue('q')")
         assert reader.ready() == []
-        assert reader.claim(10, one(conn, "select forebay._desk_id('q', 100, 0)")).jobs == []
+        assert (
+            reader.claim(10, one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")).jobs == []
+        )
         one(conn, "select forebay.resume_queue('q')")
         assert keys_of(claim_open(reader)) == {"a": 3}
 
 
-def test_a_pause_that_comes_between_gate_and_lane_makes_nobody_forget_the_lane(database, conn):
-    """The claim passes the gate and waits for the lane while the queue is paused: the jobs are found after that."""
+def test_a_pause_that_comes_between_limiter_and_lane_forgets_no_lane(database, conn):
+    """The claim passes the limiter and waits for the lane while the queue is paused: the jobs are found after that."""
     jobs_of(conn, "a", 3)
     with Reader(database, "q") as reader:
         lane = one(conn, "select forebay._limited_lane_id('q', 100, 0, 'a')")
-        desk = one(conn, "select forebay._desk_id('q', 100, 0)")
+        dispatch_lane = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
         key = "forebay._lock_class(), hashint8(%s::bigint # %s::bigint)"
         with ThreadPoolExecutor(1) as pool:
             with psycopg.connect(database) as holder:
                 holder.execute(f"select pg_advisory_xact_lock({key})", [reader.group_id, lane])
-                claim = pool.submit(reader.claim, 10, desk)
+                claim = pool.submit(reader.claim, 10, dispatch_lane)
                 wait_for(lambda: waiting_for_a_lock(conn) == 1, describe="the claim waits")
                 one(conn, "select forebay.pause_queue('q')")
             assert claim.result().jobs == []
@@ -440,7 +442,7 @@ def test_a_pause_that_comes_between_gate_and_lane_makes_nobody_forget_the_lane(d
 def test_ordering_keys_and_unordered_queues_obey_limits(database, conn):
     """A queue's limits hold for all of its jobs."""
     limit(conn, concurrency=4)
-    one(conn, "select forebay.spread_queue('q', 3)")
+    one(conn, "select forebay.shard_queue('q', 3)")
     jobs_of(conn, None, 20)
     for number in range(20):
         enqueue(conn, queue="q", ordering_key=f"order {number}")
@@ -544,12 +546,12 @@ def test_two_who_change_different_limits_at_the_same_time_both_count(database, c
 
 
 def test_a_limit_on_what_waits_leaves_claims_as_they_are(database, conn):
-    """Claims of such a queue do not pass the gate, and setting it does not count anew what is in flight."""
+    """Claims of such a queue do not pass the limiter, and setting it does not count anew what is in flight."""
     limit(conn, max_waiting=100)
     enqueue(conn, queue="q")
     with Reader(database, "q") as reader:
         assert len(reader.claim_ready(5).jobs) == 1
-        assert one(conn, "select count(*) from forebay.gate") == 0
+        assert one(conn, "select count(*) from forebay.limiter") == 0
         limit(conn, concurrency=5)
         set_at = one(conn, "select starts_set_at from forebay.queue_limits")
         limit(conn, max_waiting=50)
@@ -584,7 +586,7 @@ def test_a_job_cannot_have_a_limit_key_and_an_ordering_key(conn):
 
 @pytest.mark.slow
 def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, seed):
-    """Three readers that claim, settle, fail, hand back and lose their leases at random, while jobs of all sorts come."""
+    """Three readers that claim, settle, fail, release and lose their leases at random, while jobs of all sorts come."""
     rng = random.Random(seed)
     keys = ["a", "b", "c", "d", None]
     limit(conn, concurrency=7, key_concurrency=3)
@@ -604,7 +606,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         place = rng.randrange(len(held))
         reader, batch, offsets = held[place]
         offset = rng.choice(sorted(offsets))
-        outcome = rng.choice(["done", "done", "done", "retried", "handed_back", "snoozed"])
+        outcome = rng.choice(["done", "done", "done", "retried", "released", "snoozed"])
         ending = {"offset": offset, "outcome": outcome}
         done = [offset] if outcome == "done" else []
         status = reader.settle(
@@ -664,7 +666,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
     [
         (
             test_jobs_of_a_lost_lease_cease_to_count,
-            "_look_at_gate",
+            "_read_limiter",
             [
                 ("l.lease_id = i.lease_id and l.closed_at is null", "l.lease_id = i.lease_id"),
                 ("coalesce(sum(cardinality(j.offsets)), 0)::integer", "0"),
@@ -672,28 +674,28 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_what_runs_already_counts_when_limits_are_set,
-            "_look_closely",
+            "_read_limiter_fully",
             [("v.seed_until := v.at + interval '1 second';", "null;")],
         ),
         (
             test_a_queue_starts_no_more_per_second_than_its_rate_allows,
-            "_tokens",
+            "_permits",
             [("- greatest(0, coalesce(date_part('epoch', p_tat - p_at), 0)) * p_rate", "")],
         ),
         (
             test_keys_of_very_different_backlogs_get_even_shares,
             "_line_up",
-            [("order by w.open, w.turn nulls first", "order by w.key")],
+            [("order by w.open, w.key_run nulls first", "order by w.key")],
         ),
         (
             test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer,
             "_line_up",
-            [("order by w.open, w.turn", "order by w.turn")],
+            [("order by w.open, w.key_run", "order by w.key_run")],
         ),
         (
             test_who_comes_again_at_once_does_not_come_first,
-            "_note_gate",
-            [("or k.turn >= f.turn", "")],
+            "_record_limiter",
+            [("or k.key_run >= f.key_run", "")],
         ),
         (
             test_jobs_are_found_whatever_transaction_brings_them,

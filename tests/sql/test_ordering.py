@@ -94,15 +94,15 @@ def test_keys_do_not_wait_for_each_other(database, conn):
         assert sorted(ids(take(second))) == others
 
 
-@pytest.mark.parametrize("outcome", ["retried", "snoozed", "unknown", "handed_back", "lost"])
+@pytest.mark.parametrize("outcome", ["retried", "snoozed", "unknown", "released", "lost"])
 @pytest.mark.parametrize("after", [0, 60])
-def test_a_job_that_goes_on_holds_back_those_behind_it(database, conn, outcome, after):
+def test_a_job_that_continues_holds_back_those_behind_it(database, conn, outcome, after):
     """Its key's later jobs, in the batch, parked and new, come after it, in order, however long it takes to come back."""
     jobs = put(conn, 8)
     with Reader(database, "q") as first, Reader(database, "q") as second:
         batch = first.claim_ready(5)
         assert take(second) == []
-        rest = [ended(offset, "handed_back") for offset in (3, 4, 5)]
+        rest = [ended(offset, "released") for offset in (3, 4, 5)]
         assert (
             first.settle(batch.claim_no, [1], ended=[ended(2, outcome, after=after), *rest])
             == "settled"
@@ -120,16 +120,16 @@ def test_a_job_that_goes_on_holds_back_those_behind_it(database, conn, outcome, 
         assert again.job_ids + drained(second) == jobs[1:]
 
 
-def test_jobs_kept_back_twice_stay_in_order(database, conn):
-    """The second of those kept back fails in its turn, while only some of them were taken."""
+def test_jobs_requeued_twice_stay_in_order(database, conn):
+    """The second of those requeued fails in its turn, while only some of them were taken."""
     jobs = put(conn, 10)
     with Reader(database, "q") as reader:
         batch = reader.claim_ready(8)
-        back = [ended(offset, "handed_back") for offset in range(2, 9)]
+        back = [ended(offset, "released") for offset in range(2, 9)]
         assert reader.settle(batch.claim_no, [], ended=[ended(1, "retried"), *back]) == "settled"
         batch = reader.claim_ready(4)
         assert batch.job_ids == jobs[:4]
-        back = [ended(offset, "handed_back") for offset in (3, 4)]
+        back = [ended(offset, "released") for offset in (3, 4)]
         assert reader.settle(batch.claim_no, [1], ended=[ended(2, "retried"), *back]) == "settled"
         assert drained(reader, 3) == jobs[1:]
 
@@ -144,7 +144,7 @@ def test_a_failed_attempt_counts_though_the_job_before_it_is_settled_in_the_same
         flushes = [
             {"claim_no": batches[0].claim_no, "flush_no": 1},
             {"claim_no": batches[1].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "retried")]},
-            {"claim_no": batches[2].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "handed_back")]},
+            {"claim_no": batches[2].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "released")]},
         ]  # fmt: skip
         query = "select status from forebay.settle_v1(%s, %s::jsonb)"
         told = reader.conn.execute(query, [reader.lease_id, json.dumps(flushes)]).fetchall()
@@ -196,14 +196,14 @@ def test_after_a_dead_letter_the_key_goes_on_and_a_redriven_job_comes_last(datab
 
 
 def test_cancelled_and_expired_jobs_let_the_next_one_through(database, conn):
-    """Parked, kept back or on their way as a retry: the key goes on without them."""
+    """Parked, requeued or on their way as a retry: the key goes on without them."""
     jobs = put(conn, 7)
     with Reader(database, "q") as reader, Reader(database, "q") as other:
         batch = reader.claim_ready(3)
         assert take(other) == []
         for job in (jobs[0], jobs[2], jobs[4]):
             one(conn, "select forebay.cancel(%s)", job)
-        kept = [ended(offset, "handed_back") for offset in (2, 3)]
+        kept = [ended(offset, "released") for offset in (2, 3)]
         assert (
             reader.settle(batch.claim_no, [], ended=[ended(1, "retried", after=5), *kept])
             == "settled"
@@ -313,12 +313,12 @@ class Holder:
             if stop and stop < len(queue) and rng.random() < 0.4:
                 self.queues[key] = queue[stop:]
                 continue
-            outcome = rng.choice(["retried", "snoozed", "handed_back", "lost"])
+            outcome = rng.choice(["retried", "snoozed", "released", "lost"])
             for claim_no, job in queue[stop:]:
                 endings[claim_no].append(
                     ended(job["batch_offset"], outcome, after=rng.choice([0, 0, 5]))
                 )
-                outcome = "handed_back"
+                outcome = "released"
             if stop < len(queue):
                 over.add(key)
             del self.queues[key]
@@ -326,7 +326,7 @@ class Holder:
             # A claim that is made before the database knows what went on.
             _, back = self.claim(rng.choice([1, 3, 20]), came_back=over)
             for claim_no, job in back:
-                endings[claim_no].append(ended(job["batch_offset"], "handed_back"))
+                endings[claim_no].append(ended(job["batch_offset"], "released"))
         flushes = []
         for claim_no in rng.sample(sorted({*good, *endings}), len({*good, *endings})):
             self.flush_nos[claim_no] += 1
@@ -357,7 +357,7 @@ class Holder:
 
 
 def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None:
-    """Four readers claim, settle, fail, hand back and lose their leases at random; check the order of each key."""
+    """Four readers claim, settle, fail, release and lose their leases at random; check the order of each key."""
     rng = random.Random(seed)
     with connect(database) as conn, contextlib.ExitStack() as stack:
         small_segments(conn, 100)
@@ -414,13 +414,13 @@ def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> Non
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
 )
 def test_whatever_happens_each_key_runs_in_order(database, seed):
-    """Retries, snoozes, jobs handed back, suspects, lost leases, small segments: each job is done once, in its key's order."""
+    """Retries, snoozes, jobs released, suspects, lost leases, small segments: each job is done once, in its key's order."""
     stress(database, seed)
 
 
 GUARDS = {
-    "a job behind another of its batch is kept back": ("_kept_back", "n.place > f.place or", ""),
-    "so is one behind another of an earlier batch": ("_kept_back", "or b.key is not null", ""),
+    "a job behind another of its batch is kept back": ("_requeued", "n.place > f.place or", ""),
+    "so is one behind another of an earlier batch": ("_requeued", "or b.key is not null", ""),
     "a lost lease gives back the first of a key only": (
         "_revoke",
         "= any (v_held) then",
@@ -444,13 +444,13 @@ GUARDS = {
     ),
     "also where something waits": (
         "_take_keyed",
-        "s.is_busy and not s.goes_on or s.waits",
+        "s.is_busy and not s.continues or s.waits",
         "s.waits",
     ),
     "a job on its way comes before all that follow": (
         "_take_keyed",
-        "not s.goes_on or s.waits",
-        "not s.goes_on",
+        "not s.continues or s.waits",
+        "not s.continues",
     ),
 }
 
@@ -506,7 +506,7 @@ def test_who_has_a_key_does_not_go_on_with_it_when_something_went_wrong(database
             "and s.holder = p_lease_id",
         ),
         (suspect_alone, "(b.lease_id <> p_lease_id or b.is_suspect)", "b.lease_id <> p_lease_id"),
-        (retry_holds, "where b.goes_on or", "where"),
+        (retry_holds, "where b.continues or", "where"),
     ],
 )
 def test_without_its_guard_it_would(database, scenario, guard, instead):
@@ -583,18 +583,18 @@ def test_who_holds_a_key_gets_more_of_it(database, conn):
         assert drained(other, 30) == jobs[60:]
 
 
-def test_what_follows_in_a_later_claim_is_kept_back_too(database, conn):
+def test_what_follows_in_a_later_claim_is_requeued_too(database, conn):
     """A job of the first of three claims goes on: those of the others wait for it, whichever is settled first."""
     jobs = put(conn, 9)
     with Reader(database, "q") as reader, Reader(database, "q") as other:
         first, second, third = (reader.claim_ready(3) for _ in range(3))
-        back = [ended(offset, "handed_back") for offset in (1, 2, 3)]
+        back = [ended(offset, "released") for offset in (1, 2, 3)]
         assert reader.settle(third.claim_no, [], ended=back) == "settled"
-        going = [ended(2, "retried"), ended(3, "handed_back")]
+        going = [ended(2, "retried"), ended(3, "released")]
         assert reader.settle(first.claim_no, [1], ended=going) == "settled"
         assert take(other) == []
         assert reader.settle(second.claim_no, [], ended=back) == "settled"
-        wait_over(conn)  # It came back too early, and was put off.
+        wait_over(conn)  # It came back too early, and was postponed.
         assert drained(other) == jobs[1:]
 
 
@@ -626,7 +626,7 @@ def test_a_lost_lease_with_several_claims_of_a_key_has_one_suspect(database, con
         assert drained(other) == jobs[2:]
 
 
-def test_no_token_is_written_where_nothing_waits(database, conn):
+def test_no_recheck_row_is_written_where_nothing_waits(database, conn):
     """One reader alone settles whole batches and parts of them, one key and many, without a row more than its own."""
     with Reader(database, "q") as reader:
         for number in range(30):
@@ -661,7 +661,7 @@ def short_history(conn):
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
-    """Parked, or kept back behind a retry: the segment stays until the job has ended, and then goes with its turns."""
+    """Parked, or requeued behind a retry: the segment stays until the job has ended, and then goes with its turns."""
     with Reader(database, "q") as first, Reader(database, "q") as second:
         parked = put(conn, 2, "parked")
         kept = put(conn, 2, "kept")
@@ -669,7 +669,7 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
         (behind,) = put(conn, 1, "parked")
         assert take(second) == []
         place = batch.job_ids.index(kept[0]) + 1
-        back = [ended(place + 1, "handed_back")]
+        back = [ended(place + 1, "released")]
         going = [ended(place, "retried", after=864000), *back]
         assert first.settle(batch.claim_no, [], ended=going) == "settled"
         for _ in range(15):
@@ -694,7 +694,7 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
             emptied(conn, second)
         assert one(conn, "select min(lo) from forebay.segment where removed_at is null") > behind
         assert one(conn, "select count(*) from forebay.parked") == 0
-        query = "select count(*) from forebay.key_turn where ordering_key <> 'other'"
+        query = "select count(*) from forebay.key_run where ordering_key <> 'other'"
         assert one(conn, query) == 0
 
 

@@ -107,7 +107,7 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
     """Five functions, those of backfills, and not one table, sequence or column."""
-    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "note_direct"}
+    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "record_direct"}
     allowed = allowed_calls(conn)["forebay_producer"]
     assert {name for name in allowed if not name.startswith("backfill")} == calls
     with acting_as(database, "forebay_producer") as producer:
@@ -212,7 +212,7 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
         attacker.execute("select forebay.cancel(1::pg_catalog.int8)")
         attacker.execute("select forebay.open_group('default')")
         for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1()",
-                     "retain_v1()", "open_lease_v1('w')", "job(1)", "beat_v1('{1}')"):  # fmt: skip
+                     "retain_v1()", "open_lease_v1('w')", "job(1)", "heartbeat_v1('{1}')"):  # fmt: skip
             attacker.execute(f"select forebay.{call}")
         lane = one(conn, "select forebay._lane_id('default', 100, 0)")
         # Twice: the first claim of a lane and any later one take different ways.
@@ -267,7 +267,7 @@ def test_a_worker_role_runs_the_whole_protocol(database, conn):
         assert batch.job_ids == [job]
         retry = [{"offset": 1, "outcome": "retried", "after": 0.001}]
         assert reader.settle(batch.claim_no, ended=retry) == "settled"
-        worker.execute("select forebay.beat_v1(array[%s::bigint], array[%s::bigint])",
+        worker.execute("select forebay.heartbeat_v1(array[%s::bigint], array[%s::bigint])",
                        [reader.lease_id, job])  # fmt: skip
         for call in ("extend", "seal", "promote", "sweep", "trim", "retain", "revoke_lost"):
             worker.execute(f"select forebay.{call}_v1()")

@@ -245,7 +245,7 @@ def test_the_shortcut_needs_each_of_its_conditions(database, promise, guard):
     """Without the condition the promise is seen broken."""
     # Those that need small segments make them: then it is their maker that has to be broken.
     if guard in {NEWEST, EARLIER_SEALED, FULL}:
-        break_function(database, "_make_readers", guard)
+        break_function(database, "_make_segment_functions", guard)
     else:
         break_shortcut(database, guard)
     with violation(psycopg.Error):

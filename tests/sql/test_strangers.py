@@ -162,7 +162,7 @@ def test_no_strangers_stall(database, strangers):
             assert reader.revoked_by(conn) == len(batch.jobs) - 1
             reader.open_lease()
         conn.execute("select forebay.cancel(%s)", [ids[0]])
-        conn.execute("select forebay.beat_v1(array[%s::bigint])", [reader.lease_id])
+        conn.execute("select forebay.heartbeat_v1(array[%s::bigint])", [reader.lease_id])
         for batch in reader.claim_all():
             reader.finish(batch)
         assert {state(conn, i) for i in ids[1::25]} == {"done"}
@@ -186,7 +186,7 @@ def test_room_to_write(database, stranger):
                 assert enqueue(producer) > ids[-1]
 
 
-def test_room_to_write_without_any_upkeep(empty_database):
+def test_room_to_write_without_any_maintenance(empty_database):
     """With nothing but producers, 64 million numbers find room: the schema is made with them."""
     migrate(empty_database)
     with connect(empty_database) as conn:
@@ -228,13 +228,13 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
                 reader.finish(batch)
             one(conn, "select forebay.seal_v1()")
         reader.claim_all()
-        with old_snapshot(database), connect(database) as upkeep:
+        with old_snapshot(database), connect(database) as maintenance:
             for session in (conn, reader.conn):
                 session.execute("set lock_timeout = '50ms'")
             with Watch(database, conn, reader.conn) as watch:
                 thread = threading.Thread(
                     target=lambda: [
-                        sqlstate(upkeep, "select forebay.retain_v1()") for _ in range(3)
+                        sqlstate(maintenance, "select forebay.retain_v1()") for _ in range(3)
                     ]
                 )
                 thread.start()
@@ -260,7 +260,7 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
 def test_a_full_notification_queue_does_not_fail_an_enqueue(own_server, tmp_path):
     """
     Somebody listens in an idle transaction until the queue of notifications is full; workers sleep,
-    so that bells would be rung. Enqueues still succeed, and the job is found by polling.
+    so that wake-ups would be woken. Enqueues still succeed, and the job is found by polling.
     """
     from tests.support.fix_db import make_migrated
 
@@ -281,15 +281,17 @@ def test_a_full_notification_queue_does_not_fail_an_enqueue(own_server, tmp_path
             pass
         assert one(conn, "select pg_notification_queue_usage()") > 0.9
         conn.execute("select * from forebay.ready_v1(%s::bigint[], 60000)", [[reader.group_id]])
-        assert one(conn, "select max(last_value) from pg_sequences where sequencename ~ 'bell'") > 0
+        assert (
+            one(conn, "select max(last_value) from pg_sequences where sequencename ~ 'wakeup'") > 0
+        )
         job = enqueue(conn)
         assert reader.claim_ready().job_ids == [job]
 
 
 def test_a_producer_that_prepares_its_transaction_does_not_fail_because_workers_sleep(database):
     """
-    A transaction that has notified cannot be prepared. Where transactions can be prepared the bell
-    is silent unless the parameter forebay.bell says otherwise.
+    A transaction that has notified cannot be prepared. Where transactions can be prepared the wake-up
+    is silent unless the parameter forebay.wakeup says otherwise.
     """
     with connect(database) as conn, Reader(database) as reader, psycopg.connect(database) as caller:
         conn.execute("select * from forebay.ready_v1(%s::bigint[], 60000)", [[reader.group_id]])
@@ -299,8 +301,8 @@ def test_a_producer_that_prepares_its_transaction_does_not_fail_because_workers_
         conn.execute("commit prepared 'two phases'")
         assert reader.claim_ready().job_ids == [job]
 
-        caller.execute("select set_config('forebay.bell', 'on', false)")
-        conn.execute("listen forebay_bell")
+        caller.execute("select set_config('forebay.wakeup', 'on', false)")
+        conn.execute("listen forebay_wakeup")
         enqueue(caller)
         caller.commit()
         assert [n.payload for n in conn.notifies(timeout=5, stop_after=1)] == ["default"]

@@ -22,7 +22,7 @@ from tests.support.engine import (
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
-INTENTS: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "once": {"once": "k"},
     "idempotent": {"idempotent": "k"},
     "coalesce": {"coalesce": "k"},
@@ -116,7 +116,7 @@ def expired(conn, reader, unique_as):
     return job_id
 
 
-#: What a second call does, by the intent and the state of the first call's job:
+#: What a second call does, by the uniqueness mode and the state of the first call's job:
 #: same (its id again), new (a new job beside it or after it), replaced (a new job in its place).
 TRUTH = {
     "once": {
@@ -138,11 +138,11 @@ TRUTH = {
 TRUTH["idempotent"] = TRUTH["once"]
 TRUTH["debounce"] = TRUTH["replace"]
 ROWS = [
-    (intent, answer, state)
-    for intent, answers in TRUTH.items()
+    (mode, answer, state)
+    for mode, answers in TRUTH.items()
     for answer, states in answers.items()
     for state in states
-    if not (intent == "debounce" and state is not waiting)  # It takes no other time than its own.
+    if not (mode == "debounce" and state is not waiting)  # It takes no other time than its own.
 ]
 
 
@@ -159,14 +159,14 @@ def reader(database):
 
 
 @pytest.mark.parametrize(
-    ("intent", "answer", "prepare"), ROWS, ids=[f"{i} {s.__name__}" for i, _, s in ROWS]
+    ("mode", "answer", "prepare"), ROWS, ids=[f"{i} {s.__name__}" for i, _, s in ROWS]
 )
-def test_the_truth_table_holds(conn, reader, intent, answer, prepare):
+def test_the_truth_table_holds(conn, reader, mode, answer, prepare):
     """
     What a second call of a key answers is what the table in the documentation says.
     """
-    first = prepare(conn, reader, INTENTS[intent])
-    second = ask(conn, INTENTS[intent])
+    first = prepare(conn, reader, MODES[mode])
+    second = ask(conn, MODES[mode])
     if answer == "same":
         assert second == (first, False, None)
     else:
@@ -175,12 +175,12 @@ def test_the_truth_table_holds(conn, reader, intent, answer, prepare):
         assert second.replaced == (first if answer == "replaced" else None)
 
 
-def test_keys_of_other_queues_and_intents_are_other_keys(conn):
+def test_keys_of_other_queues_and_modes_are_other_keys(conn):
     """
-    A key belongs to its queue and its intent.
+    A key belongs to its queue and its uniqueness mode.
     """
-    answers = [ask(conn, unique_as) for unique_as in INTENTS.values()]
-    answers.append(ask(conn, INTENTS["once"], queue="other"))
+    answers = [ask(conn, unique_as) for unique_as in MODES.values()]
+    answers.append(ask(conn, MODES["once"], queue="other"))
     assert all(answer.is_new for answer in answers)
 
 
@@ -188,9 +188,9 @@ def test_a_replaced_job_never_starts_and_the_new_one_has_the_new_arguments_and_t
     """
     What waits after a replacement is the new job alone.
     """
-    ask(conn, INTENTS["replace"], {"n": 1}, delay="1 hour")
-    ask(conn, INTENTS["replace"], {"n": 2})
-    last = ask(conn, INTENTS["replace"], {"n": 3})
+    ask(conn, MODES["replace"], {"n": 1}, delay="1 hour")
+    ask(conn, MODES["replace"], {"n": 2})
+    last = ask(conn, MODES["replace"], {"n": 3})
     assert [(job["job_id"], job["args"]) for job in reader.claim().jobs] == [
         (last.job_id, {"n": 3})
     ]
@@ -201,9 +201,9 @@ def test_a_running_job_that_has_a_successor_is_not_retried(conn, reader):
     """
     At most one waits: a failure of the running one leaves the work to its successor.
     """
-    for intent in ("coalesce", "replace"):
-        first = running(conn, reader, INTENTS[intent])
-        second = ask(conn, INTENTS[intent])
+    for mode in ("coalesce", "replace"):
+        first = running(conn, reader, MODES[mode])
+        second = ask(conn, MODES[mode])
         assert reader.settle(reader.claim_no, ended=ended("retried", after=0)) == "settled"
         assert state(conn, first) == "cancelled"
         assert reader.claim().job_ids == [second.job_id]
@@ -237,24 +237,24 @@ def test_a_throttled_key_is_free_when_its_period_is_over(conn):
     """
     A period counts from the enqueue of the last new job.
     """
-    first = ask(conn, INTENTS["throttle"])
+    first = ask(conn, MODES["throttle"])
     shift_clock(conn, 3590)
-    assert ask(conn, INTENTS["throttle"]) == (first.job_id, False, None)
+    assert ask(conn, MODES["throttle"]) == (first.job_id, False, None)
     shift_clock(conn, 3601)
-    assert ask(conn, INTENTS["throttle"]).is_new
+    assert ask(conn, MODES["throttle"]).is_new
 
 
 def test_an_idempotency_key_refuses_another_request_while_its_job_lives(conn, reader):
     """
     The same kind and arguments give the existing job, others an error that names it.
     """
-    first = ask(conn, INTENTS["idempotent"], {"sum": 10, "to": "a"})
-    assert ask(conn, INTENTS["idempotent"], {"to": "a", "sum": 10}) == (first.job_id, False, None)
+    first = ask(conn, MODES["idempotent"], {"sum": 10, "to": "a"})
+    assert ask(conn, MODES["idempotent"], {"to": "a", "sum": 10}) == (first.job_id, False, None)
     with pytest.raises(psycopg.Error, match=f"belongs to job {first.job_id}") as caught:
-        ask(conn, INTENTS["idempotent"], {"sum": 11, "to": "a"})
+        ask(conn, MODES["idempotent"], {"sum": 11, "to": "a"})
     assert caught.value.sqlstate == "JQ005"
     reader.finish(reader.claim())
-    assert ask(conn, INTENTS["idempotent"], {"sum": 11, "to": "a"}).is_new
+    assert ask(conn, MODES["idempotent"], {"sum": 11, "to": "a"}).is_new
 
 
 def test_a_key_is_held_until_every_group_is_done_with_its_job(database, conn):
@@ -263,28 +263,28 @@ def test_a_key_is_held_until_every_group_is_done_with_its_job(database, conn):
     enough to let the next wait.
     """
     with Reader(database, group="a") as a, Reader(database, group="b") as b:
-        first, second = (ask(conn, INTENTS[intent]) for intent in ("once", "coalesce"))
+        first, second = (ask(conn, MODES[mode]) for mode in ("once", "coalesce"))
         batch = a.claim()
         assert batch.job_ids == [first.job_id, second.job_id]
-        later = ask(conn, INTENTS["coalesce"])
+        later = ask(conn, MODES["coalesce"])
         assert later.is_new
         a.finish(batch)
-        assert ask(conn, INTENTS["once"]) == (first.job_id, False, None)
+        assert ask(conn, MODES["once"]) == (first.job_id, False, None)
         # For b the successor took the place of the one that it has not started.
         batch = b.claim()
         assert batch.job_ids == [first.job_id, later.job_id]
-        assert ask(conn, INTENTS["once"]) == (first.job_id, False, None)
+        assert ask(conn, MODES["once"]) == (first.job_id, False, None)
         b.finish(batch)
-        assert ask(conn, INTENTS["once"]).is_new
+        assert ask(conn, MODES["once"]).is_new
     open_group(conn, "default", "late", "now")
-    assert not ask(conn, INTENTS["once"]).is_new
+    assert not ask(conn, MODES["once"]).is_new
 
 
 def test_jobs_of_one_call_are_told_apart_and_bad_ones_named(conn):
     """
     A bulk call answers in input order, the existing id for a key that is held; it is all or none.
     """
-    held = ask(conn, INTENTS["once"])
+    held = ask(conn, MODES["once"])
     jobs = [
         {"kind": "work"},
         {"kind": "work", "unique_as": {"once": "k"}},
@@ -339,20 +339,20 @@ def wait_until_one_waits(watcher) -> None:
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback", "crash"])
-@pytest.mark.parametrize("intent", list(INTENTS))
+@pytest.mark.parametrize("mode", list(MODES))
 def test_the_second_of_two_producers_gets_it_right_however_the_first_ends(
-    database, conn, intent, ending
+    database, conn, mode, ending
 ):
     """
     It waits for the first one's end: after a commit it finds that job, else it makes its own. With
     on_busy raise it is refused meanwhile.
     """
     first = psycopg.connect(database)
-    made = ask(first, INTENTS[intent])
-    busy = json.dumps(INTENTS[intent] | {"on_busy": "raise"})
+    made = ask(first, MODES[mode])
+    busy = json.dumps(MODES[mode] | {"on_busy": "raise"})
     query = "select forebay.enqueue('work', unique_as => %s::jsonb)"
     assert sqlstate(conn, query, busy) == "JQ004"
-    thread, answers = in_background(database, INTENTS[intent])
+    thread, answers = in_background(database, MODES[mode])
     wait_until_one_waits(conn)
     if ending == "crash":
         one(conn, "select pg_terminate_backend(%s)", first.info.backend_pid)
@@ -363,7 +363,7 @@ def test_the_second_of_two_producers_gets_it_right_however_the_first_ends(
     if ending != "commit":
         assert second.is_new
         assert second.replaced is None
-    elif intent in ("replace", "debounce"):
+    elif mode in ("replace", "debounce"):
         assert second.replaced == made.job_id
     else:
         assert second == (made.job_id, False, None)
@@ -373,8 +373,8 @@ def test_the_second_of_two_producers_gets_it_right_however_the_first_ends(
 def one_generation(database: str) -> None:
     """Two producers of a free key never both make its job."""
     with connect(database) as conn, psycopg.connect(database) as first:
-        ask(first, INTENTS["once"])
-        thread, answers = in_background(database, INTENTS["once"])
+        ask(first, MODES["once"])
+        thread, answers = in_background(database, MODES["once"])
         wait_for(
             lambda: (
                 not thread.is_alive()
@@ -410,16 +410,16 @@ def test_a_repeatable_read_transaction_that_cannot_see_the_newest_job_is_refused
     with psycopg.connect(database) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("select 1 from forebay.log")
-        ask(conn, INTENTS["once"])
+        ask(conn, MODES["once"])
         with pytest.raises(psycopg.errors.SerializationFailure):
-            ask(old, INTENTS["once"])
+            ask(old, MODES["once"])
 
 
 def whoever_joined_is_seen_by_a_later_run(database: str) -> None:
     """A call that joined a waiting job, and commits after it was claimed, is followed by a run."""
     with connect(database) as conn, psycopg.connect(database) as late, Reader(database) as reader:
-        made = ask(conn, INTENTS["coalesce"])
-        assert ask(late, INTENTS["coalesce"]) == (made.job_id, False, None)
+        made = ask(conn, MODES["coalesce"])
+        assert ask(late, MODES["coalesce"]) == (made.job_id, False, None)
         batch = reader.claim()
         assert batch.job_ids == [made.job_id]  # It waits for nobody.
         late.commit()
@@ -428,7 +428,7 @@ def whoever_joined_is_seen_by_a_later_run(database: str) -> None:
         one(conn, "select forebay.promote_v1()")
         (job,) = reader.claim().jobs
         assert job["job_id"] != made.job_id
-        assert ask(conn, INTENTS["coalesce"]).is_new  # The successor runs, too.
+        assert ask(conn, MODES["coalesce"]).is_new  # The successor runs, too.
 
 
 def test_whoever_joined_is_seen_by_a_later_run(database):
@@ -450,9 +450,9 @@ def test_whoever_joined_is_not_seen_when_claims_do_not_look(database):
 def whoever_joins_looks_again(database: str) -> None:
     """A call that waited for a claim of the job it would join does not join it any more."""
     with connect(database) as conn, psycopg.connect(database) as claim, Reader(database) as reader:
-        made = ask(conn, INTENTS["coalesce"])
+        made = ask(conn, MODES["coalesce"])
         claim.execute("select 1 from forebay.unique_key for update")  # As a claim does.
-        thread, answers = in_background(database, INTENTS["coalesce"])
+        thread, answers = in_background(database, MODES["coalesce"])
         wait_until_one_waits(conn)
         assert reader.claim().job_ids == [made.job_id]
         claim.commit()
@@ -472,7 +472,9 @@ def test_whoever_joins_without_a_second_look_joins_a_running_job(database):
     Without the second look it joins a job that cannot see what it wrote.
     """
     break_function(
-        database, "_enqueue_unique", ("if forebay._stage(v_last) = 'waiting' then", "if true then")
+        database,
+        "_enqueue_unique",
+        ("if forebay._key_state(v_last) = 'waiting' then", "if true then"),
     )
     with violation():
         whoever_joins_looks_again(database)
@@ -484,10 +486,10 @@ def test_a_successor_is_followed_up_for_as_long_as_somebody_is_open_and_later_ea
     """
     An open transaction costs a run now and then, never a claim's time and never more than one job.
     """
-    made = ask(conn, INTENTS["coalesce"])
+    made = ask(conn, MODES["coalesce"])
     waits = []
     with psycopg.connect(database) as late:
-        ask(late, INTENTS["coalesce"])
+        ask(late, MODES["coalesce"])
         for clock in range(0, 100, 20):
             shift_clock(conn, clock)
             one(conn, "select forebay.promote_v1()")
@@ -512,9 +514,9 @@ def test_a_claim_passes_over_a_producer_that_makes_the_next_generation(database,
     """
     A claim of a job that comes back while its successor is not committed waits for nobody.
     """
-    made = running(conn, reader, INTENTS["coalesce"])
+    made = running(conn, reader, MODES["coalesce"])
     with psycopg.connect(database) as producer:
-        successor = ask(producer, INTENTS["coalesce"])
+        successor = ask(producer, MODES["coalesce"])
         assert reader.settle(reader.claim_no, ended=ended("snoozed", after=0)) == "settled"
         conn.execute("set statement_timeout = '5s'")
         reader.conn.execute("set statement_timeout = '5s'")
@@ -523,14 +525,14 @@ def test_a_claim_passes_over_a_producer_that_makes_the_next_generation(database,
     assert reader.claim().job_ids == [successor.job_id]
 
 
-# -- upkeep --------------------------------------------------------------------------------------
+# -- maintenance --------------------------------------------------------------------------------------
 
 
 def generations(conn) -> list[tuple[str, int]]:
     return conn.execute("select key, gen from forebay.unique_key order by 1, 2").fetchall()
 
 
-def test_upkeep_forgets_keys_whose_jobs_have_ended_and_no_others(conn, reader):
+def test_maintenance_forgets_keys_whose_jobs_have_ended_and_no_others(conn, reader):
     """
     Generations older than a day go when they are superseded or ended; a key that is held stays.
     """
@@ -553,13 +555,13 @@ def test_upkeep_forgets_keys_whose_jobs_have_ended_and_no_others(conn, reader):
 def numbering_does_not_begin_anew(database: str) -> None:
     """A key's generations are not forgotten while an open transaction makes the next one."""
     with connect(database) as conn, psycopg.connect(database) as first, Reader(database) as reader:
-        ask(conn, INTENTS["once"])
+        ask(conn, MODES["once"])
         reader.finish(reader.claim())
         shift_clock(conn, 2 * 86_400)
-        assert ask(first, INTENTS["once"]).is_new
+        assert ask(first, MODES["once"]).is_new
         for _ in range(40):  # each looks at the row with a chance of one half
             one(conn, "select forebay.trim_v1(20000, true)")
-        busy = json.dumps(INTENTS["once"] | {"on_busy": "raise"})
+        busy = json.dumps(MODES["once"] | {"on_busy": "raise"})
         query = "select forebay.enqueue('work', unique_as => %s::jsonb)"
         assert sqlstate(conn, query, busy) == "JQ004"
 
@@ -580,17 +582,17 @@ def test_numbering_begins_anew_when_nobody_holds_the_predecessor(database):
         numbering_does_not_begin_anew(database)
 
 
-@pytest.mark.parametrize("intent", ["once", "coalesce", "replace"])
+@pytest.mark.parametrize("mode", ["once", "coalesce", "replace"])
 @pytest.mark.slow
 def test_a_key_that_was_taken_hundreds_of_times_costs_what_it_did_at_first(
-    database, conn, reader, intent
+    database, conn, reader, mode
 ):
     """
     While somebody holds a snapshot, an enqueue, a claim and a settlement touch about as many pages
     after hundreds of generations as after a few.
     """
     conn.execute("analyze")
-    unique_as = json.dumps(INTENTS[intent])
+    unique_as = json.dumps(MODES[mode])
     call = "select forebay.enqueue_unique('work', '{}', %s::jsonb)"
     claim = "select forebay.claim_v1(%s, %s, %s, %s, %s, 10)"
     lane = lane_of("default", conn)
@@ -615,7 +617,7 @@ def test_a_key_that_was_taken_hundreds_of_times_costs_what_it_did_at_first(
 # -- reading the state off the job ---------------------------------------------------------------
 
 
-def test_the_stage_of_a_key_is_the_state_of_its_job(database, conn, reader):
+def test_the_state_of_a_key_is_the_state_of_its_job(database, conn, reader):
     """
     What a key goes by agrees with forebay.job, for jobs in all states and also when many batches and
     segments lie behind.
@@ -635,7 +637,7 @@ def test_the_stage_of_a_key_is_the_state_of_its_job(database, conn, reader):
     late.close()
     reader.claim(3, lane)
     rows = conn.execute(
-        "select u.job_id, forebay._stage(u), j.state from forebay.unique_key u,"
+        "select u.job_id, forebay._key_state(u), j.state from forebay.unique_key u,"
         " lateral forebay.job(u.job_id) j"
     ).fetchall()
     assert len(rows) == 61

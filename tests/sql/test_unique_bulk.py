@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.test_unique import INTENTS, ask, ended, wait_until_one_waits
+from tests.sql.test_unique import MODES, ask, ended, wait_until_one_waits
 from tests.support.engine import (
     Reader,
     connect,
@@ -49,20 +49,20 @@ def in_background(database: str, jobs: list[Job]) -> tuple[threading.Thread, lis
 
 
 def random_job(rng: random.Random) -> Job:
-    intent = rng.choice(list(INTENTS))
-    unique_as = INTENTS[intent] | {intent: f"k{rng.randrange(KEYS)}"}
-    if intent == "debounce" and rng.random() < 0.5:
+    mode = rng.choice(list(MODES))
+    unique_as = MODES[mode] | {mode: f"k{rng.randrange(KEYS)}"}
+    if mode == "debounce" and rng.random() < 0.5:
         unique_as["max_wait"] = 90
-    elif intent == "throttle":
+    elif mode == "throttle":
         unique_as["period"] = 100
     options: Job = {}
     if rng.random() < 0.1:
         options["queue"] = "other"
-    if intent != "debounce" and rng.random() < 0.15:
+    if mode != "debounce" and rng.random() < 0.15:
         options["delay"] = 600
     if rng.random() < 0.05:
         options["limit_key"] = f"l{rng.randrange(3)}"
-    if intent == "idempotent" and rng.random() < 0.02:
+    if mode == "idempotent" and rng.random() < 0.02:
         options["args"] = {"other": True}
     return job(unique_as if rng.random() < 0.95 else None, **options)
 
@@ -95,8 +95,8 @@ def one_by_one(conn, jobs: list[Job]) -> list[int]:
 
     def order(place: int) -> tuple[str, str, str, int]:
         unique_as = jobs[place]["unique_as"]
-        intent = next(name for name in INTENTS if name in unique_as)
-        return (jobs[place].get("queue", "default"), intent, unique_as[intent], place)
+        mode = next(name for name in MODES if name in unique_as)
+        return (jobs[place].get("queue", "default"), mode, unique_as[mode], place)
 
     ids = [0] * len(jobs)
     for place in sorted(places, key=order):
@@ -121,7 +121,7 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
         except psycopg.Error as error:
             return error.sqlstate
         rows = conn.execute(
-            "select job_id, queue, intent::text, key, gen, is_deferred, origin, lane,"
+            "select job_id, queue, mode::text, key, gen, is_deferred, origin, lane,"
             " encode(payload, 'hex'), round(extract(epoch from expires_at - taken_at) / 10),"
             " round(extract(epoch from free_at - taken_at) / 10),"
             " round(extract(epoch from first_at - taken_at) / 10) from forebay.unique_key"
@@ -168,14 +168,14 @@ def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, s
 
 def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):
     """
-    A key may be in a call more than once: what the intent says of a waiting job holds for the call's own.
+    A key may be in a call more than once: what the uniqueness mode says of a waiting job holds for the call's own.
     """
-    for intent in ("once", "idempotent", "coalesce", "throttle"):
-        ids = enqueue_many(conn, [job(INTENTS[intent])] * 3)
+    for mode in ("once", "idempotent", "coalesce", "throttle"):
+        ids = enqueue_many(conn, [job(MODES[mode])] * 3)
         assert len({*ids}) == 1
         assert state(conn, ids[0]) == "ready"
-    for intent, waits in (("replace", "ready"), ("debounce", "deferred")):
-        ids = enqueue_many(conn, [job(INTENTS[intent], args={"n": n}) for n in range(3)])
+    for mode, waits in (("replace", "ready"), ("debounce", "deferred")):
+        ids = enqueue_many(conn, [job(MODES[mode], args={"n": n}) for n in range(3)])
         assert ids == sorted({*ids})
         assert state(conn, ids[2]) == waits
         query = "select array_agg(job_id order by job_id) from forebay.tombstone where reason = 'r'"
@@ -190,15 +190,15 @@ def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-@pytest.mark.parametrize("intent", list(INTENTS))
+@pytest.mark.parametrize("mode", list(MODES))
 def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
-    database, conn, intent, ending
+    database, conn, mode, ending
 ):
     """
     It takes what comes before that key, waits, finds out what became of it, and goes on with what comes after.
     """
     names = [f"k{n:02}" for n in range(20)]
-    jobs = [job(INTENTS[intent] | {intent: name}) for name in names]
+    jobs = [job(MODES[mode] | {mode: name}) for name in names]
     with psycopg.connect(database) as other:
         made = ask(other, jobs[7]["unique_as"])
         thread, answers = in_background(database, jobs[::-1])
@@ -209,7 +209,7 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
         thread.join(10)
     ids = answers[0][::-1]
     assert len({*ids}) == 20
-    replaces = intent in ("replace", "debounce")
+    replaces = mode in ("replace", "debounce")
     assert (ids[7] == made.job_id) == (ending == "commit" and not replaces)
     assert [ids[8], ids[19]] == late or (replaces and ids[8] > late[0] and ids[19] > late[1])
     waits = [state(conn, job_id) in ("ready", "deferred") for job_id in ids]
@@ -344,14 +344,14 @@ def test_numbering_in_bulk_begins_anew_when_nobody_holds_the_predecessors(databa
 
 AGREE = """
     with k as materialized (select array_agg(u order by u.job_id) as keys from forebay.unique_key u)
-    select u.one, u.nr, u.stage, forebay._stage(u.one)
+    select u.one, u.nr, u.stage, forebay._key_state(u.one)
     from k, lateral (select i as one, s.nr, s.stage
-                     from unnest(forebay._stages(k.keys)) with ordinality s (stage, nr),
+                     from unnest(forebay._key_states_of(k.keys)) with ordinality s (stage, nr),
                           lateral (select k.keys[s.nr] as i) i (i)) u
 """
 
 
-def test_many_stages_are_those_of_each(database, conn, seed):
+def test_many_key_states_are_those_of_each(database, conn, seed):
     """
     Read together or one by one, from a few batches or from many hundreds, also for late committers, the stages are the same.
     """

@@ -37,29 +37,29 @@ class Ledger:
             self._next += count
         return list(range(first, first + count))
 
-    def note_committed(self, entries: list[int], began_at: float) -> None:
+    def record_committed(self, entries: list[int], began_at: float) -> None:
         """Write down a transaction that committed: when it began and when that was known."""
         with self._lock:
             self.committed.update(entries)
             span = (began_at, time.monotonic())
             self.spans.update(dict.fromkeys(entries, span))
 
-    def note_rolled_back(self, entries: list[int]) -> None:
+    def record_rolled_back(self, entries: list[int]) -> None:
         """Write down what was rolled back."""
         with self._lock:
             self.rolled_back.update(entries)
 
-    def note_handed(self, group: str, entries: list[int]) -> None:
+    def record_handed(self, group: str, entries: list[int]) -> None:
         """Write down what a claim handed out."""
         with self._lock:
             self.handed[group].update(entries)
 
-    def note_ended(self, group: str, entries: list[int]) -> None:
+    def record_ended(self, group: str, entries: list[int]) -> None:
         """Write down jobs whose end was accepted."""
         with self._lock:
             self.ended[group].update(entries)
 
-    def note_rerun(self, group: str, entries: list[int]) -> None:
+    def record_rerun(self, group: str, entries: list[int]) -> None:
         """Write down jobs that may be handed out once more: given back, or held by a lost lease."""
         with self._lock:
             self.reruns_allowed[group].update(entries)

@@ -25,7 +25,7 @@ def work_in_process(ctx: forebay.Context, entry: int) -> None:
 
 
 @app.job(executor="process", keep_result=True)
-def surroundings() -> list[str]:
+def process_state() -> list[str]:
     mask = os.umask(0)
     os.umask(mask)
     return [str(Path.cwd()), oct(mask), locale.setlocale(locale.LC_ALL), str(os.getpid())]

@@ -7,7 +7,7 @@ manual): messages have a type byte and a length; prepared statements are remembe
 A fault is armed for a text that occurs in a statement, and strikes the next so many executions of it:
 
     with Proxy(dsn) as proxy:
-        fault = proxy.lose_reply("COMMIT")      # the server commits, the client never hears of it
+        fault = proxy.lose_reply("COMMIT")      # the server commits, the client never is_notified of it
         ...
         fault.wait()
 """
@@ -195,7 +195,7 @@ class _Link:
         self._server = server
         self._prepared: dict[str, str] = {}
         #: What comes from the client, what comes from the server, is swallowed.
-        self._deaf = threading.Event()
+        self._without_notifications = threading.Event()
         self._mute = threading.Event()
         self._lost = threading.Event()
 
@@ -217,7 +217,7 @@ class _Link:
         try:
             while data := self._client.recv(65536):
                 self._proxy.open.wait()
-                if self._deaf.is_set():
+                if self._without_notifications.is_set():
                     continue
                 buffer += data
                 while (end := _message_end(buffer, typed=is_started)) is not None:
@@ -271,7 +271,7 @@ class _Link:
         elif fault.action == "freeze":
             self._mute.set()
             # What belongs to this statement follows at once: give it a moment to pass.
-            timer = threading.Timer(0.05, self._deaf.set)
+            timer = threading.Timer(0.05, self._without_notifications.set)
             timer.daemon = True
             timer.start()
 

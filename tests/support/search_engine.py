@@ -1,7 +1,7 @@
 """A stand-in for Elasticsearch and OpenSearch: a web server that keeps documents, and refuses what those refuse.
 
 None of the real ones can be had where these tests run. Written from their references, and held against both official
-clients (tests/sync/test_elasticsearch_clients.py). It knows what the target and its tests use: indexes with mappings, aliases
+clients (tests/mirror/test_elasticsearch_clients.py). It knows what the target and its tests use: indexes with mappings, aliases
 with filters, bulk requests, external versions, deletions that are forgotten, refreshes, searches by a few queries. Anything
 it does not know it refuses.
 """
@@ -101,7 +101,7 @@ class SearchEngine:
         self.failed_shards = 0
         self.drops = lambda name: False
         self.skipped_seconds = 0.0
-        self.goes_on = threading.Event()
+        self.continues = threading.Event()
         self._lock = threading.RLock()
         self._server = None
 
@@ -123,7 +123,7 @@ class SearchEngine:
         try:
             yield f"http://127.0.0.1:{self._server.server_address[1]}"
         finally:
-            self.goes_on.set()
+            self.continues.set()
             self._server.shutdown()
             thread.join()
             self._server.server_close()
@@ -151,7 +151,7 @@ class SearchEngine:
             self.requests.append(request)
             fault = self.answers.pop(0) if self.answers else None
         if fault == "hang":
-            self.goes_on.wait(20)
+            self.continues.wait(20)
         if fault in ("hang", "reset"):
             return None
         if fault == "html":

@@ -1,6 +1,6 @@
-"""A source of synchronisations that can be scanned."""
+"""A source of mirrors that can be scanned."""
 
-from forebay.sync import Document
+from forebay.mirror import Document
 
 
 class Items:

@@ -44,7 +44,7 @@ class StressRun:
     jobs_per_second: float = 1500
     outcomes: dict[str, float] = field(
         default_factory=lambda: {
-            "done": 85, "dead": 3, "retried": 4, "snoozed": 3, "handed_back": 4, "unknown": 1,
+            "done": 85, "dead": 3, "retried": 4, "snoozed": 3, "released": 4, "unknown": 1,
         }
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class StressRun:
         self.ledger = Ledger(self.groups)
         self.errors: list[BaseException] = []
         self.leases: dict[str, Reader] = {}
-        self.upkeep_done: dict[str, int] = {}
+        self.maintenance_done: dict[str, int] = {}
         self.depth_checks = 0
         self._writing = threading.Event()
         self._running = threading.Event()
@@ -68,7 +68,7 @@ class StressRun:
         duties: list[tuple[str, Callable[[random.Random], None]]] = [
             *((f"writer {n}", self._write) for n in range(self.writers)),
             *((f"claimer {n}", self._claimer(n)) for n in range(self.claimers)),
-            ("upkeep", self._keep_up),
+            ("maintenance", self._keep_up),
             ("revoker", self._revoke),
             ("counter", self._count),
         ]
@@ -136,11 +136,11 @@ class StressRun:
                     kept += aside
             if rng.random() < 0.1:
                 time.sleep(rng.random() ** 3)  # Held open, now and then for up to a second.
-        self.ledger.note_rolled_back(dropped)
+        self.ledger.record_rolled_back(dropped)
         choice = rng.random()
         if choice < 0.15:
             conn.rollback()
-            self.ledger.note_rolled_back(kept)
+            self.ledger.record_rolled_back(kept)
             return
         if choice < 0.25:
             name = f"stress {rng.getrandbits(64)}"
@@ -151,11 +151,11 @@ class StressRun:
             conn.execute(f"{'commit' if choice < 0.22 else 'rollback'} prepared '{name}'")
             conn.autocommit = False
             if choice >= 0.22:
-                self.ledger.note_rolled_back(kept)
+                self.ledger.record_rolled_back(kept)
                 return
         else:
             conn.commit()
-        self.ledger.note_committed(kept, began_at)
+        self.ledger.record_committed(kept, began_at)
 
     def _put(self, conn: psycopg.Connection[Any], rng: random.Random) -> list[int]:
         if rng.random() < 0.5:
@@ -210,7 +210,7 @@ class StressRun:
         if not batch.jobs:
             return False
         entry = {n: job["args"]["entry"] for n, job in enumerate(batch.jobs, 1)}
-        self.ledger.note_handed(reader.group, list(entry.values()))
+        self.ledger.record_handed(reader.group, list(entry.values()))
         left = list(entry)
         flush_no = 0
         if rng.random() < 0.4:
@@ -240,8 +240,8 @@ class StressRun:
         finished = list(entry) if done is None else [*done]
         finished += [e["offset"] for e in ended if e["outcome"] == "dead"]
         again = [e["offset"] for e in ended if e["outcome"] != "dead"]
-        self.ledger.note_ended(reader.group, [entry[o] for o in finished])
-        self.ledger.note_rerun(reader.group, [entry[o] for o in again])
+        self.ledger.record_ended(reader.group, [entry[o] for o in finished])
+        self.ledger.record_rerun(reader.group, [entry[o] for o in again])
 
     # -- everybody else --------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class StressRun:
                     count = one(conn, f"select forebay.{call}_v1({limit})")
                 except _RETRYABLE:
                     count = 0
-                self.upkeep_done[call] = self.upkeep_done.get(call, 0) + int(bool(count))
+                self.maintenance_done[call] = self.maintenance_done.get(call, 0) + int(bool(count))
                 time.sleep(0.005)
 
     def _revoke(self, rng: random.Random) -> None:
@@ -282,7 +282,7 @@ class StressRun:
                 " where l.xid = pg_current_xact_id() group by 1"
             ).fetchall()
         for group, entries in again:
-            self.ledger.note_rerun(group, entries)
+            self.ledger.record_rerun(group, entries)
 
     def _count(self, rng: random.Random) -> None:
         """Compare forebay.depth() with a count of its own, in one snapshot, all the time."""
@@ -366,7 +366,7 @@ def as_json(run: StressRun) -> str:
             "rolled_back": len(ledger.rolled_back),
             "handed": {g: sum(ledger.handed[g].values()) for g in ledger.groups},
             "depth_checks": run.depth_checks,
-            "upkeep": run.upkeep_done,
+            "maintenance": run.maintenance_done,
             "seed": run.seed,
         }
     )

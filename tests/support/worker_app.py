@@ -189,7 +189,7 @@ if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
         await asyncio.Event().wait()
 
     LeaseKeeper.watch = _watch_nothing
-    Worker._on_beat = lambda *_: None
+    Worker._on_heartbeat = lambda *_: None
 
 
 @app.job(keep_result=True)

@@ -77,9 +77,9 @@ class Writers:
         for entries in self.unknown:
             assert entries.keys() <= seen or not entries.keys() & seen
             if entries.keys() <= seen:
-                note_committed(self.ledger, entries)
+                record_committed(self.ledger, entries)
             else:
-                self.ledger.note_rolled_back([*entries])
+                self.ledger.record_rolled_back([*entries])
         assert self.ledger.committed == seen
         return len(self.unknown)
 
@@ -120,20 +120,20 @@ class Writers:
                 in_doubt = True
                 conn.commit()
                 in_doubt = False
-                note_committed(self.ledger, entries)
+                record_committed(self.ledger, entries)
                 return
         except psycopg.OperationalError:
             if in_doubt:
                 self.unknown.append(entries)
             else:
-                self.ledger.note_rolled_back([*entries])
+                self.ledger.record_rolled_back([*entries])
             raise
-        self.ledger.note_rolled_back([*entries])
+        self.ledger.record_rolled_back([*entries])
 
 
-def note_committed(ledger: Ledger, entries: Mapping[int, str]) -> None:
+def record_committed(ledger: Ledger, entries: Mapping[int, str]) -> None:
     """Write down a transaction that committed: its entries, each with the kind of its job."""
-    ledger.note_committed([*entries], 0)
+    ledger.record_committed([*entries], 0)
     ledger.writing |= {entry for entry, kind in entries.items() if kind in WRITING_KINDS}
 
 
@@ -160,25 +160,25 @@ def read_run(ledger: Ledger, conn: psycopg.Connection, effects: Effects) -> None
     job_of = {effect.entry: effect.job_id for effect in effects.all("start")}
     entry_of = {job_id: entry for entry, job_id in job_of.items()}
     starts = effects.count("start")
-    ledger.note_handed("default", [*starts.elements()])
+    ledger.record_handed("default", [*starts.elements()])
 
     # A handler may end and then run again, because a crash cut off its settlement. What must not happen twice is a row
     # that a handler wrote in its own transaction, and a settlement that says that the job has ended.
     rows = dict(conn.execute("select entry, count(*) from effect group by 1").fetchall())
     for entry in effects.entries("end"):
         times = rows.get(entry, 0) if entry in ledger.writing else 1
-        ledger.note_ended("default", [entry] * times)
+        ledger.record_ended("default", [entry] * times)
     ended_twice = conn.execute(
         f"select job_id from ({_ENDINGS}) e where outcome not in ('l', 'h', 'r', 's')"
         " group by 1 having count(*) > 1"
     ).fetchall()
-    ledger.note_ended("default", [entry_of[job_id] for (job_id,) in ended_twice] * 2)
+    ledger.record_ended("default", [entry_of[job_id] for (job_id,) in ended_twice] * 2)
 
     sent_back = conn.execute(
         f"select job_id from ({_ENDINGS}) e where outcome in ('l', 'h', 'r')"
     ).fetchall()
     again = [entry_of[job_id] for (job_id,) in sent_back if job_id in entry_of]
-    ledger.note_rerun("default", again)
+    ledger.record_rerun("default", again)
 
 
 def for_seconds(seconds: float) -> "Clock":

@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.model.syncs import Marks, OpenBreaker, StuckJob, SyncFacts
+from forebay.model.mirrors import MirrorFacts, OpenBreaker, StuckJob, Thresholds
 from forebay.policy.alerts import above_since, alerts_of
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-MARKS = Marks(completed_least=5, waiting_most=100, waiting_for=600, unproved_for=3600)
+THRESHOLDS = Thresholds(completed_least=5, waiting_most=100, waiting_for=600, unproved_for=3600)
 
 #: Steady traffic, jobs done soon.
-WELL = SyncFacts(
+WELL = MirrorFacts(
     at=NOW,
     due=20,
     due_all=20,
@@ -42,8 +42,8 @@ def sampled(*dues, every=1):
     return [(NOW - minutes(every) * (len(dues) - 1 - place), due) for place, due in enumerate(dues)]
 
 
-def codes(facts, marks=MARKS):
-    return [alert.code for alert in alerts_of("pages", "sync", facts, marks)]
+def codes(facts, thresholds=THRESHOLDS):
+    return [alert.code for alert in alerts_of("pages", "mirror", facts, thresholds)]
 
 
 SILENT = {"completed": 0, "completed_at": NOW - minutes(12)}
@@ -62,7 +62,7 @@ COVERAGE = [
     ("many wait, for a moment", {"due": 900, "above_since": NOW - minutes(9)}, []),
     ("many waited, and do not any more", {"due": 90, "samples": sampled(*[300] * 12)}, []),
     ("one was not proved at its first try", {"stuck": [stuck(1, 5)]}, []),
-    ("the marks themselves are no alert", {"completed": 5, "due": 100}, []),
+    ("the thresholds themselves are no alert", {"completed": 5, "due": 100}, []),
 ]
 
 
@@ -89,19 +89,19 @@ def test_a_queue_is_known_to_be_long_since_the_oldest_proof_of_it():
         (sampled(300, 300, 300, every=4), 0),
         ([*sampled(300), (NOW + minutes(1), 300)], 0),
     ]:
-        assert above_since(replace(long, samples=samples), MARKS) == NOW - minutes(age)
+        assert above_since(replace(long, samples=samples), THRESHOLDS) == NOW - minutes(age)
     both = replace(long, samples=sampled(300, 300), above_since=NOW - minutes(5))
-    assert above_since(both, MARKS) == NOW - minutes(5)
-    assert above_since(replace(both, due=100), MARKS) is None
+    assert above_since(both, THRESHOLDS) == NOW - minutes(5)
+    assert above_since(replace(both, due=100), THRESHOLDS) is None
 
 
 @pytest.mark.parametrize(
     ("facts", "said", "hint"),
     [
-        ({"paused_at": NOW}, "for 12 min", "forebay queues resume sync"),
+        ({"paused_at": NOW}, "for 12 min", "forebay queues resume mirror"),
         ({"breakers": [OpenBreaker(who="w", place="pass", open_until=NOW, why="refused")]}, "for 12 min", "refused"),
         ({"breakers": [OpenBreaker(who="w", place="direct", open_until=NOW, why="no")]}, "for 12 min", "20 jobs are due"),
-        ({"due": 0}, "for 12 min", "forebay sync heartbeat MODULE:APP pages"),
+        ({"due": 0}, "for 12 min", "forebay mirror heartbeat MODULE:APP pages"),
         ({"completed": 3}, "3 jobs were completed within 10 min, fewer than 5", "20 jobs are due"),
         ({"completed_at": None}, "no job was completed yet", "20 jobs are due"),
     ],
@@ -110,7 +110,7 @@ def test_an_alert_says_in_words_what_is_the_case_and_where_to_look(facts, said, 
     """
     The first thing that can be done about it.
     """
-    (alert,) = alerts_of("pages", "sync", replace(WELL, **SILENT | facts), MARKS)
+    (alert,) = alerts_of("pages", "mirror", replace(WELL, **SILENT | facts), THRESHOLDS)
     assert said in alert.problem
     assert hint in alert.hint
 
@@ -119,15 +119,15 @@ def test_a_job_that_may_never_succeed_is_named_with_its_last_error():
     """
     With the command that shows the others.
     """
-    (alert,) = alerts_of("pages", "sync", replace(WELL, stuck=[stuck()]), MARKS)
+    (alert,) = alerts_of("pages", "mirror", replace(WELL, stuck=[stuck()]), THRESHOLDS)
     assert "job 7 failed 9 times and is unproved 1.5 h after it was due: too long" in alert.problem
     assert "forebay jobs show 7" in alert.hint
 
 
-def test_marks_that_cannot_be_meant_are_refused():
+def test_thresholds_that_cannot_be_meant_are_refused():
     """
     A time that is none, a number below 0.
     """
     for values in ({"completed_within": 0}, {"waiting_most": -1}, {"unproved_for": -0.5}):
         with pytest.raises(ConfigError, match=next(iter(values))):
-            Marks(**values)
+            Thresholds(**values)

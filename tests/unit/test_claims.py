@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from forebay.policy.claims import (
     CLAIM_ROWS_MAX,
+    Fairness,
     LaneName,
-    Turns,
     claim_size,
     mean_duration,
     plan_claims,
@@ -17,10 +17,10 @@ demands = st.dictionaries(lane_names, st.one_of(st.none(), st.integers(0, 50)), 
 
 
 def run_plans(lanes, *, slots, rounds, **settings):
-    turns, total = Turns(), Counter()
+    fairness, total = Fairness(), Counter()
     for _ in range(rounds):
-        plan = plan_claims(lanes, slots=slots, turns=turns, **settings)
-        turns = plan.turns
+        plan = plan_claims(lanes, slots=slots, fairness=fairness, **settings)
+        fairness = plan.fairness
         total.update(dict(plan.shares))
     return total
 
@@ -30,7 +30,7 @@ def test_a_plan_uses_every_slot_that_has_work_and_none_twice(lanes, slots, share
     """
     No lane is asked for more than it has, no slot idles while work waits.
     """
-    plan = plan_claims(lanes, slots=slots, turns=Turns(), starving_share=share)
+    plan = plan_claims(lanes, slots=slots, fairness=Fairness(), starving_share=share)
     given_out = dict(plan.shares)
     known = sum(slots if waiting is None else waiting for waiting in lanes.values())
 
@@ -73,11 +73,11 @@ def test_a_share_is_not_saved_up_while_nobody_starves():
     After a quiet hour the lower lanes do not take over.
     """
     high, low = LaneName("q", 0), LaneName("q", 9)
-    turns = Turns()
+    fairness = Fairness()
     for _ in range(1000):
-        turns = plan_claims({high: None}, slots=10, turns=turns).turns
+        fairness = plan_claims({high: None}, slots=10, fairness=fairness).fairness
 
-    assert dict(plan_claims({high: None, low: None}, slots=10, turns=turns).shares)[low] == 1
+    assert dict(plan_claims({high: None, low: None}, slots=10, fairness=fairness).shares)[low] == 1
 
 
 def test_queues_share_by_weight():
@@ -95,10 +95,10 @@ def test_what_a_queue_cannot_use_goes_to_the_others():
     A heavy queue with one job does not leave slots empty, nor claims them back later.
     """
     a, b = LaneName("a", 100), LaneName("b", 100)
-    plan = plan_claims({a: 1, b: None}, slots=10, turns=Turns(), weights={"a": 9})
+    plan = plan_claims({a: 1, b: None}, slots=10, fairness=Fairness(), weights={"a": 9})
 
     assert dict(plan.shares) == {a: 1, b: 9}
-    after = plan_claims({a: None, b: None}, slots=10, turns=plan.turns)
+    after = plan_claims({a: None, b: None}, slots=10, fairness=plan.fairness)
     assert abs(dict(after.shares)[a] - 5) <= 1
 
 
@@ -108,12 +108,14 @@ def test_turns_stay_bounded_whatever_comes(rounds):
     """
     Credit never grows without end, so no queue can take over later.
     """
-    turns = Turns()
+    fairness = Fairness()
     for lanes, slots in rounds:
-        turns = plan_claims(lanes, slots=slots, turns=turns, weights={"a": 5, "b": 2}).turns
+        fairness = plan_claims(
+            lanes, slots=slots, fairness=fairness, weights={"a": 5, "b": 2}
+        ).fairness
 
-    assert all(abs(credit) <= 16 for credit in turns.credit.values())
-    assert all(0 <= saved <= 1 for saved in turns.saved.values())
+    assert all(abs(credit) <= 16 for credit in fairness.credit.values())
+    assert all(0 <= saved <= 1 for saved in fairness.saved.values())
 
 
 def test_a_worker_of_many_lanes_forgets_the_oldest():
@@ -123,8 +125,8 @@ def test_a_worker_of_many_lanes_forgets_the_oldest():
     seen = {LaneName(f"q{n}", 0): n for n in range(10_000)}
     newest = LaneName("q9999", 0)
     after = plan_claims(
-        {LaneName("new", 0): 1}, slots=1, turns=Turns(served=seen, plans=9999)
-    ).turns
+        {LaneName("new", 0): 1}, slots=1, fairness=Fairness(served=seen, plans=9999)
+    ).fairness
 
     assert len(after.served) <= 10_000
     assert {newest, LaneName("new", 0)} <= after.served.keys()

@@ -29,10 +29,10 @@ def test_a_worker_says_it_once_and_again_when_it_was_better_meanwhile(caplog):
         async def run(self, operation):
             return answers.pop(0)
 
-    upkeep = Maintenance(Session())
+    maintenance = Maintenance(Session())
     with caplog.at_level(logging.WARNING):
         for _ in range(6):
-            asyncio.run(upkeep._count())
+            asyncio.run(maintenance._count())
     assert [record.message for record in caplog.records] == [
         "queue mail: 1,200,000 jobs wait for group default"
     ] * 2

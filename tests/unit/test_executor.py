@@ -12,7 +12,7 @@ from tests.support.waiting import wait_for_async
 LANE = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
 
 
-class Sink:
+class Outcomes:
     """Keeps what is told, and does not settle it."""
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Sink:
     def end(self, job, ended, *, solo=False):
         self.ended.append((job.row.args["no"], ended.outcome))
 
-    def settled_elsewhere(self, job):
+    def settled_by_handler(self, job):
         raise AssertionError(job)
 
 
@@ -42,7 +42,7 @@ def claimed(lease, *numbers):
     ]
 
 
-def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
+def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
     """
     The first job of a key fails. A claim made before that was known brings the second, which goes back; until *that*
     is known, the database takes it for one that is worked here, and hands out the third. It must not run first.
@@ -57,11 +57,11 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
             raise ValueError(no)
 
     async def story():
-        sink = Sink()
+        outcomes = Outcomes()
         executor = Executor(
             app.kinds,
             WorkerSettings(concurrency=2),
-            sink,
+            outcomes,
             dsn="",
             name="unit",
             group="default",
@@ -73,7 +73,7 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
         lease = Lease(1, float("inf"))
         [first] = claimed(lease, 1)
         executor.take([first])
-        await wait_for_async(lambda: sink.ended)
+        await wait_for_async(lambda: outcomes.ended)
         [second] = claimed(lease, 2)
         first.batch.close(None)
         [third] = claimed(lease, 3)
@@ -82,14 +82,14 @@ def test_what_was_handed_back_before_it_started_keeps_those_behind_it_waiting():
         second.batch.close(None)
         third.batch.close(None)
         executor.take(claimed(lease, 2, 3))
-        await wait_for_async(lambda: len(sink.ended) == 5)
+        await wait_for_async(lambda: len(outcomes.ended) == 5)
         await executor.close()
-        return sink.ended
+        return outcomes.ended
 
     assert asyncio.run(story()) == [
         (1, "retried"),
-        (2, "handed_back"),
-        (3, "handed_back"),
+        (2, "released"),
+        (3, "released"),
         (2, "done"),
         (3, "done"),
     ]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.guard.holders import Holder
-from forebay.guard.rules import AGE_LONG, Place, Rule, Segment, judge, pins
+from forebay.guard.rules import AGE_LONG, Place, Rule, Segment, held_segments, judge
 
 SORTS = [
     "session",
@@ -170,12 +170,12 @@ def test_a_segment_is_kept_by_writers_from_before_its_seal_and_by_locks():
     sealed = [
         Segment(n, xid=100 * n, due=now + timedelta(days=n), is_due=n < 4) for n in (1, 2, 3, 4)
     ]
-    writer = pins(holder(xid=200), sealed)
+    writer = held_segments(holder(xid=200), sealed)
     assert (writer.segments, writer.due) == ((3, 4), (3,))
     assert "segments 3 to 4; 3 is due, and leaves" in writer.said()
-    assert pins(holder(age=1000), sealed).segments == ()
-    locked = pins(holder(segments=(4, 9)), sealed)
+    assert held_segments(holder(age=1000), sealed).segments == ()
+    locked = held_segments(holder(segments=(4, 9)), sealed)
     assert (locked.segments, locked.due) == ((4,), ())
     assert locked.said() == "segment 4, not due before 2026-01-05"
-    both = pins(holder(segments=(1,), xid=250), sealed)
+    both = held_segments(holder(segments=(1,), xid=250), sealed)
     assert both.segments == (1, 3, 4)

@@ -14,7 +14,7 @@ NOT_LOADED = (
     "forebay.doctor",
     "forebay.embedded",
     "forebay.guard",
-    "forebay.sync",
+    "forebay.mirror",
     "forebay.testing",
     "forebay.worker",
     "aiohttp",
@@ -48,13 +48,18 @@ def test_importing_the_library_loads_what_producers_need():
 
 @pytest.mark.parametrize(
     "use",
-    ["forebay.Sync", "forebay.sync.Sync", "from forebay import Sync", "from forebay import *"],
+    [
+        "forebay.Mirror",
+        "forebay.mirror.Mirror",
+        "from forebay import Mirror",
+        "from forebay import *",
+    ],
 )
 def test_what_is_not_loaded_is_there_when_it_is_used(use):
     """
     By its name in the package, by that of its module, and by a star.
     """
-    assert "forebay.sync" in loaded_after(f"import forebay\n{use}")
+    assert "forebay.mirror" in loaded_after(f"import forebay\n{use}")
 
 
 def test_a_name_that_does_not_exist_is_still_an_error():

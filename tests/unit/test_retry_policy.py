@@ -11,12 +11,12 @@ def test_the_default_survives_about_eight_hours():
     """
     20 attempts, base 5 s, cap 1 h: the numbers users are told.
     """
-    survival = RetryPolicy().survival()
+    lifetime = RetryPolicy().lifetime()
 
-    assert str(survival) == "about 7.8 h over 20 attempts"
-    assert survival.seconds_max == 5 * (2**10 - 1) + 9 * 3600
-    assert survival.seconds_min == survival.seconds_max / 2
-    assert str(RetryPolicy(max_attempts=1).survival()) == "one attempt, no retry"
+    assert str(lifetime) == "about 7.8 h over 20 attempts"
+    assert lifetime.seconds_max == 5 * (2**10 - 1) + 9 * 3600
+    assert lifetime.seconds_min == lifetime.seconds_max / 2
+    assert str(RetryPolicy(max_attempts=1).lifetime()) == "one attempt, no retry"
 
 
 def test_the_last_attempt_is_the_last():

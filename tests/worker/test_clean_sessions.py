@@ -128,10 +128,10 @@ async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app,
     A worker that freezes between settlement and commit holds up a revocation for five seconds and no longer: the reset
     does not take that back.
     """
-    from forebay.db import lending
+    from forebay.db import handler_connections
 
     limits: list[str] = []
-    original = lending.settle_on
+    original = handler_connections.settle_on
 
     async def settle_on(conn: psycopg.AsyncConnection, operation):
         answer = await original(conn, operation)
@@ -141,7 +141,7 @@ async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app,
         limits.append(row[0])
         return answer
 
-    monkeypatch.setattr(lending, "settle_on", settle_on)
+    monkeypatch.setattr(handler_connections, "settle_on", settle_on)
 
     @app.job(transaction=True)
     async def work() -> None: ...

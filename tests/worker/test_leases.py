@@ -67,7 +67,7 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
     """
     conn.execute(
         "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)"
-        " select 'crowd', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+        " select 'lease_count', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
     )
     go_on = asyncio.Event()
 
@@ -80,13 +80,15 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
             app, dsn=proxy.dsn, lease_seconds=100.0, suspect_seconds=50.0, heartbeat_seconds=0.1
         ) as worker:
 
-            def beats() -> int:
-                return sum("beat_v1" in statement for statement in list(proxy.statements))
+            def heartbeats() -> int:
+                return sum("heartbeat_v1" in statement for statement in list(proxy.statements))
 
-            await wait_for_async(lambda: worker._heart is not None and worker._heart._is_far)
-            before = beats()
+            await wait_for_async(
+                lambda: worker._heartbeat is not None and worker._heartbeat._is_in_long_pause
+            )
+            before = heartbeats()
             work.enqueue(conn)
-            await wait_for_async(lambda: beats() >= before + 3, 5)
+            await wait_for_async(lambda: heartbeats() >= before + 3, 5)
             go_on.set()
 
 

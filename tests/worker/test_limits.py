@@ -120,7 +120,7 @@ async def test_who_has_little_does_not_wait_for_who_has_much(app, conn):
     assert max(n for n, key in enumerate(room.done) if key == "small") < 60
 
 
-async def test_a_rate_is_kept_and_a_token_that_is_due_is_found(app, conn):
+async def test_a_rate_is_kept_and_a_permit_that_is_due_is_found(app, conn):
     """Ten a second, with a burst of one: the starts are a tenth of a second apart."""
     starts: list[float] = []
 
@@ -135,7 +135,7 @@ async def test_a_rate_is_kept_and_a_token_that_is_due_is_found(app, conn):
     assert starts[7] - starts[0] > 0.6
 
 
-async def test_a_worker_at_a_closed_gate_does_not_poll_more_than_an_idle_one(app, conn):
+async def test_a_worker_at_a_closed_limiter_does_not_poll_more_than_an_idle_one(app, conn):
     """While a job runs and others wait for its slot, the worker asks once a poll and claims nothing."""
     end = asyncio.Event()
     began = asyncio.Event()
@@ -159,7 +159,7 @@ async def test_a_worker_at_a_closed_gate_does_not_poll_more_than_an_idle_one(app
         claims.run = counted
         since = time.monotonic()
         await wait_for_async(lambda: len(asked) >= 12)
-        # Each poll asks what is ready, and now and then whether the post is still held.
+        # Each poll asks what is ready, and now and then whether the duty is still held.
         assert time.monotonic() - since > 0.5
         assert not any("claim_v1" in sql for sql in asked)
         claims.run = run

@@ -34,7 +34,7 @@ class Diary:
 
 
 def put(conn, count: int, **options) -> dict[str, list[int]]:
-    """Enqueue jobs of three keys in turns; return their ids by key."""
+    """Enqueue jobs of three keys in fairness; return their ids by key."""
     ids: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for _ in range(count):
         for key, jobs in ids.items():

@@ -215,7 +215,7 @@ async def test_a_job_can_be_snoozed_retried_cancelled_and_given_up_by_its_handle
 
 
 @pytest.mark.slow
-async def test_an_unknown_kind_is_put_aside_longer_each_time_and_never_dropped(app, conn, caplog):
+async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(app, conn, caplog):
     """
     During a rolling deploy the right worker may come in a moment: the job waits, visibly, at no attempt,
     and other jobs are not held up.

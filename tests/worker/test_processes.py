@@ -119,7 +119,7 @@ def test_a_cancelled_call_is_asked_to_stop(conn, workers, effects):
 @pytest.mark.slow
 def test_a_worker_that_stops_takes_its_processes_along(conn, workers, effects):
     """
-    After the grace time the call is killed and its job handed back, at no attempt.
+    After the grace time the call is killed and its job released, at no attempt.
     """
     worker = workers.start(concurrency=1, grace_seconds=0.2)
     job = put(conn, "hang_in_process", 1, how="patient")

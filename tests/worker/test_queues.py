@@ -143,7 +143,7 @@ async def test_two_groups_get_every_job_each(app, conn, database):
 async def test_an_idle_worker_asks_little_and_wakes_at_once(app, conn, database):
     """
     An idle worker's statements are bounded by its poll, not by its slots or queues; a new job is
-    picked up by bell or poll well within a second.
+    picked up by wake-up or poll well within a second.
     """
     picked_up = asyncio.Event()
 
@@ -177,7 +177,7 @@ async def test_an_idle_worker_asks_little_and_wakes_at_once(app, conn, database)
 
 
 @pytest.mark.direct
-async def test_the_bell_wakes_a_worker_that_polls_seldom(app, conn):
+async def test_a_notification_wakes_a_worker_that_polls_seldom(app, conn):
     """
     A new job is heard of by notification; the poll is for the case that one is lost.
     """
@@ -188,16 +188,16 @@ async def test_the_bell_wakes_a_worker_that_polls_seldom(app, conn):
         seconds.append(time.monotonic() - sent_at)
 
     # By default it is silent on servers that allow prepared transactions, which cannot notify.
-    conn.execute("set forebay.bell = 'on'")
+    conn.execute("set forebay.wakeup = 'on'")
     async with running(app, poll_seconds=5) as worker:
         for n in range(5):
             await wait_for_async(lambda: worker._executor.is_idle)
-            # Asleep, with its bell set.
+            # Asleep, with its wake-up set.
             await wait_for_async(
                 lambda: one(
                     conn,
                     "select bool_or(last_value > extract(epoch from clock_timestamp()) * 1000)"
-                    " from pg_sequences where sequencename like 'bell%'",
+                    " from pg_sequences where sequencename like 'wakeup%'",
                 )
             )
             work.enqueue(conn, time.monotonic())

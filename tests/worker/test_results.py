@@ -117,7 +117,7 @@ async def test_a_result_that_cannot_be_kept_fails_no_job(app, conn, value, probl
 
 async def test_results_go_when_their_time_is_over(app, conn):
     """
-    Past its time a result is not shown, and upkeep deletes it; jobs that keep nothing leave nothing.
+    Past its time a result is not shown, and maintenance deletes it; jobs that keep nothing leave nothing.
     """
 
     @app.job(keep_result=timedelta(hours=1))
@@ -157,20 +157,20 @@ def test_what_cannot_be_kept_is_refused_when_declared(app):
 @pytest.mark.direct
 async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way, face):
     """
-    By the bell, or by looking where nothing is heard: from a pooler, and where notifications are off.
+    By the wake-up, or by looking where nothing is heard: from a pooler, and where notifications are off.
     """
     if way == "pooled":
         pooled = request.getfixturevalue("pooled")
         app = forebay.App(pooled, settings=Settings(worker=WorkerSettings(**FAST)))
     else:
-        conn.execute(f"alter database {conn.info.dbname} set forebay.bell = 'on'")
-    gate = anyio.Event()
+        conn.execute(f"alter database {conn.info.dbname} set forebay.wakeup = 'on'")
+    limiter = anyio.Event()
     ended_at = 0.0
 
     @app.job(keep_result=True)
     async def work() -> str:
         nonlocal ended_at
-        await gate.wait()
+        await limiter.wait()
         ended_at = time.monotonic()
         return "here"
 
@@ -188,7 +188,7 @@ async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way
 
         tasks.start_soon(wait)
         await anyio.sleep(1.0)  # By now it looks seldom.
-        gate.set()
+        limiter.set()
         await wait_for_async(lambda: len(answers) == 2, 10)
     assert answers[0] == "here"
     assert answers[1] - ended_at < 1.0
@@ -237,20 +237,20 @@ async def test_progress_can_be_watched_and_is_written_seldom(app, conn):
     """
     A handler that says it a thousand times costs a row a second; the newest is what is seen.
     """
-    gate = threading.Event()
+    limiter = threading.Event()
 
     @app.job
     def work(ctx: forebay.Context) -> None:
         for n in range(1000):
             ctx.progress(n / 1000, f"row {n}")
-        gate.wait(20)
+        limiter.wait(20)
         ctx.progress(1, "x" * 300)
 
     handle = app.handle(work.enqueue(conn))
     assert handle.progress() is None
     async with running(app):
         await wait_for_async(lambda: (p := handle.progress()) and p.note == "row 999")
-        gate.set()
+        limiter.set()
         await wait_for_async(lambda: handle.progress().done == 1)
     assert (await handle.aprogress()).note == "x" * 200
     assert one(conn, "select count(*) from forebay.progress") <= 3
@@ -286,15 +286,15 @@ def test_a_suspect_in_a_child_process_reports_and_returns_too(conn, workers, eff
     assert app.handle(job).progress().note == "half"
 
 
-async def test_a_late_worker_notes_no_progress(conn):
+async def test_a_late_worker_records_no_progress(conn):
     """
     Under a closed lease nothing is written.
     """
     lease = one(conn, "select forebay.open_lease_v1('w')")
     note = '[{"job_id": 1, "group_id": 1, "done": 0.5, "note": "n"}]'
-    assert one(conn, "select forebay.note_progress_v1(%s, %s::jsonb)", lease, note) == 1
+    assert one(conn, "select forebay.record_progress_v1(%s, %s::jsonb)", lease, note) == 1
     one(conn, "select forebay.close_lease_v1(%s)", lease)
-    assert one(conn, "select forebay.note_progress_v1(%s, %s::jsonb)", lease, note) == 0
+    assert one(conn, "select forebay.record_progress_v1(%s, %s::jsonb)", lease, note) == 0
 
 
 async def test_history_tells_attempts_progress_and_result(app, conn):

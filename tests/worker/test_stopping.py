@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from forebay.ops.protocol import Beat
+from forebay.ops.protocol import HeartbeatAnswer
 from tests.support.engine import depth, one, state
 from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
@@ -33,7 +33,7 @@ def test_at_sigterm_running_jobs_finish_and_the_others_go_back_at_no_attempt(
     conn, workers, effects
 ):
     """
-    What runs is finished within the grace time; what was only claimed is handed back, and its attempt
+    What runs is finished within the grace time; what was only claimed is released, and its attempt
     is still its first when another worker runs it. The process then ends with code 0.
     """
     worker = workers.start(concurrency=2, ahead_seconds=60)
@@ -57,7 +57,7 @@ def test_at_sigterm_running_jobs_finish_and_the_others_go_back_at_no_attempt(
 
 
 @pytest.mark.slow
-def test_what_outlasts_the_grace_time_is_handed_back(conn, workers, effects):
+def test_what_outlasts_the_grace_time_is_released(conn, workers, effects):
     """
     A handler that does not finish in time is interrupted, and its job goes back at no attempt.
     """
@@ -189,7 +189,9 @@ async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog)
             answer = await run(operation, **options)
             if "close_lease" in operation.sql:
                 closed.append(operation)
-                worker._on_beat(Beat(frozenset(), frozenset()), leases, time.monotonic())
+                worker._on_heartbeat(
+                    HeartbeatAnswer(frozenset(), frozenset()), leases, time.monotonic()
+                )
             return answer
 
         worker._claims.run = and_then_a_heartbeat

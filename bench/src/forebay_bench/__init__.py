@@ -1,6 +1,6 @@
 """Benchmarks that anybody can repeat on their own database: ``forebay bench <scenario>``.
 
-A scenario compares contestants on one server, in turns, within one run: figures of different runs or machines
+A scenario compares engines on one server, in turns, within one run: figures of different runs or machines
 are never set side by side. Each makes databases of its own and drops them.
 
 - ``_place``: the server, and databases on it

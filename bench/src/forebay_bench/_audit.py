@@ -19,7 +19,7 @@ SCHEMA: Final = """
 create schema ledger;
 create table ledger.entry (entry bigint primary key, effect_in_transaction boolean not null);
 create table ledger.effect (entry bigint not null, job_id bigint not null);
-create table ledger.account (entry bigint not null, fate text not null);
+create table ledger.account (entry bigint not null, outcome text not null);
 create table ledger.note (entry bigint not null);
 """
 
@@ -40,24 +40,24 @@ AUDIT: Final[Mapping[str, str]] = {
     # Known to be committed, or in doubt and there.
     "counted": """
         select count(*) from ledger.account a left join ledger.entry e using (entry)
-        where a.fate = 'committed' or (a.fate = 'in doubt' and e.entry is not null)""",
+        where a.outcome = 'committed' or (a.outcome = 'in doubt' and e.entry is not null)""",
     # Committed, and gone from the database, or without the effect of its job.
     "lost": """
         select count(*) from ledger.account a left join ledger.entry e using (entry)
-        where (a.fate = 'committed' and e.entry is null)
-           or (a.fate <> 'rolled back' and e.effect_in_transaction
+        where (a.outcome = 'committed' and e.entry is null)
+           or (a.outcome <> 'rolled back' and e.effect_in_transaction
                and not exists (select from ledger.effect f where f.entry = e.entry))
-           or (a.fate <> 'rolled back' and not e.effect_in_transaction
+           or (a.outcome <> 'rolled back' and not e.effect_in_transaction
                and not exists (select from ledger.note n where n.entry = e.entry))""",
     # Run although its transaction was rolled back, or there although it was.
     "phantom": """
         select count(*) from (
             select entry from ledger.note union select entry from ledger.effect
-            union select entry from ledger.account join ledger.entry using (entry) where fate = 'rolled back'
+            union select entry from ledger.account join ledger.entry using (entry) where outcome = 'rolled back'
         ) seen
         where not exists (
             select from ledger.entry e join ledger.account a using (entry)
-            where e.entry = seen.entry and a.fate <> 'rolled back')""",
+            where e.entry = seen.entry and a.outcome <> 'rolled back')""",
     # Ended for good more than once.
     "settled_twice": f"""
         select count(*) from (
@@ -73,8 +73,8 @@ AUDIT: Final[Mapping[str, str]] = {
     # Handed to another worker after the lease of the first was lost.
     "sent_back": f"select count(*) from ({_ENDS}) ends where outcome = 'l'",
     "dead": "select count(*) from forebay.dead_letter",
-    "in_doubt": "select count(*) from ledger.account where fate = 'in doubt'",
-    "rolled_back": "select count(*) from ledger.account where fate = 'rolled back'",
+    "in_doubt": "select count(*) from ledger.account where outcome = 'in doubt'",
+    "rolled_back": "select count(*) from ledger.account where outcome = 'rolled back'",
 }
 
 
@@ -90,9 +90,9 @@ def draw_up(
     """
     with conn.cursor() as cursor:
         with cursor.copy("copy ledger.account from stdin") as copy:
-            for fate, entries in account.items():
+            for outcome, entries in account.items():
                 for entry in entries:
-                    copy.write_row((entry, fate))
+                    copy.write_row((entry, outcome))
         with cursor.copy("copy ledger.note from stdin") as copy:
             for entry in notes:
                 copy.write_row((entry,))

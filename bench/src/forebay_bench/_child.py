@@ -1,4 +1,4 @@
-"""What a script of ours says and hears, in its own process; ``_processes.Script`` is the other end."""
+"""What a script of ours says and is_notified, in its own process; ``_processes.Script`` is the other end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process that claims one job, ends it, and claims the next: as little else as a client in Python can do.
 
-Started by the scenario ``fleet``: its number, and the address of each contestant's database. It holds its connections
-from the start. What it is told: which contestant, which lanes, and from when to when, or how many jobs to end in large
+Started by the scenario ``fleet``: its number, and the address of each engine's database. It holds its connections
+from the start. What it is told: which engine, which lanes, and from when to when, or how many jobs to end in large
 claims. It answers how many jobs it ended.
 Statements are prepared; ours are those that a worker sends.
 """

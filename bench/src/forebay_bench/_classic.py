@@ -1,4 +1,4 @@
-"""The ordinary table as a contestant: a loop that claims and deletes, without a library around it."""
+"""The ordinary table as a engine: a loop that claims and deletes, without a library around it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from forebay_bench.engines import classic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forebay_bench._tally import Tally
+    from forebay_bench._counters import Counters
 
 BATCH: Final = 500
 
 
 class Queue:
-    """See ``Contestant``."""
+    """See ``Engine``."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -52,11 +52,11 @@ class Queue:
             ended += len(jobs)
         return ended
 
-    async def serve(self, tally: Tally) -> None:
-        """Claim and delete until the tally says stop."""
+    async def serve(self, counters: Counters) -> None:
+        """Claim and delete until the counters says stop."""
         handled = 0
-        while not tally.stop:
+        while not counters.stop:
             jobs = classic.claim(self._conn, BATCH)
             classic.finish(self._conn, [job[0] for job in jobs])
             handled += len(jobs)
-            tally.handled = handled
+            counters.handled = handled

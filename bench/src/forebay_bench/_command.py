@@ -49,7 +49,7 @@ def bench(
     rounds: Annotated[
         int | None,
         typer.Option(
-            "--rounds", min=1, metavar="N", help="Turns of each contestant.", show_default=False
+            "--rounds", min=1, metavar="N", help="Turns of each engine.", show_default=False
         ),
     ] = None,
     compare: Annotated[

@@ -1,6 +1,6 @@
-"""A process that commits one enqueue after the other on one connection for each contestant.
+"""A process that commits one enqueue after the other on one connection for each engine.
 
-Started by the scenario ``one``: the address of our database and of the plain table's. What it is told: which contestant,
+Started by the scenario ``one``: the address of our database and of the plain table's. What it is told: which engine,
 from when to when; it answers how many it committed. Eight processes, not threads: what is measured is the server, and the
 threads of one interpreter would take turns.
 """
@@ -25,7 +25,7 @@ _ARGS: Final = '{"number": 42}'
 
 
 def steps(ours: str, other: str) -> dict[str, Callable[[], object]]:
-    """Connect; return what commits one, by contestant."""
+    """Connect; return what commits one, by engine."""
     conn = psycopg.connect(ours, autocommit=True)
     other_conn = psycopg.connect(other, autocommit=True)
     app = App(ours)

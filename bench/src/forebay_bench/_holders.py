@@ -1,4 +1,4 @@
-"""What keeps PostgreSQL from clearing away old row versions, and other strangers that a queue has to live with.
+"""What keeps PostgreSQL from clearing away old row versions, and other other sessions that a queue has to live with.
 
 Vacuum may remove a dead row only when no snapshot of its database can still see it. Whoever keeps a snapshot, or a
 transaction with a number, open, keeps all that died since:
@@ -9,7 +9,7 @@ transaction with a number, open, keeps all that died since:
   slot that merely lags keeps old versions of the catalogues and the write-ahead log, and no dead rows of tables.)
 - ``prepared``: a prepared transaction that nobody commits
 - ``standby``: a query on a standby that tells its primary what it still needs; only where the server is our own
-- ``strangers``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
+- ``other_sessions``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
   producer and the prepared transaction with a job of their own that may still commit
 """
 
@@ -44,7 +44,7 @@ HOLDERS: Final = {
     "slot": "a subscription begins to copy tables",
     "prepared": "a transaction is prepared and forgotten",
     "standby": "a long query begins on a standby",
-    "strangers": "an idle producer, a dump, a paused reader and a forgotten transaction",
+    "other_sessions": "an idle producer, a dump, a paused reader and a forgotten transaction",
 }
 
 _BALLAST: Final = """
@@ -65,7 +65,7 @@ class HeldDatabase:
 
     dsn: str
     write_one: Callable[[psycopg.Connection[Any]], None]
-    """Enqueue a job in a transaction of the stranger."""
+    """Enqueue a job in a transaction of the other session."""
 
 
 def check_holder(name: str, place: Place) -> None:
@@ -78,7 +78,7 @@ def check_holder(name: str, place: Place) -> None:
             "is standby, and the server is not our own",
             hint="Leave out --dsn: a copy of the server is made for it.",
         )
-    needed = {"prepared": "max_prepared_transactions", "strangers": "max_prepared_transactions",
+    needed = {"prepared": "max_prepared_transactions", "other_sessions": "max_prepared_transactions",
               "slot": "max_replication_slots"}.get(name)  # fmt: skip
     with psycopg.connect(place.dsn) as conn:
         if needed and _value(conn, f"select current_setting('{needed}')::integer") == 0:
@@ -99,17 +99,17 @@ def hold(name: str, place: Place, databases: Sequence[HeldDatabase]) -> Iterator
             standby = stack.enter_context(_standby(place))
             for held in databases:
                 stack.enter_context(_snapshot(_on(standby, held.dsn), "pg_class"))
-            _wait_until_heard(place)
+            _wait_until_received(place)
         for held in databases:
             if name == "snapshot":
                 stack.enter_context(_snapshot(held.dsn, "pg_class"))
             elif name == "writer":
-                stack.enter_context(_writer(held.dsn, _write_elsewhere))
+                stack.enter_context(_writer(held.dsn, _write_other_table))
             elif name == "slot":
                 stack.enter_context(_slot(held.dsn))
             elif name == "prepared":
-                stack.enter_context(_prepared(held.dsn, _write_elsewhere))
-            elif name == "strangers":
+                stack.enter_context(_prepared(held.dsn, _write_other_table))
+            elif name == "other_sessions":
                 stack.enter_context(_writer(held.dsn, held.write_one))
                 notes += stack.enter_context(_dump(place, held.dsn))
                 _pause_a_group(held.dsn)
@@ -126,13 +126,13 @@ def _snapshot(dsn: str, table: str) -> Iterator[None]:
         conn.rollback()
 
 
-def _write_elsewhere(conn: psycopg.Connection[Any]) -> None:
+def _write_other_table(conn: psycopg.Connection[Any]) -> None:
     conn.execute("insert into bench_elsewhere values (1)")
 
 
 @contextlib.contextmanager
 def _writer(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Iterator[None]:
-    _make_elsewhere(dsn)
+    _make_other_table(dsn)
     with psycopg.connect(dsn) as conn:
         write(conn)
         yield
@@ -141,7 +141,7 @@ def _writer(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Itera
 
 @contextlib.contextmanager
 def _prepared(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Iterator[None]:
-    _make_elsewhere(dsn)
+    _make_other_table(dsn)
     # Names of prepared transactions are the whole server's.
     name = sql.Literal(f"forgotten in {psycopg.conninfo.conninfo_to_dict(dsn)['dbname']}")
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -228,7 +228,9 @@ def _standby(place: Place) -> Iterator[EmbeddedServer]:
     owner = Owner.current()
     data = place.data_dir.with_name("standby")
     owner.make_folder(data)
-    if owner.lent:  # its log is the caller's, and the copy is made by the server's account
+    if (
+        owner.is_other_account
+    ):  # its log is the caller's, and the copy is made by the server's account
         os.chown(place.data_dir / "server.log", owner.uid, owner.gid)
     try:
         copied = subprocess.run(
@@ -259,18 +261,18 @@ def _on(server: EmbeddedServer, dsn: str) -> str:
     return server.dsn(str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]))
 
 
-def _wait_until_heard(place: Place) -> None:
+def _wait_until_received(place: Place) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     with psycopg.connect(place.dsn, autocommit=True) as conn:
         while not _value(
             conn, "select exists (select from pg_stat_replication where backend_xmin is not null)"
         ):
             if time.monotonic() > deadline:
-                raise ForebayError("the standby does not tell what it needs")
+                raise ForebayError("the standby does not send what it needs")
             time.sleep(0.1)
 
 
-def _make_elsewhere(dsn: str) -> None:
+def _make_other_table(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("create table if not exists bench_elsewhere (n integer)")
 

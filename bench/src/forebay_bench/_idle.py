@@ -1,7 +1,7 @@
 """Many idle workers in one process: what they cost the server is what as many processes would cost it.
 
 Started by the scenario ``latency``: the address, and how many. Each worker has its connections, its lease, its heartbeats
-and its upkeep; only the interpreter is shared, so that two hundred fit into a small machine.
+and its maintenance; only the interpreter is shared, so that two hundred fit into a small machine.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class MachineSpeed:
 
 
 def _cores() -> list[int | None]:
-    """Return the cores that this process may use; where the system does not tell, one that is not known."""
+    """Return the cores that this process may use; where the system does not send, one that is not known."""
     return [*os.sched_getaffinity(0)] if hasattr(os, "sched_getaffinity") else [None]
 
 

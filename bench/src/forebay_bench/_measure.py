@@ -23,7 +23,7 @@ _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several rounds of one contestant gave."""
+    """What several rounds of one engine gave."""
 
     median: float
     low: float
@@ -37,20 +37,20 @@ class Spread:
 
 
 def in_turns(
-    contestants: Mapping[str, Callable[[], float]],
+    engines: Mapping[str, Callable[[], float]],
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Let each contestant run once a round, in alternating order; return what each call returned.
+    """Let each engine run once a round, in alternating order; return what each call returned.
 
     What disturbs the machine for a while then disturbs all of them, and none always comes first.
     """
-    found: dict[str, list[float]] = {name: [] for name in contestants}
+    found: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(rounds):
-        order = list(contestants)[:: 1 if number % 2 == 0 else -1]
+        order = list(engines)[:: 1 if number % 2 == 0 else -1]
         for name in order:
             progress(f"round {number + 1} of {rounds}: {name}")
-            found[name].append(contestants[name]())
+            found[name].append(engines[name]())
     return found
 
 
@@ -98,7 +98,7 @@ def wal_bytes(conn: psycopg.Connection[Any]) -> int:
 def server_cpu_seconds(postmaster_pid: int) -> float | None:
     """Return CPU seconds that a server on this machine used so far, its ended processes included.
 
-    None where the system does not tell (it is read from /proc).
+    None where the system does not send (it is read from /proc).
     """
     for _ in range(_TRIES):
         # A process that ends meanwhile would be missed: its time is its parent's a moment later.
@@ -111,7 +111,7 @@ def server_cpu_seconds(postmaster_pid: int) -> float | None:
 
 
 def process_cpu_seconds(pid: int) -> float | None:
-    """Return CPU seconds of a process so far; None where the system does not tell."""
+    """Return CPU seconds of a process so far; None where the system does not send."""
     try:
         return _cpu_seconds(pid, with_children=False)
     except OSError:
@@ -119,7 +119,7 @@ def process_cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the memory of a process that is in RAM now; None where the system does not tell."""
+    """Return the memory of a process that is in RAM now; None where the system does not send."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""Ours as a contestant: a worker and producers as any application has them, with the settings' defaults but for the slots."""
+"""Ours as a engine: a worker and producers as any application has them, with the settings' defaults but for the slots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from forebay.app import App
 from forebay.config import Settings, WorkerSettings
 from forebay.model import Job
 from forebay.model.context import Context
-from forebay_bench._tally import wait_for_stop
+from forebay_bench._counters import wait_for_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forebay_bench._tally import Tally
+    from forebay_bench._counters import Counters
 
 #: Jobs at a time: more than the default of 10 for handlers that wait, which ours do not.
 CONCURRENCY: Final = 10
@@ -29,13 +29,13 @@ KEYS: Final = {"keyed": 100, "one_key": 1}
 
 
 class Queue:
-    """See ``Contestant``. A queue for each kind of handler, named like it: async, thread, batch, tx, tally and those of KEYS."""
+    """See ``Engine``. A queue for each kind of handler, named like it: async, thread, batch, tx, counters and those of KEYS."""
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
         self._app = app = App(dsn, settings=settings)
         self._dsn = dsn
-        self._tally: Tally | None = None
+        self._counters: Counters | None = None
         self._handled = 0
 
         @app.job(name="async", queue="async")
@@ -62,12 +62,12 @@ class Queue:
         async def run_one_by_one(number: int) -> None:
             del number
 
-        @app.job(name="tally", queue="tally")
+        @app.job(name="counters", queue="counters")
         async def count(number: int) -> None:
             del number
-            assert self._tally is not None
+            assert self._counters is not None
             self._handled += 1
-            self._tally.handled = self._handled
+            self._counters.handled = self._handled
 
         self._one = run_on_loop
         self._count = count
@@ -98,11 +98,11 @@ class Queue:
         stats = await self._app.worker(queues={handler: 1}).run(until_idle=True)
         return stats.done
 
-    async def serve(self, tally: Tally) -> None:
-        """Run a worker until the tally says stop, and count in it what was handled."""
-        self._tally, self._handled = tally, 0
-        worker = self._app.worker(queues={"tally": 1})
-        stopper = asyncio.create_task(wait_for_stop(tally, worker.stop))
+    async def serve(self, counters: Counters) -> None:
+        """Run a worker until the counters says stop, and count in it what was handled."""
+        self._counters, self._handled = counters, 0
+        worker = self._app.worker(queues={"counters": 1})
+        stopper = asyncio.create_task(wait_for_stop(counters, worker.stop))
         await worker.run()
         await stopper
 

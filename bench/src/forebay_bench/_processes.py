@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: The application of ``jobs``, as the command line names it.
 APP: Final = "forebay_bench.jobs:app"
 
-#: What a worker without work has open: claims, settlements, upkeep, bell, heart.
+#: What a worker without work has open: claims, settlements, maintenance, wake-up, heartbeat.
 CONNECTIONS_OF_WORKER: Final = 5
 
 #: Left to others: the scenario's own, the server's workers, somebody who looks.
@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
 
     Args:
         condition: what is asked.
-        seconds: how long to ask.
+        seconds: how long to call.
         what: what is waited for, for the error.
 
     Raises:
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
     return answer
 
 
-def room_for_workers(dsn: str) -> int:
+def connections_for_workers(dsn: str) -> int:
     """Return how many workers the server has connections for."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         row = conn.execute(
@@ -138,13 +138,13 @@ def workers(
 ) -> Iterator[Workers]:
     """Lend worker processes, none at first; all end with the block."""
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        crew = Workers(
+        worker_processes = Workers(
             dsn, Path(folder) / "workers.log", concurrency=concurrency, settings=settings or {}
         )
         try:
-            yield crew
+            yield worker_processes
         finally:
-            stop_workers(crew.members)
+            stop_workers(worker_processes.members)
 
 
 class Script:
@@ -171,14 +171,14 @@ class Script:
         """Its process id."""
         return self._process.pid
 
-    def tell(self, command: object) -> None:
+    def send(self, command: object) -> None:
         """Send a command."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # why it is gone is told where it should answer
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
 
-    def hear(self) -> Any:
+    def read_message(self) -> Any:
         """Wait for an answer.
 
         Raises:
@@ -219,7 +219,7 @@ def scripts(module: str, *arguments: list[str]) -> Iterator[list[Script]]:
     started = [Script(module, *each) for each in arguments]
     try:
         for script in started:
-            script.hear()
+            script.read_message()
         yield started
     finally:
         for script in started:

@@ -48,7 +48,7 @@ class Options:
     scale: float = 1.0
     """Part of the work of each round: 0.01 tries a scenario out, and its figures mean nothing."""
     rounds: int | None = None
-    """Turns of each contestant; None is the scenario's own number."""
+    """Turns of each engine; None is the scenario's own number."""
     compare: tuple[str, ...] | None = None
     """Which other engines and peers take part; None: all that the scenario knows and that are installed."""
     mix: str | None = None
@@ -75,7 +75,7 @@ def run_scenario(
         progress: told what goes on, a line at a time.
 
     Raises:
-        ConfigError: the server cannot be used, or a contestant is not installed.
+        ConfigError: the server cannot be used, or a engine is not installed.
         KeyError: there is no such scenario.
     """
     if name not in SCENARIOS:

@@ -67,7 +67,7 @@ class Writer:
         """One transaction, and what became of it."""
         kept: list[int] = []
         undone: list[int] = []
-        fate = self.rolled_back
+        outcome = self.rolled_back
         try:
             for _ in range(self._random.randint(1, _JOBS_MAX)):
                 entry = next(self._numbers)
@@ -81,17 +81,17 @@ class Writer:
             if self._random.random() < _ROLLBACK_SHARE:
                 conn.rollback()
             else:
-                fate = self.in_doubt
+                outcome = self.in_doubt
                 conn.commit()
-                fate = self.committed
+                outcome = self.committed
         finally:
-            fate += kept
+            outcome += kept
             self.rolled_back += undone
 
     def _enqueue(self, conn: psycopg.Connection[Any], entry: int) -> None:
         in_transaction = self._random.random() < _TRANSACTIONAL_SHARE
         conn.execute(_WRITE, [entry, in_transaction])
-        kind = "write_effect" if in_transaction else "note_effect"
+        kind = "write_effect" if in_transaction else "record_effect"
         conn.execute(_ENQUEUE, [kind, entry, self._random.random() ** 4 * 0.2])
 
 

@@ -10,18 +10,18 @@ from typing import Final
 
 from forebay.app import App
 from forebay.model.context import Context
-from forebay_bench._notes import Notebook
+from forebay_bench._journal import JournalWriter
 
 app = App()
 
 #: How long a slow handler takes.
 SLOW_SECONDS: Final = 0.1
 
-_notebook = Notebook()
+_notebook = JournalWriter()
 
 
 @app.job(queue="pickup")
-async def note_start(number: int) -> None:
+async def record_start(number: int) -> None:
     """Note when it was started, and nothing else."""
     _notebook.note(number)
 
@@ -44,7 +44,7 @@ async def write_effect(ctx: Context, entry: int, seconds: float) -> None:
 
 
 @app.job(queue="crash")
-async def note_effect(entry: int, seconds: float) -> None:
+async def record_effect(entry: int, seconds: float) -> None:
     """Do something outside the database, which a kill may let happen again."""
     await asyncio.sleep(seconds)
     _notebook.note(entry)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from forebay_bench._measure import Spread
 
-#: A colour per contestant, the same in every plot; distinguishable with the common colour blindnesses (Okabe, Ito 2008).
+#: A colour per engine, the same in every plot; distinguishable with the common colour blindnesses (Okabe, Ito 2008).
 COLOURS: Final = {
     "forebay": "#0072B2",
     "classic": "#D55E00",
@@ -79,7 +79,7 @@ def costs(
 
 
 def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -> None:
-    """Draw a bar for each contestant, by its label: jobs a second with their spread, and whose colour it has."""
+    """Draw a bar for each engine, by its label: jobs a second with their spread, and whose colour it has."""
     axes = figure.subplots()
     labels = list(found)
     spreads = [spread for spread, _ in found.values()]

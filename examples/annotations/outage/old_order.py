@@ -22,7 +22,7 @@ from starlette.routing import Route
 from annotations.app import app, index_dsn, words_of
 from annotations.outage.broker import Client
 from annotations.service import Creation, answer, sent
-from forebay.sync import Document, PostgresTarget
+from forebay.mirror import Document, PostgresTarget
 
 SCHEMA = """
 create table if not exists old_annotation (

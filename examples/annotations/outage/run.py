@@ -21,7 +21,7 @@ from annotations.outage.ledger import Counts, Ledger, Record, Request, percentil
 from annotations.outage.processes import Crew, crew, line_of, tell
 from annotations.outage.view import View
 from forebay.embedded import EmbeddedServer, default_server, start_or_find, temporary_server
-from forebay.sync import PostgresTarget
+from forebay.mirror import PostgresTarget
 
 DATABASE = "forebay_outage"
 

@@ -36,7 +36,7 @@ from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from forebay.db.callers import AsyncConnection, SyncConnection
+    from forebay.db.drivers import AsyncConnection, SyncConnection
     from forebay.worker import Stats, Worker
 
 T = TypeVar("T")
@@ -375,9 +375,9 @@ class App:
         return self._internals.kinds
 
     @property
-    def syncs(self) -> Mapping[str, Declaration]:
-        """The synchronisations declared with it, by name."""
-        return self._internals.syncs
+    def mirrors(self) -> Mapping[str, Declaration]:
+        """The mirrors declared with it, by name."""
+        return self._internals.mirrors
 
     def _declared(
         self,

@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 from forebay.app._internals import Internals
 from forebay.arguments.kinds import Kind
 from forebay.db.bulk import enqueue_all, enqueue_all_async
-from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
+from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue

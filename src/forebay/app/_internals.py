@@ -28,7 +28,7 @@ class Declaration(Protocol):
 
 
 class Internals:
-    """The state of an app, and what handlers, workers, synchronisations and commands ask of it.
+    """The state of an app, and what handlers, workers, mirrors and commands ask of it.
 
     Args:
         owner: the app.
@@ -39,7 +39,7 @@ class Internals:
     Attributes:
         dsn: the address that was given, if any.
         resources: what handlers find in their context.
-        syncs: the synchronisations declared with it, by name.
+        mirrors: the mirrors declared with it, by name.
         found_at: where a child process finds the app, for one that cannot tell by looking at its module.
     """
 
@@ -48,7 +48,7 @@ class Internals:
     ) -> None:
         self.dsn = dsn
         self.resources = Resources()
-        self.syncs: dict[str, Declaration] = {}
+        self.mirrors: dict[str, Declaration] = {}
         self.found_at: tuple[str, str, bool] | None = None
         self._owner = owner
         self._module = module
@@ -72,15 +72,15 @@ class Internals:
         self._without_retry[kind] = max_attempts
         self._retries_known = False
 
-    def add_sync(self, sync: Declaration) -> None:
-        """Take up a synchronisation.
+    def add_mirror(self, sync: Declaration) -> None:
+        """Take up a mirror.
 
         Raises:
             ConfigError: there is another one of its name.
         """
-        if sync.name in self.syncs:
+        if sync.name in self.mirrors:
             raise ConfigError(f"sync {sync.name}", "is declared twice")
-        self.syncs[sync.name] = sync
+        self.mirrors[sync.name] = sync
 
     def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
         """Replace the address or the settings, as a command line or a test does."""

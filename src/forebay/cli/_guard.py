@@ -271,8 +271,8 @@ def _held(one: Found) -> Iterable[str]:
         keeps.append("dead rows of the system catalogs")
     elif holder.age or holder.xid is not None:
         keeps.append("dead rows")
-    if one.pins.segments:
-        keeps.append(one.pins.said(has_ended=one.has_ended))
+    if one.held_segments.segments:
+        keeps.append(one.held_segments.said(has_ended=one.has_ended))
     if keeps:
         yield f"{'kept' if one.has_ended else 'keeps'} {' and '.join(keeps)}"
     if holder.query and one.verdict.is_over:
@@ -321,8 +321,8 @@ def _facts(one: Found) -> dict[str, Any]:
         "writes": holder.xid is not None,
         "catalog_only": holder.catalog_only,
         "query": holder.query,
-        "segments": one.pins.segments,
-        "segments_due": one.pins.due,
+        "segments": one.held_segments.segments,
+        "segments_due": one.held_segments.due,
         "verdict": verdict.kind,
         "reason": verdict.reason,
         "action": verdict.action,
@@ -351,8 +351,10 @@ def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
     line = Text(", ").join(parts) if parts else nobody
     if rule.acts and dry_run:
         line.append("; nothing was done: --dry-run", "dim")
-    due = sorted({number for one in seen.found if not one.has_ended for number in one.pins.due})
-    holding = sum(bool(one.pins.due) and not one.has_ended for one in seen.found)
+    due = sorted(
+        {number for one in seen.found if not one.has_ended for number in one.held_segments.due}
+    )
+    holding = sum(bool(one.held_segments.due) and not one.has_ended for one in seen.found)
     if holding > 1:
         line.append(
             f"\nsegments that are due and kept: {described_ranges(tuple(due))};"

@@ -185,7 +185,7 @@ def _facts(job: JobStatus, history: JobHistory | None) -> object:
     if history and history.progress and not job.state.is_final:
         said = history.progress
         rows.add_row(
-            "progress", " ".join([f"{said.done:.0%}", said.note, f"({ago(said.noted_at)})"])
+            "progress", " ".join([f"{said.done:.0%}", said.note, f"({ago(said.recorded_at)})"])
         )
     if history and history.result:
         kept = history.result

@@ -22,9 +22,9 @@ from forebay.cli import (
     _enqueue,
     _guard,
     _jobs,
+    _mirror,
     _queues,
     _schema,
-    _sync,
     _worker,
 )
 from forebay.cli._added import Commands
@@ -71,7 +71,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
-program.add_typer(_sync.commands, name="sync", rich_help_panel=_OPERATE)
+program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)
 
 

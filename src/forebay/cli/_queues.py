@@ -79,7 +79,7 @@ def spread(
     as_json: Json = False,
 ) -> None:
     """Give up the order of a queue's jobs, so that claims of many worker processes need not take turns."""
-    before = Client(dsn).spread_queue(queue, lanes)
+    before = Client(dsn).shard_queue(queue, lanes)
     if as_json:
         print_json({"queue": queue, "lanes": lanes, "before": before})
     elif lanes == 1:

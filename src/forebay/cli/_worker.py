@@ -79,7 +79,7 @@ def announce(app: App, worker: Worker, place: str) -> None:
         settings.concurrency,
     )
     for kind in sorted(app.kinds, key=lambda kind: (kind.queue, kind.name)):
-        log.info("kind %s in queue %s: %s", kind.name, kind.queue, kind.retry.survival())
+        log.info("kind %s in queue %s: %s", kind.name, kind.queue, kind.retry.lifetime())
 
 
 def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:

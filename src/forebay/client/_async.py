@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from forebay.arguments.json_guard import encode_args
 from forebay.client._address import address_of
-from forebay.db.callers import AsyncConnection, run_async
+from forebay.db.drivers import AsyncConnection, run_async
 from forebay.db.own import await_own_async, run_own_async
 from forebay.errors import ForebayError, InvalidJob, ResultTimeout
 from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
@@ -437,7 +437,7 @@ class AsyncClient:
         """
         return await self._run(conn, queues.resume_queue(queue, group))
 
-    async def spread_queue(
+    async def shard_queue(
         self, queue: str, lanes: int, *, conn: AsyncConnection | None = None
     ) -> int:
         """Give up the order of a queue's jobs, so that claims need not take turns; return the number before.
@@ -454,7 +454,7 @@ class AsyncClient:
         Raises:
             InvalidArguments: a bad name or number.
         """
-        return await self._run(conn, queues.spread_queue(queue, lanes))
+        return await self._run(conn, queues.shard_queue(queue, lanes))
 
     async def limit_queue(
         self,

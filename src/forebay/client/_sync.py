@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 
 from forebay.arguments.json_guard import encode_args
 from forebay.client._address import address_of
-from forebay.db.callers import SyncConnection, run
+from forebay.db.drivers import SyncConnection, run
 from forebay.db.own import await_own, run_own
 from forebay.errors import ForebayError, InvalidJob, ResultTimeout
 from forebay.model import JobId, JobOptionChanges, JobOptions, JobState, checks
@@ -434,7 +434,7 @@ class Client:
         """
         return self._run(conn, queues.resume_queue(queue, group))
 
-    def spread_queue(self, queue: str, lanes: int, *, conn: SyncConnection | None = None) -> int:
+    def shard_queue(self, queue: str, lanes: int, *, conn: SyncConnection | None = None) -> int:
         """Give up the order of a queue's jobs, so that claims need not take turns; return the number before.
 
         New jobs are spread over so many lanes of each priority. For many worker processes that claim few
@@ -449,7 +449,7 @@ class Client:
         Raises:
             InvalidArguments: a bad name or number.
         """
-        return self._run(conn, queues.spread_queue(queue, lanes))
+        return self._run(conn, queues.shard_queue(queue, lanes))
 
     def limit_queue(
         self,

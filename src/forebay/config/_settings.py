@@ -35,7 +35,8 @@ class WorkerSettings:
     )
     concurrency: int = setting(10, "jobs run at a time")
     poll_seconds: float = setting(
-        0.05, "pause between looks for work, when nothing rings the bell; of idle workers one looks"
+        0.05,
+        "pause between looks for work, when nothing notifies the wakeup; of idle workers one looks",
     )
     lease_seconds: float = setting(
         30.0, "a worker not heard of for so long has its jobs taken away"

@@ -1,1 +1,1 @@
-"""The only part that talks to PostgreSQL: sessions, callers' connections, migrations, errors."""
+"""The only part that talks to PostgreSQL: sessions, drivers' connections, migrations, errors."""

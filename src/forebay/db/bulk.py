@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 
-from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
+from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.errors import EnqueueError
 from forebay.ops.enqueue import Call, Chunks, database_clock, shifted, with_written
 

@@ -1,13 +1,13 @@
 """From the drivers' exceptions to ours, in one place.
 
 Two readings. ``translate`` is for connections of our own: it also knows what a lost connection
-looks like. ``translate_ours`` is for a connection the caller lent us: there, only what our own SQL
+looks like. ``translate_ours`` is for a connection the caller connection us: there, only what our own SQL
 functions say becomes an error of ours. A serialization failure, a deadlock, a lost connection or
 a read-only transaction concerns the caller's whole transaction, and the code around it that retries
 or gives up expects the driver's own exceptions; they pass untouched.
 
-A lent connection may be of another driver, or of a library above one, which wraps the driver's
-exception in one of its own. What the server said is found in all of them.
+A connection connection may be of another driver, or of a library above one, which wraps the driver's
+exception in one of its own. What the server message is found in all of them.
 """
 
 from __future__ import annotations
@@ -83,33 +83,37 @@ def refuses_settings(error: BaseException) -> bool:
 
 def translate_ours(error: BaseException) -> ForebayError | None:
     """Return our error when one of our statements was refused by our schema, or by its absence."""
-    said = _said(error)
-    if said is None:
+    message = _server_message(error)
+    if message is None:
         return None
-    if said.sqlstate.startswith(_OF_A_QUERY) and _RUNS_A_QUERY.search(said.context or ""):
+    if message.sqlstate.startswith(_OF_A_QUERY) and _RUNS_A_QUERY.search(message.context or ""):
         return InvalidJob.from_sql(
-            f"the query cannot be run: {said.message}",
-            detail=said.detail,
-            hint=said.hint,
+            f"the query cannot be run: {message.message}",
+            detail=message.detail,
+            hint=message.hint,
             column="query",
         )
     # Only statements of ours come here, and all of them name no other schema.
-    if said.sqlstate == _UNDEFINED_SCHEMA:
+    if message.sqlstate == _UNDEFINED_SCHEMA:
         return SchemaError(found=None, needed=required_version())
-    if said.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
+    if message.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
         return SchemaError.from_sql(
             "schema forebay lacks what this library calls: one of the two is too old",
-            detail=said.message,
+            detail=message.message,
             hint="Run `forebay migrate`; when it says that the schema is too new, upgrade the library.",
         )
     return error_from_sqlstate(
-        said.sqlstate, said.message, detail=said.detail, hint=said.hint, column=said.column
+        message.sqlstate,
+        message.message,
+        detail=message.detail,
+        hint=message.hint,
+        column=message.column,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What the server said."""
+class _ServerMessage:
+    """What the server message."""
 
     sqlstate: str
     message: str
@@ -127,14 +131,14 @@ def _below(error: BaseException) -> tuple[Any, ...]:
     return error, original, error.__cause__, getattr(original, "__cause__", None)
 
 
-def _said(error: BaseException) -> _Said | None:
+def _server_message(error: BaseException) -> _ServerMessage | None:
     for found in _below(error):
         diag = getattr(found, "diag", None)
         if diag is not None:  # psycopg; psycopg2 calls its code pgcode
             sqlstate = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)
             if sqlstate is None:
                 return None
-            return _Said(
+            return _ServerMessage(
                 sqlstate,
                 diag.message_primary or str(found),
                 diag.message_detail,
@@ -149,7 +153,7 @@ def _said(error: BaseException) -> _Said | None:
             texts = (
                 getattr(found, name, None) for name in ("detail", "hint", "column_name", "context")
             )
-            return _Said(sqlstate, str(getattr(found, "message", None) or found), *texts)
+            return _ServerMessage(sqlstate, str(getattr(found, "message", None) or found), *texts)
     return None
 
 

@@ -1,6 +1,6 @@
 """One operation on a connection of its own: opened, committed, closed.
 
-For callers without a transaction of their own, such as the command line. Producers that enqueue
+For drivers without a transaction of their own, such as the command line. Producers that enqueue
 often keep a pool of theirs and pass its connections.
 """
 
@@ -113,7 +113,7 @@ def await_own(
     """Look again and again on a connection of its own until the answer is final or the time is up; return the last one.
 
     In between it listens for its key on a channel, and looks all the same now and then; through a pooler, where
-    nobody hears anything, a little more often.
+    nobody is_notified anything, a little more often.
 
     Args:
         dsn: the address.
@@ -136,14 +136,14 @@ def await_own(
                 answer = operation.decode(cursor.fetchall())
                 if is_final(answer) or pauses.is_over:
                     return answer
-                if pauses.hears is None:
+                if pauses.is_notified is None:
                     (pid,) = conn.execute(_WHO).fetchall()[0]
-                    pauses.hears = pid == conn.info.backend_pid
-                    if pauses.hears:
+                    pauses.is_notified = pid == conn.info.backend_pid
+                    if pauses.is_notified:
                         conn.execute(f'listen "{channel}"')
                         continue  # It may have ended before we listened.
                 pause = pauses.draw()
-                if not pauses.hears:
+                if not pauses.is_notified:
                     time.sleep(pause)
                     continue
                 until = time.monotonic() + pause
@@ -178,14 +178,14 @@ async def await_own_async(
                 answer = operation.decode(await cursor.fetchall())
                 if is_final(answer) or pauses.is_over:
                     return answer
-                if pauses.hears is None:
+                if pauses.is_notified is None:
                     (pid,) = (await (await conn.execute(_WHO)).fetchall())[0]
-                    pauses.hears = pid == conn.info.backend_pid
-                    if pauses.hears:
+                    pauses.is_notified = pid == conn.info.backend_pid
+                    if pauses.is_notified:
                         await conn.execute(f'listen "{channel}"')
                         continue  # It may have ended before we listened.
                 pause = pauses.draw()
-                if not pauses.hears:
+                if not pauses.is_notified:
                     await asyncio.sleep(pause)
                     continue
                 until = time.monotonic() + pause
@@ -207,12 +207,12 @@ _PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
 
 
 class _Pauses:
-    """How long to wait between looks, and until when. ``hears``: whether notifications arrive; None, not known yet."""
+    """How long to wait between looks, and until when. ``is_notified``: whether notifications arrive; None, not known yet."""
 
     def __init__(self, seconds: float | None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds
         self._next = _PAUSE_SECONDS[0]
-        self.hears: bool | None = None
+        self.is_notified: bool | None = None
 
     @property
     def is_over(self) -> bool:
@@ -220,11 +220,11 @@ class _Pauses:
 
     @property
     def listening_seconds(self) -> float:
-        return _PAUSE_SECONDS[1] + 1.0 if self.hears else 0.0
+        return _PAUSE_SECONDS[1] + 1.0 if self.is_notified else 0.0
 
     def draw(self) -> float:
         pause = self._next
-        self._next = min(pause * 1.5, _PAUSE_SECONDS[1 if self.hears else 2])
+        self._next = min(pause * 1.5, _PAUSE_SECONDS[1 if self.is_notified else 2])
         if self._until is not None:
             pause = min(pause, self._until - time.monotonic())
         return max(0.0, pause)

@@ -18,7 +18,7 @@ create schema demo;
 create table demo.plan (
     path text primary key,
     producer integer not null,
-    fate text not null check (fate in ('commit', 'rollback', 'rollback to savepoint')));
+    outcome text not null check (outcome in ('commit', 'rollback', 'rollback to savepoint')));
 
 create table demo.document (
     document_id bigint generated always as identity primary key,
@@ -51,7 +51,7 @@ COUNTS: Final[dict[str, str]] = {
     "documents": "select count(*) from demo.plan",
     "committed": "select count(*) from demo.document",
     "rolled_back": (
-        "select count(*) from demo.plan p where p.fate <> 'commit'\n"
+        "select count(*) from demo.plan p where p.outcome <> 'commit'\n"
         "and not exists (select from demo.document d where d.path = p.path)"
     ),
     "done": (
@@ -59,7 +59,7 @@ COUNTS: Final[dict[str, str]] = {
     ),
     "lost": (
         "select count(*) from demo.plan p left join demo.document d using (path)\n"
-        "where p.fate = 'commit'\n"
+        "where p.outcome = 'commit'\n"
         "and not exists (select from demo.effect e where e.document_id = d.document_id)"
     ),
     "phantom": (
@@ -158,7 +158,7 @@ def counts() -> Operation[dict[str, int]]:
     return Operation(f"select {columns}", lambda rows: dict(zip(COUNTS, rows[0], strict=True)))
 
 
-def note_kill(worker: str, jobs_held: int) -> Operation[None]:
+def record_kill(worker: str, jobs_held: int) -> Operation[None]:
     """Write down that a worker was killed, and how many jobs it held."""
     return Operation(
         "insert into demo.kill (worker, jobs_held) values (%(worker)s, %(held)s)",

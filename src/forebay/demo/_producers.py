@@ -30,7 +30,7 @@ class Planned:
 
     document: SourceFile
     producer: int
-    fate: str
+    outcome: str
 
 
 def plan(documents: Sequence[SourceFile], *, producers: int, seed: int) -> list[list[Planned]]:
@@ -65,8 +65,8 @@ def write_plan(dsn: str, transactions: Sequence[Sequence[Planned]]) -> None:
     with psycopg.connect(dsn) as conn:
         with conn.cursor() as cursor:
             cursor.executemany(
-                "insert into demo.plan (path, producer, fate) values (%s, %s, %s)",
-                [(p.document.path, p.producer, p.fate) for batch in transactions for p in batch],
+                "insert into demo.plan (path, producer, outcome) values (%s, %s, %s)",
+                [(p.document.path, p.producer, p.outcome) for batch in transactions for p in batch],
             )
 
 
@@ -118,9 +118,9 @@ class Producers:
 
 
 def _carry_out(conn: Connection, batch: Sequence[Planned]) -> None:
-    with conn.transaction(force_rollback=batch[0].fate == "rollback"):
+    with conn.transaction(force_rollback=batch[0].outcome == "rollback"):
         for planned in batch:
-            if planned.fate == "rollback to savepoint":
+            if planned.outcome == "rollback to savepoint":
                 with conn.transaction(force_rollback=True):
                     _write(conn, planned.document)
             else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.db.own import run_own
 from forebay.demo._documents import find_documents
-from forebay.demo._ledger import SCHEMA, Progress, Result, counts, note_kill, progress
+from forebay.demo._ledger import SCHEMA, Progress, Result, counts, progress, record_kill
 from forebay.demo._producers import Producers, plan, write_plan
 from forebay.demo._view import View
 from forebay.demo.workers import WorkerProcess, stop_workers
@@ -76,7 +76,7 @@ class _Run:
     def __init__(self, dsn: str, transactions: list[list[Planned]], view: View, log: Path) -> None:
         self._dsn = dsn
         self._documents = sum(map(len, transactions))
-        self._expected = sum(p.fate == "commit" for batch in transactions for p in batch)
+        self._expected = sum(p.outcome == "commit" for batch in transactions for p in batch)
         self._view = view
         self._log = log
         self._producers = Producers(dsn, transactions, count=_PRODUCERS)
@@ -159,7 +159,7 @@ class _Run:
         victim.held = held
         self._killed = victim
         self._killed_at = time.monotonic()
-        run_own(self._dsn, note_kill(f"worker {victim.number}, process {victim.pid}", held))
+        run_own(self._dsn, record_kill(f"worker {victim.number}, process {victim.pid}", held))
         self._view.event(
             f"worker {victim.number} killed (SIGKILL) with {held} jobs in hand", "bold red"
         )

@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from forebay.app import App, Handler
-from forebay.db.lent_django import address_of_alias, close_old_connections
+from forebay.db.handler_connections_django import address_of_alias, close_old_connections
 
 
 class DjangoApp(App):

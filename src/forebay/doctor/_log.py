@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _UNSERVED_SECONDS: Final = 10.0
 
 #: Segments past their time that are asked what holds them, oldest first, and of those shown.
-_SEGMENTS_ASKED_MAX: Final = 200
+_SEGMENTS_READ_MAX: Final = 200
 _SEGMENTS_SHOWN_MAX: Final = 3
 
 #: A queue with so many waiting jobs is worth a look, whoever serves it.
@@ -34,11 +34,11 @@ def home() -> Operation[list[Finding]]:
         " from pg_control_system() s, pg_database d,"
         "      (select * from forebay.cluster order by cluster_no desc limit 1) c"
         " where d.datname = current_database()",
-        _judge_home,
+        _judge_cluster,
     )
 
 
-def _judge_home(rows: ResultRows) -> list[Finding]:
+def _judge_cluster(rows: ResultRows) -> list[Finding]:
     if not rows:
         return [
             Finding(
@@ -48,12 +48,12 @@ def _judge_home(rows: ResultRows) -> list[Finding]:
                 "Restore table forebay.cluster from where the data came from.",
             )
         ]
-    ((noted, noted_database, actual, actual_database),) = rows
+    ((noted, recorded_database, actual, actual_database),) = rows
     facts = {
-        "recorded": {"system_identifier": noted, "database_oid": noted_database},
+        "recorded": {"system_identifier": noted, "database_oid": recorded_database},
         "actual": {"system_identifier": actual, "database_oid": actual_database},
     }
-    if (noted, noted_database) == (actual, actual_database):
+    if (noted, recorded_database) == (actual, actual_database):
         return [Finding("cluster", Level.OK, f"at home in cluster {actual}", facts=facts)]
     origin = f"cluster {noted}" if noted != actual else "another database of this cluster"
     return [
@@ -144,7 +144,7 @@ left join lateral (
 
 def retention() -> Operation[list[Finding]]:
     """Segments past their age or beyond the total size that cannot be emptied, and why."""
-    return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_ASKED_MAX})
+    return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_READ_MAX})
 
 
 def _judge_retention(rows: ResultRows) -> list[Finding]:
@@ -202,11 +202,11 @@ def _retention_remedy(held_by: str) -> str:
 
 _LEASES_SQL: Final = """
 select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
-       extract(epoch from clock_timestamp() - h.beat_at)::float8, l.suspect_seconds, l.lease_seconds,
+       extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds, l.lease_seconds,
        coalesce(j.jobs, 0)::bigint, l.version
 from forebay.lease l
-left join lateral (select b.beat_at from forebay.heartbeat b
-                   where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
+left join lateral (select b.heartbeat_at from forebay.heartbeat b
+                   where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
 left join lateral (
     select sum(cardinality(b.seqs) - s.settled) as jobs
     from (select i.floor from forebay.batch i
@@ -217,7 +217,7 @@ left join lateral (
                     else coalesce(sum(cardinality(t.offsets)), 0) end as settled
         from forebay.settlement t where t.lease_id = b.lease_id and t.claim_no = b.claim_no) s) j on true
 where l.closed_at is null
-order by h.beat_at
+order by h.heartbeat_at
 """
 
 
@@ -293,10 +293,10 @@ select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.leased)::bigint, sum(d
        max(extract(epoch from clock_timestamp() - g.paused_at))::float8,
        min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
        exists (select from forebay.lease l
-               join lateral (select h.beat_at from forebay.heartbeat h where h.lease_id = l.lease_id
-                             order by h.beat_at desc limit 1) h on true
+               join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id
+                             order by h.heartbeat_at desc limit 1) h on true
                where l.closed_at is null
-                 and h.beat_at > clock_timestamp() - make_interval(secs => l.lease_seconds))
+                 and h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds))
 from forebay.depth() d
 left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
 left join lateral (

@@ -263,7 +263,7 @@ class _Limit:
 _LIMITS: Final = {
     "statement_timeout": _Limit(
         10.0,
-        "upkeep and handlers' statements that take longer are cut off",
+        "maintenance and handlers' statements that take longer are cut off",
         "; or more than their longest statement takes",
     ),
     "transaction_timeout": _Limit(

@@ -80,7 +80,7 @@ def usable_binaries(bin_dir: Path, owner: Owner) -> Binaries:
         ConfigError: PostgreSQL is older than 15.
     """
     version = _version(bin_dir, owner)
-    if version is None and owner.lent:
+    if version is None and owner.is_other_account:
         bin_dir = _copy(bin_dir, state_folder(owner))
         version = _version(bin_dir, owner)
     if version is None:

@@ -4,7 +4,7 @@ The data folder is the whole truth: ``postmaster.pid`` in it says whether a serv
 connections, to the process that started it as to every other one. A file lock beside it lets one process at a time start or stop.
 
 The server is started in a session of its own: an interrupt typed at the terminal reaches the
-workers, which need the database to hand back their jobs, and not the server. It therefore outlives
+workers, which need the database to release their jobs, and not the server. It therefore outlives
 the process that started it, unless it was made by ``temporary_server``.
 """
 
@@ -263,7 +263,7 @@ class EmbeddedServer:
             lines.append(f"{name} = '{quoted}'\n")
         with open(self.data_dir / _SETTINGS_FILE, "w", opener=_no_follow) as file:
             file.write("".join(lines))
-            if self._owner.lent:
+            if self._owner.is_other_account:
                 os.fchown(file.fileno(), self._owner.uid, self._owner.gid)
 
     def _make_socket_dir(self) -> None:
@@ -459,12 +459,12 @@ def temporary_server(
     owner = Owner.current()
     folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=parent or temporary_parent(owner)))
     try:
-        if owner.lent:
+        if owner.is_other_account:
             folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
         # Shared memory as files of the data folder: an abrupt end leaves none of it elsewhere.
         settings = {"dynamic_shared_memory_type": "mmap", **extra_settings}
         server = EmbeddedServer(folder / "data", bin_dir, extra_settings=settings)
-        with _undertaker(server):
+        with _cleanup_process(server):
             try:
                 server.start()
                 yield server
@@ -479,7 +479,7 @@ def temporary_server(
 
 # Reads until its input ends, which happens when the process at the other end is gone for whatever
 # reason; then stops the server and removes its folder.
-_UNDERTAKER = """
+_CLEANUP_PROCESS = """
 read -r _
 if read -r pid < "$1/data/postmaster.pid"; then
     kill -QUIT "$pid"
@@ -490,9 +490,9 @@ rm -rf -- "$1"
 
 
 @contextlib.contextmanager
-def _undertaker(server: EmbeddedServer) -> Iterator[None]:
+def _cleanup_process(server: EmbeddedServer) -> Iterator[None]:
     process = subprocess.Popen(
-        ["/bin/sh", "-c", _UNDERTAKER, "sh", server.data_dir.parent],
+        ["/bin/sh", "-c", _CLEANUP_PROCESS, "sh", server.data_dir.parent],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -22,37 +22,37 @@ from forebay.errors import ServerStartError
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The account that runs the server; ``lent`` when that is not the caller's own."""
+    """The account that runs the server; ``is_other_account`` when that is not the caller's own."""
 
     name: str
     uid: int
     gid: int
-    lent: bool
+    is_other_account: bool
 
     @classmethod
     def current(cls) -> Owner:
         """Return the caller, or ``nobody`` when the caller is root."""
-        lent = os.geteuid() == 0
+        is_other_account = os.geteuid() == 0
         try:
-            entry = pwd.getpwnam("nobody") if lent else pwd.getpwuid(os.geteuid())
+            entry = pwd.getpwnam("nobody") if is_other_account else pwd.getpwuid(os.geteuid())
         except KeyError:
-            missing = "user nobody" if lent else f"name for user id {os.geteuid()}"
+            missing = "user nobody" if is_other_account else f"name for user id {os.geteuid()}"
             raise ServerStartError(
                 f"the password file has no {missing}",
                 hint="PostgreSQL needs a named user other than root: run as one.",
             ) from None
-        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, lent)
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, is_other_account)
 
     def popen_arguments(self) -> dict[str, Any]:
         """Return what makes ``subprocess`` run a program as this account."""
-        if not self.lent:
+        if not self.is_other_account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def make_folder(self, path: Path) -> None:
         """Make a folder that only this account (and root) may enter."""
         path.mkdir(mode=0o700)
-        if self.lent:
+        if self.is_other_account:
             os.chown(path, self.uid, self.gid)
 
     def can_enter(self, path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from forebay.guard.rules import Action, GuardDecision, Pins, Place, Segment
+from forebay.guard.rules import Action, GuardDecision, HeldSegments, Place, Segment
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Server:
         has_segments: the schema is there.
         may_read: this role may read which segments there are.
         has_record: there is a place to record acts in.
-        may_note: this role may.
+        may_record: this role may.
     """
 
     cluster: str
@@ -32,7 +32,7 @@ class Server:
     has_segments: bool
     may_read: bool
     has_record: bool
-    may_note: bool
+    may_record: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Found:
     place: Place
     holder: Holder
     verdict: GuardDecision
-    pins: Pins
+    held_segments: HeldSegments
     event_id: int | None = None
     outcome: str | None = None
 
@@ -100,7 +100,7 @@ from pg_control_system() c
 left join pg_namespace n on n.nspname = 'forebay'
 left join pg_class t on t.relnamespace = n.oid and t.relname = 'guard_event'
 left join pg_class s on s.relnamespace = n.oid and s.relname = 'segment'
-left join pg_proc f on f.pronamespace = n.oid and f.proname = 'note_act'
+left join pg_proc f on f.pronamespace = n.oid and f.proname = 'record_act'
 """
 
 
@@ -137,10 +137,10 @@ def segments() -> Operation[list[Segment]]:
     return Operation(_SEGMENTS_SQL, lambda rows: [Segment(*row) for row in rows])
 
 
-def note_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operation[int]:
+def record_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operation[int]:
     """Return the call that records an act before it happens; it answers the event's number."""
     return Operation(
-        "select forebay.note_act(%(server)s, %(action)s, %(holder)s, %(name)s, %(reason)s,"
+        "select forebay.record_act(%(server)s, %(action)s, %(holder)s, %(name)s, %(reason)s,"
         " p_user => %(user)s, p_application => %(application)s, p_database => %(database)s,"
         " p_state => %(state)s, p_xact_start => %(since)s, p_seconds => %(seconds)s,"
         " p_age => %(age)s, p_query => %(query)s)",
@@ -163,10 +163,10 @@ def note_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operation[
     )
 
 
-def note_outcome(event_id: int, outcome: str) -> Operation[None]:
+def record_outcome(event_id: int, outcome: str) -> Operation[None]:
     """Return the call that records what came of an act."""
     return Operation(
-        "select forebay.note_outcome(%(event_id)s, %(outcome)s)",
+        "select forebay.record_outcome(%(event_id)s, %(outcome)s)",
         nothing,
         {"event_id": event_id, "outcome": outcome},
     )
@@ -188,7 +188,7 @@ def signal(holder: Holder, action: Action) -> Operation[bool | None]:
     return Operation(f"select {function}(a.pid) {_SAME_SQL}", scalar_or_none, _identity(holder))
 
 
-def goes_on(holder: Holder) -> Operation[bool]:
+def continues(holder: Holder) -> Operation[bool]:
     """Return the call that answers whether a session's transaction still goes on."""
     return Operation(f"select a.pid {_SAME_SQL}", bool, _identity(holder))
 

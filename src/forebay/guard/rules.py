@@ -188,7 +188,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class HeldSegments:
     """The segments that a holder keeps from being emptied.
 
     Attributes:
@@ -207,7 +207,7 @@ class Pins:
         Args:
             has_ended: the holder is gone already.
 
-        >>> print(Pins((3, 4, 5), (3, 4)).said())
+        >>> print(HeldSegments((3, 4, 5), (3, 4)).said())
         segments 3 to 5; 3 to 4 are due, and leave at a worker's next retention pass after it ends
         """
         if not self.segments:
@@ -226,7 +226,7 @@ class Pins:
         return f"{label}; {who} due, and {leave} at a worker's next retention pass{after}"
 
 
-def pins(holder: Holder, segments: Sequence[Segment]) -> Pins:
+def held_segments(holder: Holder, segments: Sequence[Segment]) -> HeldSegments:
     """Return what a holder keeps from being emptied.
 
     A segment stays while a transaction that may have written to it is open: one whose id is below that
@@ -238,7 +238,7 @@ def pins(holder: Holder, segments: Sequence[Segment]) -> Pins:
         if segment.number in holder.segments
         or (holder.xid is not None and holder.xid < segment.xid)
     ]
-    return Pins(
+    return HeldSegments(
         tuple(segment.number for segment in kept),
         tuple(segment.number for segment in kept if segment.is_due),
         min((segment.due for segment in kept if not segment.is_due), default=None),

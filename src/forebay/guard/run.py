@@ -26,7 +26,7 @@ from forebay.guard import operations as calls
 from forebay.guard.holder_query import holders
 from forebay.guard.holders import Holder
 from forebay.guard.operations import Found, GuardPass, Server, Unseen
-from forebay.guard.rules import Place, Rule, Segment, judge, pins
+from forebay.guard.rules import Place, Rule, Segment, held_segments, judge
 from forebay.sql import latest_version
 
 _STATEMENT_SECONDS: Final = 5
@@ -71,7 +71,7 @@ async def guard(
                 _require_replica(home, there)
                 found = _judged(rule, there.place, await other.run(holders()), [])
             except (ForebayError, psycopg.Error) as error:
-                unseen.append(Unseen(name, _said(error), getattr(error, "hint", None)))
+                unseen.append(Unseen(name, _message_of(error), getattr(error, "hint", None)))
             else:
                 seen += found
                 sessions += [other] * len(found)
@@ -91,7 +91,7 @@ async def act(leader: Session, server: Session, found: Found) -> Found:
     action = found.verdict.action
     if action is None:
         return found
-    event_id = await leader.run(calls.note_act(found.place, found.holder, found.verdict))
+    event_id = await leader.run(calls.record_act(found.place, found.holder, found.verdict))
     try:
         if action == "rollback prepared":
             outcome = await _roll_back(server, found.holder)
@@ -101,13 +101,13 @@ async def act(leader: Session, server: Session, found: Found) -> Found:
     except DatabaseUnavailable as error:
         outcome = f"unknown: {error.message}"
     except (ForebayError, psycopg.Error) as error:
-        outcome = f"failed: {_said(error)}"
-    await leader.run(calls.note_outcome(event_id, outcome))
+        outcome = f"failed: {_message_of(error)}"
+    await leader.run(calls.record_outcome(event_id, outcome))
     return dataclasses.replace(found, event_id=event_id, outcome=outcome)
 
 
 def _judged(rule: Rule, place: Place, found: list[Holder], kept: Sequence[Segment]) -> list[Found]:
-    return [Found(place, one, judge(rule, one, place), pins(one, kept)) for one in found]
+    return [Found(place, one, judge(rule, one, place), held_segments(one, kept)) for one in found]
 
 
 async def _segments(session: Session, home: Server) -> list[Segment] | None:
@@ -127,7 +127,7 @@ async def _end_of(server: Session, holder: Holder, sent: bool | None) -> str:
     if not sent:
         return "failed: the signal was not sent"
     until = time.monotonic() + _END_SECONDS
-    while await server.run(calls.goes_on(holder)):
+    while await server.run(calls.continues(holder)):
         if time.monotonic() > until:
             return "still there"
         await asyncio.sleep(_PAUSE_SECONDS)
@@ -173,7 +173,7 @@ def _require_record(home: Server) -> None:
             f"there is no table to record acts in; version {latest_version()} of the schema has one",
             hint="Run `forebay migrate`. Without --act nothing is needed.",
         )
-    if not home.may_note:
+    if not home.may_record:
         raise ConfigError(
             "--act",
             "needs a role that may record what it does",
@@ -188,7 +188,7 @@ def _require_replica(home: Server, found: Server) -> None:
         raise ConfigError("--replica", "is no standby: it accepts writes")
 
 
-def _said(error: ForebayError | psycopg.Error) -> str:
+def _message_of(error: ForebayError | psycopg.Error) -> str:
     if isinstance(error, ForebayError):
         return error.message
     return error.diag.message_primary or str(error)

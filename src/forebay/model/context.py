@@ -116,7 +116,7 @@ class Context:
                     self._stop.set()
         return self._stop.wait(seconds)
 
-    def ask_to_stop(self, why: HandlerError) -> None:
+    def request_stop(self, why: HandlerError) -> None:
         """Tell the handler to stop; called by the worker."""
         with _waiting:
             self._why = why

@@ -114,7 +114,7 @@ class JobOptions:
         if self.unique is not None and not isinstance(self.unique, Unique):
             raise InvalidJob(
                 "unique",
-                f"must be an intent, not {type(self.unique).__name__}: {shown(self.unique)}",
+                f"must be an mode, not {type(self.unique).__name__}: {shown(self.unique)}",
                 hint='For example unique=Once("order:42").',
             )
         self._check_times()

@@ -108,17 +108,17 @@ class Endings(list["Outcome | BaseException | None"]):
     """What a batch handler of ours returns: how each job ended, and what is to be counted if that is settled.
 
     Attributes:
-        tally: for ``forebay._note_tally()``; None for nothing.
+        counters: for ``forebay._record_counters()``; None for nothing.
     """
 
     def __init__(
         self,
         endings: Iterable[Outcome | BaseException | None] = (),
         *,
-        tally: dict[str, Any] | None = None,
+        counters: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(endings)
-        self.tally = tally
+        self.counters = counters
 
 
 def _seconds(value: object, field: str) -> float:

@@ -89,7 +89,7 @@ class Progress:
 
     done: float
     note: str
-    noted_at: datetime
+    recorded_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What is to happen when a job of the same key waits or runs already.
 
-Each intent is a value of its own, given as the option ``unique``. What exactly they mean, also when a
+Each uniqueness mode is a value of its own, given as the option ``unique``. What exactly they mean, also when a
 job is claimed at that very moment, is a table in docs/howto/unique-jobs.md.
 """
 
@@ -23,7 +23,7 @@ SECONDS_MAX: Final = 315_576_000.0
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """Base of the intents. A key belongs to its queue and its intent.
+    """Base of the uniqueness modes. A key belongs to its queue and its uniqueness mode.
 
     Attributes:
         key: what is to be there once, 1 to 200 characters.
@@ -34,14 +34,14 @@ class Unique:
         InvalidJob: a value is of the wrong type or out of range.
     """
 
-    intent: ClassVar[str] = ""
+    mode: ClassVar[str] = ""
 
     key: str
     on_busy: Literal["wait", "raise"] = field(default="wait", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.intent:
-            raise InvalidJob("unique", "must be an intent: Once, Coalesce, Replace and so on")
+        if not self.mode:
+            raise InvalidJob("unique", "must be an mode: Once, Coalesce, Replace and so on")
         checks.checked_text(self.key, "unique key", characters_max=KEY_CHARACTERS_MAX)
         if self.on_busy not in ("wait", "raise"):
             raise InvalidJob("on_busy", f"is {shown(self.on_busy)}, neither 'wait' nor 'raise'")
@@ -53,7 +53,7 @@ class Unique:
         {'debounce': 'document:42', 'wait': 10.0, 'max_wait': 60.0}
         """
         busy = {} if self.on_busy == "wait" else {"on_busy": self.on_busy}
-        return {self.intent: self.key} | self._more() | busy
+        return {self.mode: self.key} | self._more() | busy
 
     def _more(self) -> dict[str, Any]:
         return {}
@@ -63,28 +63,28 @@ class Unique:
 class Once(Unique):
     """No second job while one of the key waits or runs; the call answers with that one."""
 
-    intent: ClassVar[str] = "once"
+    mode: ClassVar[str] = "once"
 
 
 @dataclass(frozen=True, slots=True)
 class Idempotent(Unique):
     """As ``Once``, and kind and arguments must be the same: ``PayloadDiffers`` otherwise."""
 
-    intent: ClassVar[str] = "idempotent"
+    mode: ClassVar[str] = "idempotent"
 
 
 @dataclass(frozen=True, slots=True)
 class Coalesce(Unique):
     """No second job while one of the key waits; while one runs, one more may wait."""
 
-    intent: ClassVar[str] = "coalesce"
+    mode: ClassVar[str] = "coalesce"
 
 
 @dataclass(frozen=True, slots=True)
 class Replace(Unique):
     """A waiting job of the key is replaced by the new one, with its arguments and its time."""
 
-    intent: ClassVar[str] = "replace"
+    mode: ClassVar[str] = "replace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Debounce(Unique):
         max_wait: but at most so long after the first; None for no bound.
     """
 
-    intent: ClassVar[str] = "debounce"
+    mode: ClassVar[str] = "debounce"
 
     wait: float | timedelta
     max_wait: float | timedelta | None = None
@@ -123,7 +123,7 @@ class Throttle(Unique):
         period: counted from the enqueue, in seconds or as a timedelta.
     """
 
-    intent: ClassVar[str] = "throttle"
+    mode: ClassVar[str] = "throttle"
 
     period: float | timedelta
 
@@ -135,13 +135,13 @@ class Throttle(Unique):
         return {"period": self.period}
 
 
-_INTENTS: Final[dict[str, type[Unique]]] = {
-    intent.intent: intent for intent in (Once, Idempotent, Coalesce, Replace, Debounce, Throttle)
+_MODES: Final[dict[str, type[Unique]]] = {
+    mode.mode: mode for mode in (Once, Idempotent, Coalesce, Replace, Debounce, Throttle)
 }
 
 
 def unique_from(form: Mapping[str, Any]) -> Unique:
-    """Return the intent that a JSON form names, as ``Unique.as_json`` makes it.
+    """Return the uniqueness mode that a JSON form names, as ``Unique.as_json`` makes it.
 
     >>> unique_from({"throttle": "report", "period": 3600})
     Throttle(key='report', on_busy='wait', period=3600.0)
@@ -149,12 +149,12 @@ def unique_from(form: Mapping[str, Any]) -> Unique:
     Raises:
         InvalidJob: it names none or several, or an entry is unknown or missing.
     """
-    named = [intent for intent in _INTENTS if intent in form]
+    named = [mode for mode in _MODES if mode in form]
     if len(named) != 1:
-        raise InvalidJob("unique", f"must have one of {', '.join(_INTENTS)}: {shown(dict(form))}")
+        raise InvalidJob("unique", f"must have one of {', '.join(_MODES)}: {shown(dict(form))}")
     more = {name: value for name, value in form.items() if name != named[0]}
     try:
-        return _INTENTS[named[0]](form[named[0]], **more)
+        return _MODES[named[0]](form[named[0]], **more)
     except TypeError:
         raise InvalidJob(
             "unique",

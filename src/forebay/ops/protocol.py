@@ -19,10 +19,10 @@ from forebay.sql import latest_version
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-CHANNEL = "forebay_bell"
+CHANNEL = "forebay_wakeup"
 
 OutcomeName = Literal[
-    "retried", "lost", "snoozed", "unknown", "handed_back", "cancelled", "dead", "done"
+    "retried", "lost", "snoozed", "unknown", "released", "cancelled", "dead", "done"
 ]
 FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
 
@@ -141,7 +141,7 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressNote:
+class ProgressReport:
     """How far a running job is, 0 to 1, and a note for people."""
 
     job_id: int
@@ -151,13 +151,13 @@ class ProgressNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class HeartbeatAnswer:
     """What a heartbeat is answered with; how many leases are open in all only where no job runs."""
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
-    vacant_posts: frozenset[int] = frozenset()
-    crowd: int | None = None
+    leaderless: frozenset[int] = frozenset()
+    lease_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,32 +197,32 @@ def close_lease(lease_id: int) -> Operation[int | None]:
 
 
 def beat(
-    lease_ids: Collection[int], job_ids: Collection[int], posts: Collection[int] = ()
-) -> Operation[Beat]:
-    """Keep leases alive; which of some posts are vacant."""
+    lease_ids: Collection[int], job_ids: Collection[int], duties: Collection[int] = ()
+) -> Operation[HeartbeatAnswer]:
+    """Keep leases alive; which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, vacant_posts, crowd"
-        " from forebay.beat_v1(%(leases)s, %(jobs)s, %(posts)s)",
-        _beat,
-        {"leases": list(lease_ids), "jobs": list(job_ids), "posts": list(posts)},
+        "select open_leases, cancelled_jobs, leaderless, lease_count"
+        " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
+        _heartbeat,
+        {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
     )
 
 
-def hold_posts(holder: int, posts: Collection[int], seconds: float) -> Operation[list[int]]:
-    """Take vacant posts and renew held ones; which are held."""
+def lead(leader_id: int, duties: Collection[int], seconds: float) -> Operation[list[int]]:
+    """Take leaderless duties and renew held ones; which are held."""
     return Operation(
-        "select forebay.hold_posts_v1(%(holder)s, %(posts)s, %(seconds)s)",
+        "select forebay.lead_v1(%(leader_id)s, %(duties)s, %(seconds)s)",
         scalar,
-        {"holder": holder, "posts": list(posts), "seconds": float(seconds)},
+        {"leader_id": leader_id, "duties": list(duties), "seconds": float(seconds)},
     )
 
 
-def leave_posts(holder: int, posts: Collection[int]) -> Operation[None]:
-    """Leave posts, and tell those who listen."""
+def resign(leader_id: int, duties: Collection[int]) -> Operation[None]:
+    """Leave duties, and tell those who listen."""
     return Operation(
-        "select forebay.leave_posts_v1(%(holder)s, %(posts)s)",
+        "select forebay.resign_v1(%(leader_id)s, %(duties)s)",
         nothing,
-        {"holder": holder, "posts": list(posts)},
+        {"leader_id": leader_id, "duties": list(duties)},
     )
 
 
@@ -350,10 +350,10 @@ def trim() -> Operation[int]:
     return Operation("select forebay.trim_v1()", scalar)
 
 
-def note_progress(lease_id: int, items: Sequence[ProgressNote]) -> Operation[int]:
+def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation[int]:
     """Note how far some running jobs are; how many were noted."""
     return Operation(
-        "select forebay.note_progress_v1(%(lease)s, %(items)s::jsonb)",
+        "select forebay.record_progress_v1(%(lease)s, %(items)s::jsonb)",
         scalar,
         {"lease": lease_id, "items": msgspec.json.encode(items).decode()},
     )
@@ -364,6 +364,8 @@ def now() -> Operation[datetime]:
     return Operation("select clock_timestamp()", scalar)
 
 
-def _beat(rows: ResultRows) -> Beat:
-    ((open_leases, cancelled_jobs, vacant_posts, crowd),) = rows
-    return Beat(frozenset(open_leases), frozenset(cancelled_jobs), frozenset(vacant_posts), crowd)
+def _heartbeat(rows: ResultRows) -> HeartbeatAnswer:
+    ((open_leases, cancelled_jobs, leaderless, lease_count),) = rows
+    return HeartbeatAnswer(
+        frozenset(open_leases), frozenset(cancelled_jobs), frozenset(leaderless), lease_count
+    )

@@ -62,10 +62,10 @@ def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
     )
 
 
-def spread_queue(queue: str, lanes: int) -> Operation[int]:
+def shard_queue(queue: str, lanes: int) -> Operation[int]:
     """Return the call that spreads a queue's jobs over lanes; it answers the number before."""
     return Operation(
-        "select forebay.spread_queue(queue => %(queue)s, lanes => %(lanes)s)",
+        "select forebay.shard_queue(queue => %(queue)s, lanes => %(lanes)s)",
         _number,
         {"queue": queue, "lanes": lanes},
     )

@@ -1,4 +1,4 @@
-"""When the state of a synchronisation is an alert: pure rules on what the database knows.
+"""When the state of a mirror is an alert: pure rules on what the database knows.
 
 Three of them, made so that each way to fall behind sets off the one that names it:
 
@@ -10,7 +10,7 @@ Three of them, made so that each way to fall behind sets off the one that names 
 | more is enqueued than is completed | | fires | |
 | some jobs can never succeed | | | fires |
 
-Shown by: tests/unit/test_alerts.py, tests/sync/test_status.py.
+Shown by: tests/unit/test_alerts.py, tests/mirror/test_status.py.
 """
 
 from __future__ import annotations
@@ -18,60 +18,62 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from forebay.model.syncs import Alert
+from forebay.model.mirrors import Alert
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from forebay.model.syncs import Marks, SyncFacts
+    from forebay.model.mirrors import MirrorFacts, Thresholds
 
 #: Samples further apart than this tell nothing of the time between them; they are taken once a minute.
 GAP_MAX: Final = timedelta(minutes=3)
 
 
-def alerts_of(name: str, queue: str, facts: SyncFacts, marks: Marks) -> list[Alert]:
-    """Return what is wrong with a synchronisation.
+def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds) -> list[Alert]:
+    """Return what is wrong with a mirror.
 
     Args:
-        name: of the synchronisation.
+        name: of the mirror.
         queue: of its jobs.
         facts: what is known.
-        marks: what is too few, too many and too long.
+        thresholds: what is too few, too many and too long.
     """
     found = (
-        _too_few_completed(name, queue, facts, marks),
-        _too_many_wait(facts, marks),
+        _too_few_completed(name, queue, facts, thresholds),
+        _too_many_wait(facts, thresholds),
         _expired(queue, facts),
-        _may_never_succeed(facts, marks),
+        _may_never_succeed(facts, thresholds),
     )
     return [alert for alert in found if alert is not None]
 
 
-def above_since(facts: SyncFacts, marks: Marks) -> datetime | None:
+def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
     """Return since when more jobs are due than may be, without a break, as far as is known; None when they are not.
 
     Two witnesses: when more than that many jobs are due now, and have been since an instant, then so many waited all the time
     since; and samples, where none of them says otherwise and no two are far apart.
     """
-    if facts.due <= marks.waiting_most:
+    if facts.due <= thresholds.waiting_most:
         return None
     since = facts.at
     for at, due in reversed(facts.samples):
         if at > facts.at:
             continue
-        if due <= marks.waiting_most or since - at > GAP_MAX:
+        if due <= thresholds.waiting_most or since - at > GAP_MAX:
             break
         since = at
     return since if facts.above_since is None else min(since, facts.above_since)
 
 
-def _too_few_completed(name: str, queue: str, facts: SyncFacts, marks: Marks) -> Alert | None:
-    if facts.completed >= marks.completed_least:
+def _too_few_completed(
+    name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds
+) -> Alert | None:
+    if facts.completed >= thresholds.completed_least:
         return None
-    within = human_duration(marks.completed_within)
+    within = human_duration(thresholds.completed_within)
     if facts.completed:
-        problem = f"{facts.completed:,} jobs were completed within {within}, fewer than {marks.completed_least:,}"
+        problem = f"{facts.completed:,} jobs were completed within {within}, fewer than {thresholds.completed_least:,}"
     elif facts.completed_at is None:
         problem = "no job was completed yet"
     else:
@@ -85,7 +87,7 @@ def _too_few_completed(name: str, queue: str, facts: SyncFacts, marks: Marks) ->
     )
 
 
-def _why_so_few(name: str, queue: str, facts: SyncFacts) -> str:
+def _why_so_few(name: str, queue: str, facts: MirrorFacts) -> str:
     refused = next((breaker for breaker in facts.breakers if breaker.place == "pass"), None)
     if facts.paused_at is not None:
         return f"Queue {queue} is paused: forebay queues resume {queue}."
@@ -95,24 +97,24 @@ def _why_so_few(name: str, queue: str, facts: SyncFacts) -> str:
         return f"{facts.due:,} jobs are due: does a worker serve queue {queue}?"
     return (
         "No job is due: does anybody enqueue? Where nothing may change for so long,"
-        f" forebay sync heartbeat MODULE:APP {name} tells a quiet night from silence."
+        f" forebay mirror heartbeat MODULE:APP {name} tells a quiet night from silence."
     )
 
 
-def _too_many_wait(facts: SyncFacts, marks: Marks) -> Alert | None:
-    since = above_since(facts, marks)
-    if since is None or (facts.at - since).total_seconds() < marks.waiting_for:
+def _too_many_wait(facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
+    since = above_since(facts, thresholds)
+    if since is None or (facts.at - since).total_seconds() < thresholds.waiting_for:
         return None
     length = human_duration((facts.at - since).total_seconds())
     return Alert(
         code="A2",
-        problem=f"{facts.due:,} jobs are due; more than {marks.waiting_most:,} for {length}",
+        problem=f"{facts.due:,} jobs are due; more than {thresholds.waiting_most:,} for {length}",
         hint="More is enqueued than is completed: forebay queues list; more workers, or a faster target.",
         since=since,
     )
 
 
-def _expired(queue: str, facts: SyncFacts) -> Alert | None:
+def _expired(queue: str, facts: MirrorFacts) -> Alert | None:
     if not (facts.expired or facts.dead):
         return None
     parts = []
@@ -127,12 +129,12 @@ def _expired(queue: str, facts: SyncFacts) -> Alert | None:
     )
 
 
-def _may_never_succeed(facts: SyncFacts, marks: Marks) -> Alert | None:
+def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
     if not facts.stuck:
         return None
     oldest = facts.stuck[0]
     age = (facts.at - oldest.due_at).total_seconds()
-    if age < marks.unproved_for:
+    if age < thresholds.unproved_for:
         return None
     said = f": {oldest.error}" if oldest.error else ""
     times = "once" if oldest.attempts == 1 else f"{oldest.attempts} times"

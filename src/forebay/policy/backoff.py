@@ -86,13 +86,13 @@ def reconnect_seconds(failures: int, u: float, *, cap_seconds: float = 30.0) -> 
 
 
 def unknown_kind_seconds(times: int, u: float) -> float:
-    """Return how long a job of an unknown kind is put aside.
+    """Return how long a job of an unknown kind is postponed.
 
     It starts at 5 s, since a rolling deploy has the right worker in a moment, and grows to 10
     minutes, since a job whose code was removed must not be handed round for ever; it never stops.
 
     Args:
-        times: how often the job has been put aside, this time included, from 1.
+        times: how often the job has been postponed, this time included, from 1.
         u: a draw from [0, 1).
 
     >>> unknown_kind_seconds(1, 0.0), unknown_kind_seconds(40, 0.5)

@@ -5,8 +5,8 @@ short that a slot would idle until the next claim. From where: within a queue st
 lower numbers first, except for a share that goes to lanes which would otherwise starve; between
 queues by weight.
 
-Turns must come out right for a worker with a single slot too, so they are counted over time, in a
-``Turns`` value that goes into one call and comes out of it for the next.
+Fairness must come out right for a worker with a single slot too, so they are counted over time, in a
+``Fairness`` value that goes into one call and comes out of it for the next.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class LaneName:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """What fairness remembers from plan to plan; start with ``Turns()``.
+class Fairness:
+    """What fairness remembers from plan to plan; start with ``Fairness()``.
 
     Attributes:
         credit: per queue, how far it is owed a slot, for the weights.
@@ -131,17 +131,17 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class ClaimPlan:
-    """How many jobs to ask of which lane, in this order, and the turns for the next plan."""
+    """How many jobs to ask of which lane, in this order, and the fairness for the next plan."""
 
     shares: tuple[tuple[LaneName, int], ...]
-    turns: Turns
+    fairness: Fairness
 
 
 def plan_claims(
     lanes: Mapping[LaneName, int | None],
     *,
     slots: int,
-    turns: Turns,
+    fairness: Fairness,
     weights: Mapping[str, int] | None = None,
     starving_share: float = 0.1,
 ) -> ClaimPlan:
@@ -151,16 +151,16 @@ def plan_claims(
         lanes: each lane with work, and how many jobs are known to wait in it; None for "some",
             which counts as enough for every slot.
         slots: jobs to claim in all.
-        turns: from the plan before.
+        fairness: from the plan before.
         weights: slots a queue gets beside the others'; 1 for a queue that is not named. Slots
             which a queue has no work for go to the others.
         starving_share: part of a queue's slots that goes to its lanes below the first one with
             work, the longest unserved first; 0 means strictly by priority.
 
     >>> high, low = LaneName("mail", 0), LaneName("mail", 100)
-    >>> plan_claims({high: None, low: None}, slots=10, turns=Turns()).shares
+    >>> plan_claims({high: None, low: None}, slots=10, fairness=Fairness()).shares
     ((LaneName(queue='mail', priority=0), 9), (LaneName(queue='mail', priority=100), 1))
-    >>> plan_claims({high: 3, low: None}, slots=10, turns=Turns()).shares
+    >>> plan_claims({high: 3, low: None}, slots=10, fairness=Fairness()).shares
     ((LaneName(queue='mail', priority=0), 3), (LaneName(queue='mail', priority=100), 7))
     """
     demand: dict[str, dict[LaneName, int]] = {}
@@ -172,21 +172,21 @@ def plan_claims(
     divided, credit = _divide_between_queues(
         {queue: sum(counts.values()) for queue, counts in demand.items()},
         slots,
-        turns.credit,
+        fairness.credit,
         weights or {},
     )
-    number = turns.plans + 1
-    served, saved = dict(turns.served), dict[str, float]()
+    number = fairness.plans + 1
+    served, saved = dict(fairness.served), dict[str, float]()
     shares: dict[LaneName, int] = {}
     for queue, count in divided.items():
         given, saved[queue] = _divide_between_lanes(
-            demand[queue], count, turns.saved.get(queue, 0.0), served, starving_share
+            demand[queue], count, fairness.saved.get(queue, 0.0), served, starving_share
         )
         shares.update(given)
         served.update(dict.fromkeys(given, number))
     return ClaimPlan(
         tuple(sorted(shares.items())),
-        Turns(credit=credit, saved=saved, served=_recent(served), plans=number),
+        Fairness(credit=credit, saved=saved, served=_recent(served), plans=number),
     )
 
 

@@ -40,7 +40,7 @@ Decision = RetryAfter | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
-class Survival:
+class Lifetime:
     """The time from the first failure to the last attempt, apart from the attempts themselves."""
 
     seconds_min: float
@@ -69,7 +69,7 @@ class RetryPolicy:
             decides: with ``retry_on=(TimeoutError,)`` and ``permanent_on=(OSError,)`` a
             ``TimeoutError`` is retried.
 
-    >>> str(RetryPolicy().survival())
+    >>> str(RetryPolicy().lifetime())
     'about 7.8 h over 20 attempts'
     """
 
@@ -158,7 +158,7 @@ class RetryPolicy:
         # The same arguments would be refused again.
         return issubclass(raised, EnqueueError)
 
-    def survival(self, *, max_attempts: int | None = None) -> Survival:
+    def lifetime(self, *, max_attempts: int | None = None) -> Lifetime:
         """Return how long a job keeps being tried while every attempt fails at once."""
         attempts = max_attempts or self.max_attempts
         full = total_seconds(
@@ -167,7 +167,7 @@ class RetryPolicy:
             base_seconds=self.base_seconds,
             cap_seconds=self.cap_seconds,
         )
-        return Survival(full / 2, full * 3 / 4, full, attempts)
+        return Lifetime(full / 2, full * 3 / 4, full, attempts)
 
 
 def human_duration(seconds: float) -> str:

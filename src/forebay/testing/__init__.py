@@ -12,7 +12,7 @@ where a real worker runs until nothing is left. ``forebay.testing.plugin`` has p
         send_welcome.enqueue(...)
         run_until_idle(app, forebay_dsn)
 
-For targets of synchronisations there is a contract to be tested, and one that lies.
+For targets of mirrors there is a contract to be tested, and one that lies.
 """
 
 from forebay.testing._enqueued import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.app import Handler
-from forebay.db.callers import AsyncConnection, SyncConnection, run, run_async
+from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.ops import jobs
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A contract that every target keeps, and a target that lies, hangs and drops, to try a synchronisation with."""
+"""A contract that every target keeps, and a target that lies, hangs and drops, to try a mirror with."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from forebay.sync import Document, Gone, Seen, checksum_of
+from forebay.mirror import Document, Gone, Seen, checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from forebay.sync import Id, Target
+    from forebay.mirror import Id, Target
 
 _LAG_TRIES: Final = 5
 
@@ -248,7 +248,7 @@ class LyingTarget:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
-        self._goes_on = threading.Event()
+        self._continues = threading.Event()
         #: By id: version, digest, gone; each with the time from which on it is shown, newest last.
         self._kept: dict[Id, list[tuple[float, int, str | None, bool]]] = {}
         #: What was called: the method's name and the ids.
@@ -315,7 +315,7 @@ class LyingTarget:
     def let_go(self) -> None:
         """End the calls that hang, with an error, and hang no more."""
         self.hanging = False
-        self._goes_on.set()
+        self._continues.set()
 
     def versions(self) -> dict[Id, int]:
         """Return what it really has, whatever it shows."""
@@ -351,7 +351,7 @@ class LyingTarget:
         if self.slow_seconds:
             time.sleep(self.slow_seconds)
         if self.hanging:
-            self._goes_on.wait()
+            self._continues.wait()
             raise ConnectionResetError("hung up at last")
         if breaks and (before or method in ("read", "scan")):
             raise ConnectionResetError("reset before anything was done")

@@ -11,7 +11,7 @@ its transaction ends. So a migration names the tables it alters, and
 A post migration takes away what the functions of a moment ago may still be using: it waits for every statement that
 began before it. One that copies rows waits for transactions as well, which may have written in the old way.
 
-Upkeep that makes or empties segments pauses meanwhile. Indexes on large tables are built outside of a transaction;
+Maintenance that makes or empties segments pauses meanwhile. Indexes on large tables are built outside of a transaction;
 a second connection does that, while this one keeps other migrators away with a transaction that holds nothing else.
 
 What a crash leaves: of a transaction nothing; of the others an invalid index or a part of the segments, and
@@ -49,8 +49,8 @@ from forebay.upgrade._statements import (
 
 T = TypeVar("T")
 
-#: Keys of the upkeep that makes and empties segments: see forebay.extend_v1() and forebay.retain_v1().
-_UPKEEP_KEYS: Final = (1, 4)
+#: Keys of the maintenance that makes and empties segments: see forebay.extend_v1() and forebay.retain_v1().
+_MAINTENANCE_KEYS: Final = (1, 4)
 
 #: lock_not_available, and deadlock_detected: it was us who gave way.
 NOT_GRANTED: Final = frozenset({"55P03", "40P01"})
@@ -68,8 +68,8 @@ _FIRST_ATTEMPT_SECONDS: Final = 0.05
 _PAUSE_FACTOR: Final = 10
 
 _POLL_SECONDS: Final = 0.2
-_TELL_SECONDS: Final = 10.0
-_TELL_SEGMENT_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 10.0
+_REPORT_SEGMENT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Stepper:
     ) -> SchemaError | None:
         """Apply a migration, or return who would be left behind."""
         until = time.monotonic() + self._wait_seconds
-        told_at = -_TELL_SECONDS
+        reported_at = -_REPORT_SECONDS
         while True:
             try:
                 if self._apply(step):
@@ -211,15 +211,15 @@ class Stepper:
                 return None
             if time.monotonic() >= until:
                 return reason
-            if time.monotonic() >= told_at + _TELL_SECONDS:
-                told_at = time.monotonic()
+            if time.monotonic() >= reported_at + _REPORT_SECONDS:
+                reported_at = time.monotonic()
                 self._lock_policy.tell(f"{step.version:04} {step.name} waits: {reason.message}")
             time.sleep(_POLL_SECONDS)
 
     def _apply(self, step: Migration) -> bool:
         """Apply one migration as soon as its locks are granted; False when another migrator did."""
         until = time.monotonic() + self._lock_policy.patience_seconds
-        told_at = -_TELL_SECONDS
+        reported_at = -_REPORT_SECONDS
         (began_at,) = _row(self._conn, "select clock_timestamp()")
         for seconds in self._lock_policy.attempts():
             waited_for: object | None = holder_of(self._conn, step.locks)
@@ -238,8 +238,8 @@ class Stepper:
             why = f"{waited_for}" if waited_for else "others hold its locks"
             if time.monotonic() >= until:
                 raise not_granted(step, self._lock_policy.patience_seconds, why)
-            if time.monotonic() >= told_at + _TELL_SECONDS:
-                told_at = time.monotonic()
+            if time.monotonic() >= reported_at + _REPORT_SECONDS:
+                reported_at = time.monotonic()
                 self._lock_policy.tell(f"{step.version:04} {step.name} waits: {why}")
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
         raise AssertionError
@@ -269,10 +269,10 @@ class Stepper:
 
     def _build(self, step: Migration, builder: psycopg.Connection[Any]) -> None:
         segments = _segments(builder) if step.is_per_segment else [None]
-        told_at = time.monotonic()
+        reported_at = time.monotonic()
         for place, segment in enumerate(segments, 1):
-            if time.monotonic() >= told_at + _TELL_SEGMENT_SECONDS:
-                told_at = time.monotonic()
+            if time.monotonic() >= reported_at + _REPORT_SEGMENT_SECONDS:
+                reported_at = time.monotonic()
                 self._lock_policy.tell(
                     f"{step.version:04} {step.name}: segment {place} of {len(segments)}"
                 )
@@ -340,7 +340,7 @@ def run_step(
         conn.execute(setting_timeout("lock_timeout", seconds))
         if step.is_post and require_gone:
             conn.execute(requiring_gone(step))
-        for key in _UPKEEP_KEYS:
+        for key in _MAINTENANCE_KEYS:
             conn.execute(f"select pg_advisory_xact_lock(forebay._lock_class(), {key})")
         conn.execute("set local statement_timeout = 0")
         if step.locks:

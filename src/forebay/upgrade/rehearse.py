@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from forebay.sql import Migration
 
 #: Whom a lock stops. PostgreSQL manual, section 13.3.1; what is missing stops nobody who works.
-Stops = Literal["everybody", "writers", "upkeep"]
+Stops = Literal["everybody", "writers", "maintenance"]
 _STOPS: Final[Mapping[str, Stops]] = {
     "AccessExclusiveLock": "everybody",
     "ExclusiveLock": "writers",
     "ShareRowExclusiveLock": "writers",
     "ShareLock": "writers",
-    "ShareUpdateExclusiveLock": "upkeep",
+    "ShareUpdateExclusiveLock": "maintenance",
 }
 
 _OLDER_RUN: Final = "JQ020"
@@ -62,7 +62,7 @@ class HeldLock:
         relation: the table or index, without the schema; ``log_#`` for segments.
         count: on how many relations of that name.
         mode: as PostgreSQL calls it, such as ``ACCESS EXCLUSIVE``.
-        stops: whom it makes wait: everybody, writers, or upkeep, which is vacuum and the making of segments.
+        stops: whom it makes wait: everybody, writers, or maintenance, which is vacuum and the making of segments.
         seconds: for how long it was held.
         declared: whether the migration asks for it at its beginning.
     """
@@ -110,7 +110,10 @@ class Rehearsal:
     def longest(self) -> tuple[RehearsedStep, HeldLock] | None:
         """The lock that stops everybody or writers for longest; None when none does."""
         found = [
-            (step, lock) for step in self.steps for lock in step.locks if lock.stops != "upkeep"
+            (step, lock)
+            for step in self.steps
+            for lock in step.locks
+            if lock.stops != "maintenance"
         ]
         return max(found, key=lambda pair: pair[1].seconds, default=None)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LOOK_MILLIS: Final = 1000
 
 
-class _Surroundings:
+class _ProcessState:
     """What all calls of a process share, as it was before the first of them."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def _mask() -> int:
 
 
 class _Pipe:
-    """The sink of a child: answers its parent."""
+    """The outcomes of a child: answers its parent."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -94,7 +94,7 @@ class _Pipe:
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         self.say(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
 
-    def settled_elsewhere(self, job: HeldJob) -> None:
+    def settled_by_handler(self, job: HeldJob) -> None:
         self.say(ChildReport(offset=job.row.offset, settled=True))
 
 
@@ -139,7 +139,7 @@ async def _main(descriptor: int) -> None:
             on_progress=pipe.progress,
         )
         executor.transactions.is_pooled = start.is_pooled
-        surroundings = _Surroundings()
+        process_state = _ProcessState()
         pipe.say(ChildReport(ready=True))
         while True:
             message = await receive(reader)
@@ -154,7 +154,7 @@ async def _main(descriptor: int) -> None:
                 for row, offset in zip(work.rows, work.offsets, strict=True):
                     row.offset = offset
                     helds.append(HeldJob(row, batch, work.lane))
-                surroundings.restore()
+                process_state.restore()
                 limit_resources(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.

@@ -164,7 +164,7 @@ class Children:
             self._failures += 1
             after = min(2.0**self._failures, 60.0)
             log.error("no child for job %s, next try in %g s: %s", key, after, error)
-            return [ChildReport(ended=Ended(0, "handed_back", after=after)) for _ in helds]
+            return [ChildReport(ended=Ended(0, "released", after=after)) for _ in helds]
         self._failures = 0
         self._running[key] = child
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
@@ -211,7 +211,7 @@ class Children:
         if len(answers) < len(helds):
             await child.kill()
             log.error("a child failed before it could run job %s: %s", key, answer.broken)
-            return [ChildReport(ended=Ended(0, "handed_back", after=5.0)) for _ in helds]
+            return [ChildReport(ended=Ended(0, "released", after=5.0)) for _ in helds]
         if any(_spoils(answer) for answer in answers.values()):
             await child.kill()
         else:
@@ -254,7 +254,7 @@ class Children:
                     return child
             if self._failed_starts != failed_starts:
                 raise _ChildFailed(self._failure)
-            # Short suspects take turns in the children there are, long ones get further ones.
+            # Short suspects take fairness in the children there are, long ones get further ones.
             waited = time.monotonic() - began
             if self._starter is None and (not self._running or waited > _PATIENCE_SECONDS):
                 self._starter = asyncio.create_task(self._start_one())

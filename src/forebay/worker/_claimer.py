@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.claims import LaneName, Turns, claim_size, plan_claims
+from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
 from forebay.worker._held import Batch, HeldJob
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Claimer:
         self._stats = stats
         self._on_claimed = on_claimed
         self._is_finished = is_finished
-        self._turns = Turns()
+        self._fairness = Fairness()
         #: Until then, by our clock, what was ready was looked at closely enough, and producers notify of what comes.
         self._looked_until = 0.0
         self._notified: set[str] = set()
@@ -235,18 +235,18 @@ class Claimer:
         plan = plan_claims(
             dict.fromkeys(by_name),
             slots=wanted,
-            turns=self._turns,
+            fairness=self._fairness,
             weights=self._weights,
             starving_share=settings.starving_share,
         )
-        self._turns = plan.turns
-        # One lane owes its turn to no other, nor do those of an unordered queue; what is new is noticed as soon as by a poll.
+        self._fairness = plan.fairness
+        # One lane owes its turn to no other, nor do those of a sharded queue; what is new is noticed as soon as by a poll.
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
         again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
         for name, count in plan.shares:
             left = count
-            # Retries first, then suspects, then what is new: of an unordered queue in any order, lest all begin alike.
+            # Retries first, then suspects, then what is new: of a sharded queue in any order, lest all begin alike.
             for lane in sorted(
                 by_name[name],
                 key=lambda lane: (not lane.is_private, lane.is_suspect, random.random()),
@@ -263,7 +263,7 @@ class Claimer:
 
         Only when nothing runs and the queue has one public lane as far as we know, and at most half of the queue's share:
         retries, other lanes and other queues get theirs when ``ready_v1`` is called, after this. Only a leader does it, since a
-        notification wakes every worker and claims of one lane take turns.
+        notification wakes every worker and claims of one lane take fairness.
         """
         notified, self._notified = self._notified, set()
         if not (self._leadership.held and self._executor.is_idle and self._suspects.is_idle):

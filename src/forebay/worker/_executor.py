@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
     from forebay.worker._messages import ChildReport
-    from forebay.worker._reporter import Sink
+    from forebay.worker._reporter import Outcomes
     from forebay.worker._running import Call
 
 log = logging.getLogger("forebay.worker")
@@ -44,7 +44,7 @@ log = logging.getLogger("forebay.worker")
 #: How long calls that never wait may keep the loop to themselves.
 _LOOP_SECONDS_MAX = 0.002
 
-#: The same where one runner has all of them, as with jobs of one ordering key: several would take their turns one after
+#: The same where one runner has all of them, as with jobs of one ordering key: several would take their fairness one after
 #: another, and what ended in all of them is settled at once.
 _LONE_LOOP_SECONDS_MAX = 0.01
 
@@ -60,7 +60,7 @@ class Executor:
     Args:
         kinds: the handlers.
         settings: concurrency and default timeouts.
-        sink: is told how each job ended.
+        outcomes: is told how each job ended.
         dsn: for handlers in transactions.
         name: application_name of their connections.
         group: name of the group, for the jobs' view of themselves.
@@ -74,7 +74,7 @@ class Executor:
         self,
         kinds: Kinds,
         settings: WorkerSettings,
-        sink: Sink,
+        outcomes: Outcomes,
         *,
         dsn: str,
         name: str,
@@ -91,7 +91,7 @@ class Executor:
         self._group = group
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
-        self._reporter = OutcomeReporter(sink, self._start_next_of_key)
+        self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
         #: How many jobs these are.
         self._queued = 0
@@ -186,7 +186,7 @@ class Executor:
             unit[2].append(item)
         self._start_waiting()
 
-    def hand_back_waiting(self) -> int:
+    def release_waiting(self) -> int:
         """Give back what has not started; returns how many jobs."""
         count = 0
         while self._waiting:
@@ -197,7 +197,7 @@ class Executor:
         return count + self._keys.release_all()
 
     def _hand_back(self, held: HeldJob) -> None:
-        self._reporter.end(held, Ended(0, "handed_back"))
+        self._reporter.end(held, Ended(0, "released"))
 
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
         """After a job of an ordering key: its next one may start, or all that follow go back to wait behind it."""
@@ -221,7 +221,7 @@ class Executor:
         self._waiting.append((kind, [held], [item]))
         self._queued += 1
 
-    def hand_back_running(self) -> int:
+    def release_running(self) -> int:
         """Interrupt what still runs and give it back at no attempt; returns how many jobs."""
         return self._slots.release_all()
 
@@ -312,7 +312,7 @@ class Executor:
                 await self._run_in_process(call, helds)
             elif kind.transaction:
                 endeds = await self.transactions.run(call, helds)
-                self._note_duration(helds, endeds)
+                self._record_duration(helds, endeds)
                 self._reporter.finish_committed(helds, endeds)
             else:
                 if kind.is_async:
@@ -320,15 +320,15 @@ class Executor:
                 else:
                     result = await _running.run_in_thread(call, self._threads)
                 endeds = _running.endings(call, result)
-                self._note_duration(helds, endeds)
-                if isinstance(result, Endings) and result.tally and not helds[0].ended:
-                    helds[0].batch.tallies.append(result.tally)
+                self._record_duration(helds, endeds)
+                if isinstance(result, Endings) and result.counters and not helds[0].ended:
+                    helds[0].batch.tallies.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
             is_ours = kind.transaction or isinstance(error, NoThreadError)
             if is_ours and not call.started and call.why is None:
                 # A pooled connection that the server had ended, none at all, or no thread: not the handler's fault.
-                back = [Ended(0, "handed_back", after=1.0) for _ in helds]
+                back = [Ended(0, "released", after=1.0) for _ in helds]
                 self._reporter.finish_all(call, back)
                 log.warning("job %s cannot begin: %s", helds[0].row.job_id, _short(error))
             else:
@@ -359,7 +359,7 @@ class Executor:
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
                 self._take_answer(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
-        self._note_duration(helds, endeds)
+        self._record_duration(helds, endeds)
 
     def _take_answer(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
@@ -367,7 +367,7 @@ class Executor:
         if answer.lease_lost:
             self._on_lease_lost(held.lease)
         elif answer.settled:
-            self._reporter.settled_elsewhere(held)
+            self._reporter.settled_by_handler(held)
         else:
             self._reporter.finish(held, answer.ended, solo=answer.solo and kind.transaction)
 
@@ -391,7 +391,7 @@ class Executor:
                 "job %s failed: %s: %s", helds[0].row.job_id, type(error).__name__, _short(error)
             )
 
-    def _note_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+    def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
         if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
             queue = helds[0].lane.queue

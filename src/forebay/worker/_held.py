@@ -5,7 +5,7 @@ process that lost its database connection during a claim takes a new lease, beca
 what the old one holds. A lease is trusted until ``sent_at + lease_seconds - margin``, counted from when the last
 acknowledged heartbeat was *sent*: a slow answer must not lengthen the belief.
 
-Invariant "single holder": docs/design/engine.md.
+Invariant "single leader_id": docs/design/engine.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Batch:
     frees_others: bool = False
     lane: ReadyLane | None = None
     #: Of jobs of ordering keys that go on: the newest claim when that was settled, None until then.
-    _went_on: dict[int, int | None] = field(default_factory=dict)
+    _continued: dict[int, int | None] = field(default_factory=dict)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def settled(self, offset: int) -> None:
@@ -79,13 +79,13 @@ class Batch:
             self._waiting.append(waiting)
             await waiting
 
-    def goes_on(self, offset: int) -> None:
+    def continues(self, offset: int) -> None:
         """Note that the job at an offset, of an ordering key, goes on: what was claimed of the key since comes too early."""
-        self._went_on[offset] = None if offset in self.open_offsets else self.lease.newest
+        self._continued[offset] = None if offset in self.open_offsets else self.lease.newest
 
     def was_before(self, offset: int, claim_no: int) -> bool:
         """Whether a claim of the lease may have been made before it was settled that the job at an offset goes on."""
-        newest = self._went_on[offset]
+        newest = self._continued[offset]
         return newest is None or claim_no <= newest
 
     def take_flush(self) -> Flush | None:
@@ -112,9 +112,9 @@ class Batch:
             self.open_offsets.clear()
         else:
             self.open_offsets.difference_update(offsets)
-        for offset in self._went_on.keys() - self.open_offsets:
-            if self._went_on[offset] is None:
-                self._went_on[offset] = self.lease.newest
+        for offset in self._continued.keys() - self.open_offsets:
+            if self._continued[offset] is None:
+                self._continued[offset] = self.lease.newest
         if not self.open_offsets:
             self.lease.batches.pop(self.claim_no, None)
         waiting, self._waiting = self._waiting, []

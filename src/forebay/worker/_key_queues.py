@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forebay.worker._held import Batch, HeldJob, Key
 
 #: After these outcomes a job will run again, and those behind it in its ordering key have to wait for it.
-_CONTINUES = frozenset({"retried", "lost", "snoozed", "unknown", "handed_back"})
+_CONTINUES = frozenset({"retried", "lost", "snoozed", "unknown", "released"})
 
 
 class KeyQueues:
@@ -130,5 +130,5 @@ class KeyQueues:
         self._record_continuing(held)
 
     def _record_continuing(self, held: HeldJob) -> None:
-        held.batch.goes_on(held.row.offset)
+        held.batch.continues(held.row.offset)
         self._continuing[key_of(held)] = held

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
-    from forebay.ops.protocol import Beat
+    from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._executor import Executor
     from forebay.worker._settler import Settler
     from forebay.worker._signals import Signals
@@ -160,7 +160,7 @@ class LeaseKeeper:
         if lease is not None:
             lease.retired = True
 
-    def confirm(self, beat: Beat, asked: Sequence[int], sent_at: float) -> None:
+    def confirm(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
         """Take up the answer to a heartbeat.
 
         Args:

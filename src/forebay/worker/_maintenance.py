@@ -1,8 +1,8 @@
-"""Upkeep of the log: any worker can do it, and one does.
+"""Maintenance of the log: any worker can do it, and one does.
 
 Promotion of due jobs, revocation of lost leases, sealing and making segments, expiry, retention, trimming. Each
-duty is one SQL function under a try-lock, so that several at it do no harm. Of many workers only the holder of the
-upkeep's post calls them: see ``docs/design/worker.md``.
+duty is one SQL function under a try-lock, so that several at it do no harm. Of many workers only the leader_id of the
+maintenance's duty calls them: see ``docs/design/worker.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import DatabaseUnavailable, ForeignCluster
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.posts import UPKEEP, Posts, far_pause
+from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -34,8 +34,8 @@ _PROMOTE_ROWS = 5000
 _TRIM_ROWS = 20_000  # what trim_v1 deletes of one kind
 _SWEEP_ROWS = 1000  # what sweep_v1 takes at most of one kind
 
-#: How long the post is kept unless renewed: so long nobody promotes after its holder died.
-_POST_SECONDS = 1.6
+#: How long the duty is kept unless renewed: so long nobody promotes after its leader_id died.
+_LEAD_SECONDS = 1.6
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Maintenance:
         on_work: called when something became claimable.
         promote_seconds: pause between looks for due jobs; half of it is the mean delay it adds.
         revoke_seconds: pause between looks for lost leases.
-        holder: the name under which the post of the upkeep is held; None does the upkeep whoever else does.
+        leader_id: the name under which the leadership of maintenance is held; None does the maintenance whoever else does.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Maintenance:
         on_work: Callable[[], None] = lambda: None,
         promote_seconds: float = 0.1,
         revoke_seconds: float = 1.0,
-        holder: int | None = None,
+        leader_id: int | None = None,
     ) -> None:
         self._session = session
         self._on_work = on_work
-        self._holder = holder
-        self._post = Posts(
-            [UPKEEP], seconds=_POST_SECONDS, clock=time.monotonic, draw=random.random
+        self._leader_id = leader_id
+        self._leadership = Leadership(
+            [MAINTENANCE], seconds=_LEAD_SECONDS, clock=time.monotonic, draw=random.random
         )
-        self._post_failures = 0
+        self._lead_failures = 0
         self._is_over = False
         self._hint = asyncio.Event()
         self._swept_at: datetime | None = None
@@ -92,9 +92,9 @@ class Maintenance:
         ]
 
     async def run(self) -> None:
-        """Do what is due, as long as this process holds the post, until cancelled."""
+        """Do what is due, as long as this process holds the duty, until cancelled."""
         while True:
-            if not await self._holds_post():
+            if not await self._leads():
                 await self._wait_for_hint()
                 continue
             now = time.monotonic()
@@ -104,47 +104,49 @@ class Maintenance:
             await asyncio.sleep(max(0.0, min(d.due_at for d in self._duties) - time.monotonic()))
 
     @property
-    def vacancies(self) -> list[int]:
-        """The post, while this process would take it and does not hold it."""
-        return [] if self._holder is None or self._is_over else self._post.missing
+    def leaderless(self) -> list[int]:
+        """The duty, while this process would take it and does not hold it."""
+        return [] if self._leader_id is None or self._is_over else self._leadership.missing
 
-    def suppose_vacant(self, posts: Collection[int]) -> None:
-        """Ask for the post if it is among these."""
-        if self._post.suppose_vacant(posts):
+    def assume_leaderless(self, duties: Collection[int]) -> None:
+        """Ask for the duty if it is among these."""
+        if self._leadership.assume_leaderless(duties):
             self._hint.set()
 
     def step_down(self) -> None:
-        """Begin no duty any more and do not renew the post, so that somebody else may have it."""
-        if self._holder is not None:
+        """Begin no duty any more and do not renew the duty, so that somebody else may have it."""
+        if self._leader_id is not None:
             self._is_over = True
 
-    async def _holds_post(self) -> bool:
-        if self._holder is None:
+    async def _leads(self) -> bool:
+        if self._leader_id is None:
             return True
         if self._is_over:
             return False
-        if self._post.is_due:
+        if self._leadership.is_due:
             asked_at = time.monotonic()
             try:
                 held = await self._session.run(
-                    protocol.hold_posts(self._holder, self._post.wanted, self._post.seconds)
+                    protocol.lead(
+                        self._leader_id, self._leadership.wanted, self._leadership.seconds
+                    )
                 )
             except Exception as error:
-                self._post_failures += 1
-                if self._post_failures in {3, 30, 300}:
-                    log.warning("upkeep failed %s times: %s", self._post_failures, error)
+                self._lead_failures += 1
+                if self._lead_failures in {3, 30, 300}:
+                    log.warning("maintenance failed %s times: %s", self._lead_failures, error)
                 await asyncio.sleep(
-                    min(reconnect_seconds(self._post_failures, random.random()), 60.0)
+                    min(reconnect_seconds(self._lead_failures, random.random()), 60.0)
                 )
                 self._hint.set()
                 return False
-            self._post_failures = 0
-            self._post.answered(held, asked_at)
-        return bool(self._post.held)
+            self._lead_failures = 0
+            self._leadership.answered(held, asked_at)
+        return bool(self._leadership.held)
 
     async def _wait_for_hint(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(far_pause(random.random())):
+            async with asyncio.timeout(idle_poll_pause(random.random())):
                 await self._hint.wait()
         self._hint.clear()
 

@@ -1,6 +1,6 @@
 """How soon an idle worker looks for work again: the leader of a group's idle workers soon, the others seldom.
 
-The leadership of a group is a flag in the database (``forebay.hold_posts_v1``) that guards nothing: two workers that both lead for
+The leadership of a group is a flag in the database (``forebay.lead_v1``) that guards nothing: two workers that both lead for
 a moment do no harm, and a group without a leader finds one within seconds.
 """
 
@@ -13,7 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.ops import protocol
-from forebay.policy.posts import DEAF_SECONDS, UPKEEP, Posts, far_pause
+from forebay.policy.leadership import (
+    MAINTENANCE,
+    POLL_SECONDS_WITHOUT_NOTIFICATIONS,
+    Leadership,
+    idle_poll_pause,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,23 +46,23 @@ class PollLeadership:
     Args:
         session: the connection of the claims.
         settings: how often to look, and whether to listen.
-        holder: the name under which it leads.
+        leader_id: the name under which it leads.
         alone: it never leads, and looks as soon as a leader: for a worker that ends when it is idle.
     """
 
     def __init__(
-        self, session: Session, settings: WorkerSettings, holder: int, *, alone: bool
+        self, session: Session, settings: WorkerSettings, leader_id: int, *, alone: bool
     ) -> None:
         self._session = session
         self._settings = settings
-        self._holder = holder
+        self._leader_id = leader_id
         self._alone = alone
         self._saturated_since: float | None = None
-        self._posts = self._of([])
+        self._leadership = self._of([])
 
-    def _of(self, groups: Collection[int]) -> Posts:
+    def _of(self, groups: Collection[int]) -> Leadership:
         # Long enough for one that polls seldom: it renews when it looks.
-        return Posts(
+        return Leadership(
             groups,
             seconds=1.5 + 2 * self._settings.poll_seconds,
             clock=time.monotonic,
@@ -66,17 +71,17 @@ class PollLeadership:
 
     def set_groups(self, groups: Collection[int]) -> None:
         """Take up the groups that the worker reads for, by number."""
-        self._posts = self._of(groups)
+        self._leadership = self._of(groups)
 
     @property
     def held(self) -> frozenset[int]:
         """The groups that this worker leads now."""
-        return self._posts.held
+        return self._leadership.held
 
     @property
     def missing(self) -> list[int]:
         """The groups that it does not lead, and would."""
-        return self._posts.missing
+        return self._leadership.missing
 
     @property
     def without_notifications(self) -> bool:
@@ -84,26 +89,29 @@ class PollLeadership:
         # A pooler accepts LISTEN and delivers nothing.
         return self._settings.listen == "never" or self._session.is_pooled
 
-    def suppose_vacant(self, groups: Collection[int]) -> bool:
+    def assume_leaderless(self, groups: Collection[int]) -> bool:
         """Ask soon whether a group has no leader, if it is among these; return whether that is so."""
-        return self._posts.suppose_vacant(groups)
+        return self._leadership.assume_leaderless(groups)
 
     async def idle_seconds(self) -> float:
         """Return how long to sleep when nothing was ready; renews the leadership, or takes it, when that is due."""
-        settings, posts = self._settings, self._posts
+        settings, duties = self._settings, self._leadership
         if self._alone:
             return settings.poll_seconds
-        if posts.is_due:
+        if duties.is_due:
             asked_at = time.monotonic()
             held = await self._session.run(
-                protocol.hold_posts(self._holder, posts.wanted, posts.seconds)
+                protocol.lead(self._leader_id, duties.wanted, duties.seconds)
             )
-            posts.answered(held, asked_at)
-        if posts.held:
+            duties.answered(held, asked_at)
+        if duties.held:
             return settings.poll_seconds
         if self.without_notifications:
-            return max(settings.poll_seconds, far_pause(random.random(), DEAF_SECONDS))
-        return far_pause(random.random())
+            return max(
+                settings.poll_seconds,
+                idle_poll_pause(random.random(), POLL_SECONDS_WITHOUT_NOTIFICATIONS),
+            )
+        return idle_poll_pause(random.random())
 
     def record_idle(self) -> None:
         """Nothing was ready: the worker is not saturated."""
@@ -114,18 +122,18 @@ class PollLeadership:
         now = time.monotonic()
         if self._saturated_since is None:
             self._saturated_since = now
-        held = self._posts.held
+        held = self._leadership.held
         since = now - self._saturated_since
         if held and since >= max(_SATURATED_SECONDS, self._settings.poll_seconds):
-            await self._session.run(protocol.leave_posts(self._holder, held))
-            self._posts.left()
+            await self._session.run(protocol.resign(self._leader_id, held))
+            self._leadership.left()
 
     async def resign(self) -> None:
         """Give up every leadership at the end, that of the maintenance too, so that others need not wait until it runs out."""
         try:
             async with asyncio.timeout(_RESIGN_SECONDS):
                 await self._session.run(
-                    protocol.leave_posts(self._holder, [UPKEEP, *self._posts.wanted])
+                    protocol.resign(self._leader_id, [MAINTENANCE, *self._leadership.wanted])
                 )
         except Exception as error:
-            log.debug("posts are left to run out: %s", error)
+            log.debug("duties are left to run out: %s", error)

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from forebay.ops import protocol
-from forebay.ops.protocol import ProgressNote
+from forebay.ops.protocol import ProgressReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +23,11 @@ log = logging.getLogger("forebay.worker")
 _EVERY_SECONDS: Final = 1.0
 
 
-class ProgressNotes:
+class ProgressReports:
     """Collects in any thread, writes in its loop. What cannot be written is dropped: the next one says more."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, dict[tuple[int, int], ProgressNote]] = {}
+        self._notes: dict[int, dict[tuple[int, int], ProgressReport]] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
@@ -39,7 +39,7 @@ class ProgressNotes:
             for held in helds:
                 key = held.row.job_id, held.lane.group_id
                 of_lease = self._notes.setdefault(held.lease.lease_id, {})
-                of_lease[key] = ProgressNote(*key, done, note)
+                of_lease[key] = ProgressReport(*key, done, note)
         if was_empty:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._some.set)
@@ -53,7 +53,7 @@ class ProgressNotes:
                 notes, self._notes = self._notes, {}
             for lease_id, of_lease in notes.items():
                 try:
-                    await session.run(protocol.note_progress(lease_id, list(of_lease.values())))
+                    await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
                 except Exception as error:
                     log.debug("progress of %s jobs is not noted: %s", len(of_lease), error)
             await asyncio.sleep(_EVERY_SECONDS)

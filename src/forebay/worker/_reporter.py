@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from forebay.worker._running import Call
 
 
-class Sink(Protocol):
+class Outcomes(Protocol):
     """Where endings go: the settler, or a child's pipe to its parent."""
 
     def done(self, jobs: Sequence[HeldJob]) -> None: ...
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
-    def settled_elsewhere(self, job: HeldJob) -> None: ...
+    def settled_by_handler(self, job: HeldJob) -> None: ...
 
 
 class OutcomeReporter:
@@ -27,12 +27,14 @@ class OutcomeReporter:
     start. A crash leaves nothing of it: a job whose outcome was not settled comes back.
 
     Args:
-        sink: is told how each job ended.
+        outcomes: is told how each job ended.
         on_key_free: called when a job of an ordering key has ended, and how.
     """
 
-    def __init__(self, sink: Sink, on_key_free: Callable[[HeldJob, Ended | None], None]) -> None:
-        self._sink = sink
+    def __init__(
+        self, outcomes: Outcomes, on_key_free: Callable[[HeldJob, Ended | None], None]
+    ) -> None:
+        self._outcomes = outcomes
         self._on_key_free = on_key_free
 
     def finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
@@ -61,7 +63,7 @@ class OutcomeReporter:
                 held.ended = True
                 done.append(held)
         if done:
-            self._sink.done(done)
+            self._outcomes.done(done)
         for held in done:
             if held.row.ordering_key is not None:
                 self._on_key_free(held, None)
@@ -70,20 +72,20 @@ class OutcomeReporter:
         """End the jobs of a call whose own transaction settled them."""
         for held, ended in zip(helds, endeds, strict=True):
             if not held.ended:
-                self.settled_elsewhere(held)
+                self.settled_by_handler(held)
                 if held.row.ordering_key is not None:
                     self._on_key_free(held, ended)
 
-    def settled_elsewhere(self, held: HeldJob) -> None:
+    def settled_by_handler(self, held: HeldJob) -> None:
         """End a job that was settled by its own transaction, whatever its ordering key."""
         held.ended = True
-        self._sink.settled_elsewhere(held)
+        self._outcomes.settled_by_handler(held)
 
     def end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         """End a job, whatever its ordering key."""
         held.ended = True
         if ended is None:
-            self._sink.done([held])
+            self._outcomes.done([held])
         else:
             ended.offset = held.row.offset
-            self._sink.end(held, ended, solo=solo)
+            self._outcomes.end(held, ended, solo=solo)

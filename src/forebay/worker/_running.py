@@ -95,7 +95,7 @@ class Call(msgspec.Struct, eq=False):
             return
         self.why = self.why or why
         if self.context is not None:
-            self.context.ask_to_stop(why)
+            self.context.request_stop(why)
         if self.kind.is_async or self.in_child:
             self.task.cancel()  # A process is killed by it.
         elif self.thread_call is not None:
@@ -215,13 +215,13 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             error=error,
         )
     if isinstance(result, Cancel):
-        return Ended(0, "cancelled", error=_said("Cancel", result.reason))
+        return Ended(0, "cancelled", error=_error_text("Cancel", result.reason))
     if isinstance(result, Dead):
         return Ended(
             0,
             "dead",
             reason="permanent",
-            error=_said("Dead", result.reason or "the handler gave the job up"),
+            error=_error_text("Dead", result.reason or "the handler gave the job up"),
         )
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
@@ -255,7 +255,7 @@ def lost_child(kind: Kind, job: Job, how: str) -> Ended:
 
 
 def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
-    """Return how a job ended that nobody here can run: put aside, longer each time."""
+    """Return how a job ended that nobody here can run: postponed, longer each time."""
     record = describe_exception(error)
     return Ended(
         0,
@@ -285,7 +285,7 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
     return error
 
 
-def _said(kind: str, reason: str | None) -> dict[str, str] | None:
+def _error_text(kind: str, reason: str | None) -> dict[str, str] | None:
     return {"type": kind, "message": reason, "traceback": ""} if reason else None
 
 

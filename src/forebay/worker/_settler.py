@@ -83,7 +83,7 @@ class Settler:
         job.batch.ended.append(ended)
         self._mark(job.batch)
 
-    def settled_elsewhere(self, job: HeldJob) -> None:
+    def settled_by_handler(self, job: HeldJob) -> None:
         """The job's own transaction settled it."""
         job.batch.untouched = False
         job.batch.close([job.row.offset])
@@ -154,7 +154,7 @@ class Settler:
             flush = batch.take_flush()
             if flush is not None:
                 flushes.append((batch, flush))
-        # As they were worked: of an ordering key the database must hear of the end of a job before it hears that the
+        # As they were worked: of an ordering key the database must hear of the end of a job before it is_notified that the
         # next one goes on, which it would else keep back, at no attempt.
         return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 

@@ -148,7 +148,7 @@ class Slots:
             for held in helds:
                 if not held.ended:
                     count += 1
-                self._reporter.finish(held, Ended(0, "handed_back"), solo=call.kind.transaction)
+                self._reporter.finish(held, Ended(0, "released"), solo=call.kind.transaction)
             why = JobCancelled(helds[0].row.job_id, reason="the worker stops")
             call.interrupt(why, self._threads)
         return count

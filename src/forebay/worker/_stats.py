@@ -44,7 +44,7 @@ class CountedOutcomes:
             self._stats.ended += 1
         self._settler.end(job, ended, solo=solo)
 
-    def settled_elsewhere(self, job: HeldJob) -> None:
+    def settled_by_handler(self, job: HeldJob) -> None:
         """The job's own transaction settled it."""
         self._stats.done += 1
-        self._settler.settled_elsewhere(job)
+        self._settler.settled_by_handler(job)

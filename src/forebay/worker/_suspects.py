@@ -105,7 +105,7 @@ class Suspects:
                 return
             held.ended = True
             if answer.settled:
-                self._settler.settled_elsewhere(held)
+                self._settler.settled_by_handler(held)
                 self._stats.done += 1
             elif answer.lease_lost:
                 self._on_lease_lost(lease)
@@ -126,6 +126,6 @@ class Suspects:
             log.warning("suspect %s put back: %s", job.job_id, error)
             if not held.ended:
                 held.ended = True
-                self._settler.end(held, protocol.Ended(held.row.offset, "handed_back", after=1.0))
+                self._settler.end(held, protocol.Ended(held.row.offset, "released", after=1.0))
         finally:
             self._executor.release()

@@ -10,14 +10,19 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from forebay.db.lending import async_lender, lender
+from forebay.db.handler_connections import async_handler_connections, handler_connections
 from forebay.errors import LeaseLost, UnknownBatch
 from forebay.ops import protocol
 from forebay.ops.protocol import Flush
 from forebay.worker._running import endings, run_on_loop
 
 if TYPE_CHECKING:
-    from forebay.db.lending import AsyncLender, AsyncLent, Lender, Lent
+    from forebay.db.handler_connections import (
+        AsyncHandlerConnection,
+        AsyncHandlerConnections,
+        HandlerConnection,
+        HandlerConnections,
+    )
     from forebay.ops.operation import Operation
     from forebay.ops.protocol import Ended
     from forebay.worker._held import HeldJob
@@ -43,8 +48,8 @@ class HandlerTransactions:
         self._threads = threads
         #: Whether the transactions run in the sessions of a pooler; known once the worker is connected.
         self.is_pooled = False
-        self._lenders: dict[type | None, Lender] = {}
-        self._async_lenders: dict[type | None, AsyncLender] = {}
+        self._handler_connections: dict[type | None, HandlerConnections] = {}
+        self._async_handler_connections: dict[type | None, AsyncHandlerConnections] = {}
 
     async def run(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         """Run a call to its commit; return how each job ended, None for done.
@@ -61,50 +66,50 @@ class HandlerTransactions:
         if any(held.ended for held in helds):
             raise LeaseLost(helds[0].lease.lease_id)
         if not call.kind.is_async:
-            if wanted not in self._lenders:
-                self._lenders[wanted] = lender(
+            if wanted not in self._handler_connections:
+                self._handler_connections[wanted] = handler_connections(
                     wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
                 )
             call.thread_call = self._threads.submit(lambda: self._run_in_thread(call, helds))
             found: list[Ended | None] = await call.thread_call.future
             return found
-        if wanted not in self._async_lenders:
-            self._async_lenders[wanted] = async_lender(
+        if wanted not in self._async_handler_connections:
+            self._async_handler_connections[wanted] = async_handler_connections(
                 wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
             )
-        async with self._async_lenders[wanted].connection() as lent:
-            _give(call, lent)
-            async with lent.transaction():
+        async with self._async_handler_connections[wanted].connection() as connection:
+            _give(call, connection)
+            async with connection.transaction():
                 result = await run_on_loop(call)
                 endeds = endings(call, result)
                 operation = _settlement(call, helds, endeds)
-                _check_statuses(helds, await lent.settle(operation))
+                _check_statuses(helds, await connection.settle(operation))
         return endeds
 
     def _run_in_thread(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
-        with self._lenders[call.kind.connection].connection() as lent:
-            _give(call, lent)
-            with lent.transaction():
+        with self._handler_connections[call.kind.connection].connection() as connection:
+            _give(call, connection)
+            with connection.transaction():
                 positional, named = call.arguments()
                 call.started = True
                 result = call.kind.function(*positional, **named)
                 endeds = endings(call, result)
                 operation = _settlement(call, helds, endeds)
-                _check_statuses(helds, lent.settle(operation))
+                _check_statuses(helds, connection.settle(operation))
                 return endeds
 
     async def close(self) -> None:
         """Close the connections."""
-        for lent in self._async_lenders.values():
-            await lent.close()
-        for lent_to_threads in self._lenders.values():
-            await asyncio.to_thread(lent_to_threads.close)
+        for connection in self._async_handler_connections.values():
+            await connection.close()
+        for kept_in_threads in self._handler_connections.values():
+            await asyncio.to_thread(kept_in_threads.close)
 
 
-def _give(call: Call, lent: Lent | AsyncLent) -> None:
-    call.connection = lent.raw
+def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) -> None:
+    call.connection = connection.raw
     if call.context is not None:
-        call.context.conn = lent.given
+        call.context.conn = connection.given
 
 
 def _settlement(

@@ -1,7 +1,7 @@
 """A worker process: its parts, what connects them, and how it starts and stops.
 
 The claimer asks which lanes are ready, plans how many jobs to take of which, and claims; the executor runs them, the
-settler writes how they ended, the heart keeps the lease alive from a thread of its own, maintenance keeps the log in order.
+settler writes how they ended, the heartbeat keeps the lease alive from a thread of its own, maintenance keeps the log in order.
 Of several idle workers one looks closely and one does the maintenance: the *leaders*.
 
 What a crash leaves: jobs claimed and not settled. Their lease is revoked after ``suspect_seconds`` without a
@@ -29,15 +29,15 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.posts import HOLDERS
+from forebay.policy.leadership import HOLDERS
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
-from forebay.worker._heart import Heart, Held
+from forebay.worker._heartbeat import Heartbeat, Held
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
-from forebay.worker._progress import ProgressNotes
+from forebay.worker._progress import ProgressReports
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
 from forebay.worker._stats import CountedOutcomes, Stats
@@ -46,7 +46,7 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.ops.protocol import Beat
+    from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application
     from forebay.worker._held import Batch, Lease
     from forebay.worker._messages import Start
@@ -106,14 +106,14 @@ class Worker:
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
-        self._holder = secrets.randbelow(HOLDERS)
-        self._heart: Heart | None = None
+        self._leader_id = secrets.randbelow(HOLDERS)
+        self._heartbeat: Heartbeat | None = None
         self._until_idle = False
 
     # --- from outside ---
 
     def stop(self) -> None:
-        """Stop claiming, finish what runs within the grace time, hand the rest back."""
+        """Stop claiming, finish what runs within the grace time, release the rest."""
         self._signals.stop()
 
     def stop_now(self) -> None:
@@ -134,40 +134,40 @@ class Worker:
         start = self._child_start()
         self._require_location(start)
         self._make_sessions()
-        self._progress = ProgressNotes()
+        self._progress = ProgressReports()
         self._settler = Settler(self._settles, self._on_lease_lost, self._on_freed)
         self._maintenance = Maintenance(
-            self._upkeep,
+            self._maintenance_session,
             on_work=self._signals.wake.set,
-            holder=None if until_idle else self._holder,
+            leader_id=None if until_idle else self._leader_id,
         )
         self._children = Children(start, self._settings, self._progress.note)
         # Apart from those of suspects, so that neither wait for each other.
         self._processes = Children(start, self._settings, self._progress.note)
         async with contextlib.AsyncExitStack() as stack:
             self._make_parts(await self._app.open_resources(stack))
-            heart = self._heart = self._make_heart()
-            claimer = self._make_claimer(heart)
+            heartbeat = self._heartbeat = self._make_heart()
+            claimer = self._make_claimer(heartbeat)
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._leases.open(first=True)
                 self._executor.transactions.is_pooled = self._claims.is_pooled
                 if start is not None:
                     start.is_pooled = self._claims.is_pooled
-                heart.start()
+                heartbeat.start()
                 tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
                 await claimer.run()
                 await self._finish()
             finally:
-                heart.stop()
-                sessions = (self._settles, self._upkeep, self._notifications)
+                heartbeat.stop()
+                sessions = (self._settles, self._maintenance_session, self._notifications)
                 for session in sessions:
                     session.cut()  # A server that is gone would not answer a polite cancellation.
                 await asyncio.sleep(0.01)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                await heart.join(0.5)
+                await heartbeat.join(0.5)
                 await self._children.close()
                 await self._processes.close()
                 await self._executor.close()
@@ -220,7 +220,7 @@ class Worker:
             )
 
         self._claims, self._settles = new_session("5s"), new_session("5s")
-        self._upkeep = new_session("1s")
+        self._maintenance_session = new_session("1s")
         self._notifications = Session(
             self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler
         )
@@ -251,7 +251,7 @@ class Worker:
             on_lease_lost=self._on_lease_lost,
         )
         self._leadership = PollLeadership(
-            self._claims, settings, self._holder, alone=self._until_idle
+            self._claims, settings, self._leader_id, alone=self._until_idle
         )
         self._leases = LeaseKeeper(
             self._claims,
@@ -266,22 +266,22 @@ class Worker:
             on_groups=self._leadership.set_groups,
         )
 
-    def _make_heart(self) -> Heart:
+    def _make_heart(self) -> Heartbeat:
         settings = self._settings
         trusted = settings.lease_seconds - settings.lease_margin_seconds
-        return Heart(
+        return Heartbeat(
             self._dsn,
             name=self._application_name,
-            beat_seconds=settings.heartbeat_seconds,
-            idle_seconds=_idle_beat_seconds(settings),
-            crowd_seconds=trusted / 3,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            idle_seconds=_idle_heartbeat_seconds(settings),
+            spread_seconds_max=trusted / 3,
             stall_seconds=trusted,
             held=self._held,
-            heard=self._on_beat,
+            heard=self._on_heartbeat,
             pooler=settings.pooler,
         )
 
-    def _make_claimer(self, heart: Heart) -> Claimer:
+    def _make_claimer(self, heartbeat: Heartbeat) -> Claimer:
         self._claimer = Claimer(
             self._app,
             self._claims,
@@ -293,7 +293,7 @@ class Worker:
             leadership=self._leadership,
             signals=self._signals,
             stats=self.stats,
-            on_claimed=heart.hurry,
+            on_claimed=heartbeat.hurry,
             is_finished=self._is_finished if self._until_idle else None,
         )
         return self._claimer
@@ -304,7 +304,7 @@ class Worker:
             self._settler.run,
             self._maintenance.run,
             self._leases.watch,
-            lambda: self._progress.run(self._upkeep),
+            lambda: self._progress.run(self._maintenance_session),
             self._leases.close_retired,
         ]
         if not self._leadership.without_notifications:
@@ -321,25 +321,25 @@ class Worker:
 
     def _held(self) -> Held:
         leases = [lease for lease in self._leases.open_leases.values() if not lease.lost]
-        posts = self._maintenance.vacancies + self._leadership.missing
+        duties = self._maintenance.leaderless + self._leadership.missing
         return Held(
             [lease.lease_id for lease in leases],
             self._executor.running_job_ids() + self._children.running_job_ids(),
-            [] if self._until_idle or self._signals.is_stopping else posts,
+            [] if self._until_idle or self._signals.is_stopping else duties,
             is_busy=any(lease.batches for lease in leases),
         )
 
-    def _on_beat(self, beat: Beat, asked: Sequence[int], sent_at: float) -> None:
+    def _on_heartbeat(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
         self._leases.confirm(beat, asked, sent_at)
         if beat.cancelled_jobs:
             self._executor.cancel(beat.cancelled_jobs)
             self._children.cancel(set(beat.cancelled_jobs))
-        if beat.vacant_posts:
-            self._suppose_vacant(beat.vacant_posts)
+        if beat.leaderless:
+            self._assume_leaderless(beat.leaderless)
 
-    def _suppose_vacant(self, posts: Collection[int]) -> None:
-        self._maintenance.suppose_vacant(posts)
-        if self._leadership.suppose_vacant(posts):
+    def _assume_leaderless(self, duties: Collection[int]) -> None:
+        self._maintenance.assume_leaderless(duties)
+        if self._leadership.assume_leaderless(duties):
             self._signals.wake.set()
 
     async def _listen(self) -> None:
@@ -351,10 +351,10 @@ class Worker:
                     if queue in self._weights:
                         self._claimer.notify(queue)
                     elif queue.isdecimal():  # No queue's name: a leader resigned.
-                        self._suppose_vacant([int(queue)])
+                        self._assume_leaderless([int(queue)])
             except DatabaseUnavailable as error:
                 failures += 1
-                log.debug("the bell is silent: %s", error)
+                log.debug("the wakeup is silent: %s", error)
             await asyncio.sleep(min(reconnect_seconds(max(failures, 1), random.random()), 10.0))
 
     # --- the end ---
@@ -374,16 +374,16 @@ class Worker:
         return not promoted and not lanes and self._is_quiet() and self._settler.is_idle
 
     async def _finish(self) -> None:
-        """Finish what runs within the grace time, hand the rest back, close the leases."""
+        """Finish what runs within the grace time, release the rest, close the leases."""
         settings, signals = self._settings, self._signals
         signals.is_stopping = True
         self._maintenance.step_down()
-        back = self._executor.hand_back_waiting()
+        back = self._executor.release_waiting()
         until = time.monotonic() + (0.0 if signals.at_once else settings.grace_seconds)
         while not self._is_quiet() and time.monotonic() < until and not signals.at_once:
             signals.wake.clear()
             await signals.sleep(min(0.2, max(0.0, until - time.monotonic())))
-        back += self._executor.hand_back_running()
+        back += self._executor.release_running()
         await self._suspects.stop()
         if back:
             log.info("%s jobs handed back", back)
@@ -397,7 +397,7 @@ class Worker:
             await self._leadership.resign()
 
 
-def _idle_beat_seconds(settings: WorkerSettings) -> float:
+def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
     """Return the pause between heartbeats while no job runs, among few workers: long, at most three times the usual."""
     most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
     return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))

@@ -20,7 +20,7 @@ begin
 end
 $$;
 
-create or replace function forebay._note_failure(
+create or replace function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void
 language sql volatile

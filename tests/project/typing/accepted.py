@@ -12,7 +12,7 @@ from sqlalchemy.ext import asyncio as sa_async
 
 import forebay
 from forebay import Context, Handler, Job, Outcome, RetryPolicy, Snooze, TransactionContext
-from forebay.sync import (
+from forebay.mirror import (
     Document,
     DualTarget,
     ElasticsearchTarget,
@@ -192,8 +192,8 @@ class AsyncTarget:
         return []
 
 
-pages = forebay.Sync(app, "pages", source=PlainSource(), target=AsyncTarget(), compare="hash")
-forebay.Sync(
+pages = forebay.Mirror(app, "pages", source=PlainSource(), target=AsyncTarget(), compare="hash")
+forebay.Mirror(
     app,
     "files",
     source=QuerySource("", read="", scan=""),
@@ -201,11 +201,11 @@ forebay.Sync(
     grace=timedelta(seconds=5),
     compare=lambda document, seen: document.version == seen.version,
 )
-forebay.Sync(app, "more", source=PlainSource(), target=PostgresTarget(""))
-forebay.Sync(app, "lies", source=PlainSource(), target=LyingTarget())
+forebay.Mirror(app, "more", source=PlainSource(), target=PostgresTarget(""))
+forebay.Mirror(app, "lies", source=PlainSource(), target=LyingTarget())
 search = ElasticsearchTarget("http://localhost:9200", "pages", id_type="keyword")
-forebay.Sync(app, "index", source=PlainSource(), target=DualTarget(search, search.successor()))
-forebay.Sync(app, "words", source=PlainSource(), target=GroongaTarget("http://localhost:10041"))
+forebay.Mirror(app, "index", source=PlainSource(), target=DualTarget(search, search.successor()))
+forebay.Mirror(app, "words", source=PlainSource(), target=GroongaTarget("http://localhost:10041"))
 
 
 async def synchronise(conn: psycopg.Connection, other: psycopg.AsyncConnection) -> None:

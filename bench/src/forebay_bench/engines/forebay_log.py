@@ -1,7 +1,7 @@
 """Forebay's own log, spoken to as a worker does but without one: polls, claims and settlements on a plain connection.
 
 What is left is the cost of the SQL, one job after the other, where a worker would hide it behind its handlers.
-Upkeep is not done here: a scenario runs it beside, with ``forebay_bench._upkeep``.
+Maintenance is not done here: a scenario runs it beside, with ``forebay_bench._maintenance``.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 from psycopg.conninfo import conninfo_to_dict
 
-from forebay_bench._tally import wait_for_stop
+from forebay_bench._counters import wait_for_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from forebay_bench._tally import Tally
+    from forebay_bench._counters import Counters
 
 NAME: Final = "pgqueuer"
 NOTE: Final = (
@@ -58,7 +58,7 @@ def create(dsn: str) -> None:
 
 
 class Queue:
-    """See ``Contestant``."""
+    """See ``Engine``."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -102,18 +102,18 @@ class Queue:
         await self._run(count, None)
         return handled
 
-    async def serve(self, tally: Tally) -> None:
-        """Run a worker until the tally says stop, and count in it what was handled."""
+    async def serve(self, counters: Counters) -> None:
+        """Run a worker until the counters says stop, and count in it what was handled."""
         handled = 0
 
         def count() -> None:
             nonlocal handled
             handled += 1
-            tally.handled = handled
+            counters.handled = handled
 
-        await self._run(count, tally)
+        await self._run(count, counters)
 
-    async def _run(self, count: Callable[[], None], tally: Tally | None) -> None:
+    async def _run(self, count: Callable[[], None], counters: Counters | None) -> None:
         conn = await _connect(self._dsn)
         worker = PgQueuer.from_asyncpg_connection(conn)
 
@@ -122,10 +122,10 @@ class Queue:
             del job
             count()
 
-        if tally is None:
+        if counters is None:
             await worker.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
         else:
-            stopper = asyncio.create_task(wait_for_stop(tally, worker.shutdown.set))
+            stopper = asyncio.create_task(wait_for_stop(counters, worker.shutdown.set))
             await worker.run(batch_size=BATCH)
             await stopper
         await conn.close()

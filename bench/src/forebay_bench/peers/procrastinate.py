@@ -16,12 +16,12 @@ import procrastinate
 import uvloop
 from psycopg_pool import AsyncConnectionPool
 
-from forebay_bench._tally import wait_for_stop
+from forebay_bench._counters import wait_for_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from forebay_bench._tally import Tally
+    from forebay_bench._counters import Counters
 
 NAME: Final = "procrastinate"
 NOTE: Final = (
@@ -46,7 +46,7 @@ def create(dsn: str) -> None:
 
 
 class Queue:
-    """See ``Contestant``."""
+    """See ``Engine``."""
 
     def __init__(self, dsn: str) -> None:
         logging.getLogger("procrastinate").setLevel(logging.ERROR)
@@ -107,14 +107,14 @@ class Queue:
         )
         return handled
 
-    async def serve(self, tally: Tally) -> None:
-        """Run a worker until the tally says stop, and count in it what was handled."""
+    async def serve(self, counters: Counters) -> None:
+        """Run a worker until the counters says stop, and count in it what was handled."""
         handled = 0
 
         def count() -> None:
             nonlocal handled
             handled += 1
-            tally.handled = handled
+            counters.handled = handled
 
         self._count = count
         worker = asyncio.create_task(
@@ -126,5 +126,5 @@ class Queue:
             )
         )
         # Cancelling its task is how its documentation stops a worker inside an application.
-        await wait_for_stop(tally, worker.cancel)
+        await wait_for_stop(counters, worker.cancel)
         await asyncio.gather(worker, return_exceptions=True)

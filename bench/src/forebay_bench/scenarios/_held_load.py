@@ -75,7 +75,7 @@ def median_ms(seconds: Sequence[float]) -> float | None:
     return statistics.median(seconds) * 1000 if seconds else None
 
 
-class Contestant:
+class Engine:
     """An engine, its load, its clock, and what was seen of it.
 
     Args:
@@ -145,7 +145,7 @@ class Contestant:
                 part.enqueues.append(self._enqueue(ENQUEUE_ROWS))
             taken = self._claim(part)
             if taken:
-                self._note_pickups(part, taken, before + time.perf_counter() - started)
+                self._record_pickups(part, taken, before + time.perf_counter() - started)
                 began = time.perf_counter()
                 part.finished += self._end(taken)
                 part.ends.append(time.perf_counter() - began)
@@ -191,7 +191,7 @@ class Contestant:
         self.finished += len(done)
         return len(done)
 
-    def _note_pickups(self, part: Turn, taken: Sequence[Taken], now: float) -> None:
+    def _record_pickups(self, part: Turn, taken: Sequence[Taken], now: float) -> None:
         """Note how long each job could have run already, by the engine's own clock."""
         part.pickups += [
             max(0.0, now - self._own_time(job.written_at + self._since_written))
@@ -229,7 +229,7 @@ class Contestant:
         )
 
 
-class Original(Contestant):
+class Original(Engine):
     """The original load: 50 jobs a second, taken one at a time by 8 workers that need 10 ms for each.
 
     A worker is a thread with a session of its own. One of ours claims for all its free slots at once; here each
@@ -286,7 +286,7 @@ class Original(Contestant):
             worker.end(taken, [])
             with self._lock:
                 part.claims.append(ended - began)
-                self._note_pickups(part, taken, before + ended - started)
+                self._record_pickups(part, taken, before + ended - started)
                 part.finished += len(taken)
                 self.finished += len(taken)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay_bench._maintenance import maintenance
 from forebay_bench._report import Bar, Report
-from forebay_bench._upkeep import upkeep
 from forebay_bench.engines.forebay_log import Log, cut, extend
 from forebay_bench.scenarios.backlog import Size, draw, figures_of, measure, ratio, table
 
@@ -53,7 +53,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             log = Log(dsn)
             stack.callback(log.conn.close)
             _archive(log, count, rows)
-            stack.enter_context(upkeep(dsn))
+            stack.enter_context(maintenance(dsn))
             measured.append(Size(count, log))
         measure(measured, options.rounds or _ROUNDS, steps, progress)
     figures: dict[str, Any] = {

@@ -26,6 +26,7 @@ import psycopg
 from forebay.client import Client
 from forebay.errors import BackfillChanged, ForebayError
 from forebay.model.backfill import Rows
+from forebay_bench._journal import Journal
 from forebay_bench._measure import (
     Spread,
     in_turns,
@@ -34,7 +35,6 @@ from forebay_bench._measure import (
     ratio_of_rounds,
     round_figure,
 )
-from forebay_bench._notes import NotesReader
 from forebay_bench._processes import wait_until, workers
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import plain
@@ -57,7 +57,7 @@ create table heap_job (like plain_job including defaults including identity);
 _SELECT: Final = " (lane, kind, args, tag) select 1, 'noop', jsonb_build_object('id', id), 'backfill' from document"
 
 _ENQUEUE: Final = (
-    "select forebay.enqueue('note_start', jsonb_build_object('number', %s::bigint), 'pickup')"
+    "select forebay.enqueue('record_start', jsonb_build_object('number', %s::bigint), 'pickup')"
 )
 
 _QUEUE: Final = "backfill"
@@ -105,7 +105,7 @@ def _rounds(
     rounds: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Measure rates alone, and waits under load; return both by contestant."""
+    """Measure rates alone, and waits under load; return both by engine."""
     ours = partial(client.backfill, "noop", rows, queue=_QUEUE)
     token = client.plan_backfill("noop", rows, queue=_QUEUE).token
 
@@ -129,10 +129,10 @@ def _rounds(
 
     loaded: dict[str, list[float]] = {"ours": [], "plain": []}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = NotesReader(Path(folder) / "notes")
+        notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
-        with workers(dsn, settings=settings) as crew:
-            crew.start()
+        with workers(dsn, settings=settings) as worker_processes:
+            worker_processes.start()
             _waits_beside(dsn, notes, lambda: time.sleep(0.3))  # nothing is cold then
 
             def waited(name: str) -> float:
@@ -147,11 +147,11 @@ def _rounds(
                 rounds,
                 lambda line: progress(f"under load, {line}"),
             )
-            crew.raise_when_one_ended()
+            worker_processes.raise_when_one_ended()
     return found, loaded
 
 
-def _waits_beside(dsn: str, notes: NotesReader, work: Callable[[], object]) -> list[float]:
+def _waits_beside(dsn: str, notes: Journal, work: Callable[[], object]) -> list[float]:
     """Let a producer commit jobs while some work is done; return how long those jobs waited for their start."""
     before = notes.count
     committed: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """backlog: what a claim and an enqueue cost by the number of jobs that wait.
 
 Each size has a database of its own on one server, filled through the public function, ten thousand jobs a call, on two
-connections, while no worker and no upkeep runs: the state after workers were down for a night. Then upkeep starts, and the sizes
+connections, while no worker and no maintenance runs: the state after workers were down for a night. Then maintenance starts, and the sizes
 take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that as many
 wait afterwards as before. A round gives the medians of its steps; a size is compared with the smallest one round by round.
 
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import percentile, ratio_of_rounds, round_figure
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._upkeep import upkeep
 from forebay_bench.engines.forebay_log import Log
 from forebay_bench.plot import costs
 
@@ -100,7 +100,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             filled = fill(dsn, size)
             errors += filled.errors
             rates.append(filled.per_second)
-            stack.enter_context(upkeep(dsn))
+            stack.enter_context(maintenance(dsn))
             measured.append(Size(size, log))
         measure(measured, options.rounds or _ROUNDS, steps, progress)
     figures: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from forebay_bench import _ours
-from forebay_bench._contestant import lent
+from forebay_bench._engine import started_engines
 from forebay_bench._measure import Spread, in_turns, per_second, ratio_of_rounds, round_figure
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import plain
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from forebay_bench._contestant import Player
+    from forebay_bench._engine import Runner
     from forebay_bench._place import Place
     from forebay_bench._run import Options
 
@@ -46,27 +46,27 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     count = max(1, int((1_000_000 if options.full else 100_000) * options.scale))
     with contextlib.ExitStack() as stack:
-        players = stack.enter_context(lent(place, options.compare))
-        ours = players.pop("forebay")
+        runners = stack.enter_context(started_engines(place, options.compare))
+        ours = runners.pop("forebay")
         other = stack.enter_context(place.database("plain", migrated=False))
         conn = stack.enter_context(psycopg.connect(ours.dsn, autocommit=True))
         plain_conn = stack.enter_context(psycopg.connect(other, autocommit=True))
         plain.create(plain_conn)
-        contestants: dict[str, Callable[[], float]] = {
-            "ours": partial(_by_player, ours, count),
+        engines: dict[str, Callable[[], float]] = {
+            "ours": partial(_by_runner, ours, count),
             "copy": partial(_into_plain, plain_conn, plain.copy, count),
             "insert_select": lambda: per_second(count, lambda: _ours.fill(conn, "async", count)),
             "plain_insert_select": partial(_into_plain, plain_conn, plain.insert_select, count),
         }
-        for name, peer in players.items():
+        for name, peer in runners.items():
             share = max(1, int(count * _SHARES.get(name, 1.0)))
-            contestants[name] = partial(_by_player, peer, share)
-        found = in_turns(contestants, rounds, progress)
-    return _report(found, list(players), options, rounds, count)
+            engines[name] = partial(_by_runner, peer, share)
+        found = in_turns(engines, rounds, progress)
+    return _report(found, list(runners), options, rounds, count)
 
 
-def _by_player(contestant: Player, count: int) -> float:
-    return count / float(contestant.ask("fill", count=count))
+def _by_runner(engine: Runner, count: int) -> float:
+    return count / float(engine.call("fill", count=count))
 
 
 def _into_plain(

@@ -30,7 +30,7 @@ import psycopg
 from forebay.embedded import EmbeddedServer
 from forebay.errors import ForebayError
 from forebay_bench._audit import SCHEMA, draw_up
-from forebay_bench._notes import NotesReader
+from forebay_bench._journal import Journal
 from forebay_bench._place import SERVER_SETTINGS
 from forebay_bench._processes import Workers, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
@@ -64,32 +64,32 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     seed = str(time.time_ns())
     server = _server(place) if options.full else None
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = NotesReader(Path(folder) / "notes")
+        notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "crash", **notes.environment}
         with (
             place.database("crash") as dsn,
-            workers(dsn, concurrency=_CONCURRENCY, settings=settings) as crew,
+            workers(dsn, concurrency=_CONCURRENCY, settings=settings) as worker_processes,
         ):
             with psycopg.connect(dsn, autocommit=True) as conn:
                 conn.execute(SCHEMA)
             progress("workers start")
-            crew.start(_WORKERS)
+            worker_processes.start(_WORKERS)
             account: dict[str, list[int]] = {"committed": [], "rolled back": [], "in doubt": []}
             arguments = ([dsn, str(number), seed] for number in range(1, _WRITERS + 1))
             with scripts("forebay_bench._writers", *arguments) as writers:
                 began = time.monotonic()
-                kills, server_kills = _kill(crew, notes, server, seconds, progress)
+                kills, server_kills = _kill(worker_processes, notes, server, seconds, progress)
                 for writer in writers:
-                    writer.tell("stop")
+                    writer.send("stop")
                 for writer in writers:
-                    told = writer.hear()
+                    told = writer.read_message()
                     if told["failures"]:
                         raise ForebayError(f"a producer failed: {told['failures'][0]}")
-                    for fate, entries in account.items():
-                        entries.extend(told[fate.replace(" ", "_")])
+                    for outcome, entries in account.items():
+                        entries.extend(told[outcome.replace(" ", "_")])
             progress("waiting until everything is done")
             wait_until(lambda: _unfinished(dsn) == 0, _REST_SECONDS, "everything is done")
-            crew.raise_when_one_ended()
+            worker_processes.raise_when_one_ended()
             took = time.monotonic() - began
             progress("audit")
             with psycopg.connect(dsn, autocommit=True) as conn:
@@ -107,8 +107,8 @@ def _server(place: Place) -> EmbeddedServer | None:
 
 
 def _kill(
-    crew: Workers,
-    notes: NotesReader,
+    worker_processes: Workers,
+    notes: Journal,
     server: EmbeddedServer | None,
     seconds: float,
     progress: Callable[[str], None],
@@ -122,15 +122,15 @@ def _kill(
         time.sleep(every)
         # Nothing is killed that nobody uses.
         wait_until(lambda seen=seen: notes.count > seen, _REST_SECONDS, "jobs are run")  # type: ignore[misc]
-        crew.raise_when_one_ended()
+        worker_processes.raise_when_one_ended()
         if server is not None and (kills + server_kills) % _SERVER_KILL_EVERY == 2:
             server.kill()
             server.start()
             server_kills += 1
         else:
-            victim = random.randrange(len(crew.members))
-            crew.members[victim].kill()
-            crew.restart(victim)
+            victim = random.randrange(len(worker_processes.members))
+            worker_processes.members[victim].kill()
+            worker_processes.restart(victim)
             kills += 1
         progress(f"{kills} workers killed, the server {server_kills} times")
     return kills, server_kills

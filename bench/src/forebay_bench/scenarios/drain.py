@@ -21,7 +21,7 @@ import psycopg
 
 from forebay.errors import ForebayError
 from forebay_bench import _ours
-from forebay_bench._contestant import lent, player
+from forebay_bench._engine import runner, started_engines
 from forebay_bench._measure import (
     Spread,
     in_turns,
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from forebay_bench._contestant import Player
+    from forebay_bench._engine import Runner
     from forebay_bench._place import Place
     from forebay_bench._run import Options
 
-#: Jobs of a turn in the quick form: a second or two of work for each contestant.
+#: Jobs of a turn in the quick form: a second or two of work for each engine.
 _JOBS: Final = {
     "async": 70_000,
     "keyed": 50_000,
@@ -85,21 +85,21 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     counts = {name: max(10, int(jobs * factor)) for name, jobs in _JOBS.items()}
     costs = Costs()
     with contextlib.ExitStack() as stack:
-        players = stack.enter_context(lent(place, options.compare))
-        ours = players.pop("forebay")
+        runners = stack.enter_context(started_engines(place, options.compare))
+        ours = runners.pop("forebay")
         conn = stack.enter_context(psycopg.connect(ours.dsn, autocommit=True))
-        contestants: dict[str, Callable[[], float]] = {
+        engines: dict[str, Callable[[], float]] = {
             "async": partial(_costed, place, ours, conn, counts["async"], costs)
         }
         for handler in ("keyed", "one_key", "thread", "batch", "tx"):
-            contestants[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
+            engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
-            rival = stack.enter_context(player("classic", place, create=_create_classic))
-            contestants["classic"] = partial(_turn, rival, counts["classic"])
-        for name, peer in players.items():
-            contestants[name] = partial(_turn, peer, counts[name])
-        found = in_turns(contestants, rounds, progress)
-    return _report(found, list(players), costs, options, rounds)
+            rival = stack.enter_context(runner("classic", place, create=_create_classic))
+            engines["classic"] = partial(_turn, rival, counts["classic"])
+        for name, peer in runners.items():
+            engines[name] = partial(_turn, peer, counts[name])
+        found = in_turns(engines, rounds, progress)
+    return _report(found, list(runners), costs, options, rounds)
 
 
 def _create_classic(dsn: str) -> None:
@@ -107,19 +107,19 @@ def _create_classic(dsn: str) -> None:
         classic.create(conn)
 
 
-def _turn(contestant: Player, count: int) -> float:
-    contestant.ask("fill", count=count)
-    return _drained(contestant, "", count)
+def _turn(engine: Runner, count: int) -> float:
+    engine.call("fill", count=count)
+    return _drained(engine, "", count)
 
 
-def _ours_turn(ours: Player, conn: psycopg.Connection[Any], handler: str, count: int) -> float:
+def _ours_turn(ours: Runner, conn: psycopg.Connection[Any], handler: str, count: int) -> float:
     _ours.fill(conn, handler, count)
     return _drained(ours, handler, count)
 
 
 def _costed(
     place: Place,
-    ours: Player,
+    ours: Runner,
     conn: psycopg.Connection[Any],
     count: int,
     costs: Costs,
@@ -128,7 +128,7 @@ def _costed(
     written = wal_bytes(conn)
     _ours.fill(conn, "async", count)
     before = _server_cpu(place)
-    found = ours.ask("drain", handler="async")
+    found = ours.call("drain", handler="async")
     after = _server_cpu(place)
     _check(found, count)
     costs.wal_bytes.append((wal_bytes(conn) - written) / count)
@@ -142,8 +142,8 @@ def _server_cpu(place: Place) -> float | None:
     return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
 
 
-def _drained(contestant: Player, handler: str, count: int) -> float:
-    found = contestant.ask("drain", handler=handler)
+def _drained(engine: Runner, handler: str, count: int) -> float:
+    found = engine.call("drain", handler=handler)
     _check(found, count)
     return count / float(found["seconds"])
 
@@ -216,7 +216,7 @@ def _report(
         bars,
         notes=[
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
-            "numbers of jobs differ, so that each contestant works for about as long",
+            "numbers of jobs differ, so that each engine works for about as long",
             "a peer's handler counts, which costs it a few percent at most; ours is counted by the worker",
             "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",

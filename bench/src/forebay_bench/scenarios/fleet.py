@@ -8,7 +8,7 @@ no worker of ours works - it claims as many as it has free slots - and the case 
 other, has the least to offer. Once with nothing held; then while a session keeps a REPEATABLE READ snapshot, after
 20,000 jobs (80,000 with ``--full``) have come and gone under it.
 
-``ours`` is a queue as it is made, one lane in order of commit. ``unordered`` is a queue that has given up that order, so
+``ours`` is a queue as it is made, one lane in order of commit. ``sharded`` is a queue that has given up that order, so
 that its claims need not follow each other.
 
 **Slow handlers.** Real worker processes, 10 slots each, and handlers that wait 100 ms: which share of the time that the
@@ -16,7 +16,7 @@ slots have is spent in handlers, in the middle of the run. A handler counts as 1
 it wait; so 1 is never quite reached.
 
 On a small machine all processes share the cores with the server: with many of them the figures say how claims behave
-in a crowd, not how fast a server is that has its cores to itself.
+in a lease count, not how fast a server is that has its cores to itself.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ import psycopg
 
 from forebay.errors import ForebayError
 from forebay_bench import jobs
+from forebay_bench._journal import Journal
+from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
-from forebay_bench._notes import NotesReader
-from forebay_bench._processes import Script, room_for_workers, scripts, wait_until, workers
+from forebay_bench._processes import Script, connections_for_workers, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._upkeep import upkeep
 from forebay_bench.engines import classic
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _BAR_AT: Final = 16
 
 _SLOTS: Final = 10
 
-#: Lanes of the unordered queue: as many as processes claim where the promises are about.
+#: Lanes of the sharded queue: as many as processes claim where the promises are about.
 _SPREAD: Final = 16
 
 #: More than all processes together end in a second.
@@ -81,16 +81,16 @@ _READY: Final = "select coalesce(sum(ready), 0)::integer from forebay.depth('ben
 
 LABELS: Final = {
     "ours": "Forebay",
-    "unordered": "Forebay, unordered",
+    "sharded": "Forebay, sharded",
     "classic": "classic",
     "ours_held": "Forebay, held",
-    "unordered_held": "Forebay, unordered, held",
+    "sharded_held": "Forebay, sharded, held",
     "classic_held": "classic, held",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Engine:
     """A queue that the processes claim from."""
 
     name: str
@@ -106,7 +106,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (6.0 if options.full else 0.8) * options.scale
     sizes: Sequence[int] = (2,) if options.scale < 0.2 else _FULL if options.full else _QUICK
-    room = room_for_workers(place.dsn)
+    room = connections_for_workers(place.dsn)
     sizes = [size for size in sizes if size <= room] or sizes[:1]
     ended_while_held = max(100, round(_ENDED_WHILE_HELD[options.full] * min(1.0, options.scale)))
     rates = _claim_one_by_one(
@@ -128,17 +128,17 @@ def _claim_one_by_one(
     ended_while_held: int,
     progress: Callable[[str], None],
 ) -> dict[int, dict[str, list[float]]]:
-    """Return the jobs a second of each contestant in each round, by the number of processes."""
+    """Return the jobs a second of each engine in each round, by the number of processes."""
     rates: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
     with contextlib.ExitStack() as stack:
-        contestants = [
+        engines = [
             stack.enter_context(_ours(place, "ours")),
-            stack.enter_context(_ours(place, "unordered")),
+            stack.enter_context(_ours(place, "sharded")),
             stack.enter_context(_classic(place)),
         ]
-        addresses = [f"{contestant.name}={contestant.dsn}" for contestant in contestants]
+        addresses = [f"{engine.name}={engine.dsn}" for engine in engines]
         progress(f"{sizes[-1]} processes start")
-        crew = stack.enter_context(
+        worker_processes = stack.enter_context(
             scripts(
                 "forebay_bench._claimers",
                 *([str(number), *addresses] for number in range(sizes[-1])),
@@ -146,48 +146,48 @@ def _claim_one_by_one(
         )
         for held in (False, True):
             if held:
-                for contestant in contestants:
-                    stack.enter_context(_snapshot(contestant.dsn))
-                    progress(f"{contestant.name}: {ended_while_held:,} jobs under a snapshot")
-                    _end_many(contestant, crew[0], ended_while_held)
+                for engine in engines:
+                    stack.enter_context(_snapshot(engine.dsn))
+                    progress(f"{engine.name}: {ended_while_held:,} jobs under a snapshot")
+                    _end_many(engine, worker_processes[0], ended_while_held)
             for size in sizes:
                 progress(f"{size} processes{', held' if held else ''}")
                 turns = {
-                    contestant.name + "_held" * held: partial(
-                        _turn, contestant, crew[:size], seconds
+                    engine.name + "_held" * held: partial(
+                        _turn, engine, worker_processes[:size], seconds
                     )
-                    for contestant in contestants
+                    for engine in engines
                 }
                 rates[size] |= in_turns(turns, rounds, progress)
     return rates
 
 
-def _turn(contestant: Contestant, crew: Sequence[Script], seconds: float) -> float:
+def _turn(engine: Engine, worker_processes: Sequence[Script], seconds: float) -> float:
     """Let the processes work; return how many jobs a second they ended."""
-    with psycopg.connect(contestant.dsn, autocommit=True) as conn:
-        contestant.fill(conn, max(100, int(_JOBS_PER_SECOND * seconds)))
-        lanes = contestant.lanes(conn)
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        engine.fill(conn, max(100, int(_JOBS_PER_SECOND * seconds)))
+        lanes = engine.lanes(conn)
     begins = time.monotonic() + 0.05
-    for script in crew:
-        script.tell(
+    for script in worker_processes:
+        script.send(
             {
-                "name": contestant.name,
+                "name": engine.name,
                 "lanes": lanes,
                 "from": begins,
                 "until": begins + seconds,
             }
         )
-    ended = sum(int(script.hear()) for script in crew)
+    ended = sum(int(script.read_message()) for script in worker_processes)
     return ended / (time.monotonic() - begins)
 
 
-def _end_many(contestant: Contestant, script: Script, count: int) -> None:
+def _end_many(engine: Engine, script: Script, count: int) -> None:
     """Let one process end so many jobs, in large claims."""
-    with psycopg.connect(contestant.dsn, autocommit=True) as conn:
-        contestant.fill(conn, count)
-        lanes = contestant.lanes(conn)
-    script.tell({"name": contestant.name, "lanes": lanes, "count": count})
-    script.hear()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        engine.fill(conn, count)
+        lanes = engine.lanes(conn)
+    script.send({"name": engine.name, "lanes": lanes, "count": count})
+    script.read_message()
 
 
 @contextlib.contextmanager
@@ -200,22 +200,22 @@ def _snapshot(dsn: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ours(place: Place, name: str) -> Iterator[Contestant]:
+def _ours(place: Place, name: str) -> Iterator[Engine]:
     with place.database(f"fleet_{name}") as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("select forebay.open_group('bench')")
-            if name == "unordered":
-                conn.execute("select forebay.spread_queue('bench', %s)", [_SPREAD])
-        with upkeep(dsn):
-            yield Contestant(name, dsn, _fill, _lanes)
+            if name == "sharded":
+                conn.execute("select forebay.shard_queue('bench', %s)", [_SPREAD])
+        with maintenance(dsn):
+            yield Engine(name, dsn, _fill, _lanes)
 
 
 @contextlib.contextmanager
-def _classic(place: Place) -> Iterator[Contestant]:
+def _classic(place: Place) -> Iterator[Engine]:
     with place.database("classic", migrated=False) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             classic.create(conn)
-        yield Contestant("classic", dsn, _fill_classic, lambda _: [])
+        yield Engine("classic", dsn, _fill_classic, lambda _: [])
 
 
 def _fill(conn: psycopg.Connection[Any], count: int) -> None:
@@ -253,16 +253,16 @@ def _use_slots(
     """Return the share of the slots' time that handlers used, by the number of worker processes."""
     shares = {}
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = NotesReader(Path(folder) / "notes")
+        notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "slow", **notes.environment}
         with (
             place.database("slots") as dsn,
-            workers(dsn, concurrency=_SLOTS, settings=settings) as crew,
+            workers(dsn, concurrency=_SLOTS, settings=settings) as worker_processes,
             psycopg.connect(dsn, autocommit=True) as conn,
         ):
             for size in sizes:
                 progress(f"{size} worker processes with slow handlers")
-                crew.start(size - len(crew.members))
+                worker_processes.start(size - len(worker_processes.members))
                 settle_seconds = min(seconds, 0.5 + 0.1 * size)
                 # They have something to do from before the measurement until after it.
                 lasts = settle_seconds + seconds + _SPARE_SECONDS
@@ -275,15 +275,15 @@ def _use_slots(
                 until = time.monotonic()
                 ended = sum(began <= at < until for _, at in notes.read(before))
                 shares[size] = ended * jobs.SLOW_SECONDS / (size * _SLOTS * (until - began))
-                crew.raise_when_one_ended()
+                worker_processes.raise_when_one_ended()
                 if _one(conn, "select coalesce(sum(ready), 0) from forebay.depth('slow')") == 0:
                     raise ForebayError("the slots ran out of jobs while they were watched")
-            for worker in crew.members:
+            for worker in worker_processes.members:
                 worker.kill()  # an orderly end is of no use to a database that is dropped
     return shares
 
 
-def _has(notes: NotesReader, count: int) -> bool:
+def _has(notes: Journal, count: int) -> bool:
     return notes.count >= count
 
 
@@ -333,10 +333,10 @@ def _report(
             ratio("ours_held", "classic_held"),
             at_least=2.0,
         ),
-        Bar(at + "unordered, against classic", ratio("unordered", "classic"), at_least=0.8),
+        Bar(at + "sharded, against classic", ratio("sharded", "classic"), at_least=0.8),
         Bar(
-            at + "unordered, both held, against classic",
-            ratio("unordered_held", "classic_held"),
+            at + "sharded, both held, against classic",
+            ratio("sharded_held", "classic_held"),
             at_least=4.0,
         ),
         Bar(at + "share of the slots' time used", shares.get(_BAR_AT), at_least=0.95),
@@ -347,7 +347,7 @@ def _report(
         f"held: a REPEATABLE READ snapshot under which {ended_while_held:,} jobs ended before anything is measured",
         "the classic table gets the slower the more jobs end under the snapshot; the scenario held follows that",
         "before each turn both are filled up; the classic table is vacuumed and analyzed besides",
-        "the upkeep of a worker runs beside ours, autovacuum beside the classic table",
+        "the maintenance of a worker runs beside ours, autovacuum beside the classic table",
         "slots: a handler counts as 100 ms, however long a busy machine lets it wait",
     ]
     if sizes[-1] < _FULL[-1]:
@@ -375,7 +375,7 @@ def _draw(
     for name in shown:
         spreads = [Spread.of(rates[size][name]) for size in sizes]
         colour = COLOURS["classic" if name.startswith("classic") else "forebay"]
-        style = ("--" if name.endswith("held") else "-") if "unordered" not in name else ":"
+        style = ("--" if name.endswith("held") else "-") if "sharded" not in name else ":"
         medians = [spread.median for spread in spreads]
         axes.plot(list(sizes), medians, style, color=colour, marker="o", markersize=4)
         axes.fill_between(

@@ -12,22 +12,22 @@ it takes its quarter of an hour for each engine.
 Every engine has a database of its own and a holder in it, since vacuum looks at the snapshots of one database at a time.
 They take turns on one server, ten each while the holders hold, and time stands still for an engine that does not have its
 turn: its clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
-ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the crowd.
+ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the lease count.
 
 Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
 ``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
 rest a unique key, of a thousand each, for ours alone.
 
-Holders are described in ``forebay_bench._holders``. With ``strangers`` our log is cut into segments of 1,000 rows, so
-that hundreds are written, and the bars compare with the time before the strangers came.
+Holders are described in ``forebay_bench._holders``. With ``other_sessions`` our log is cut into segments of 1,000 rows, so
+that hundreds are written, and the bars compare with the time before the other sessions came.
 
 What is unfair to whom:
 
 - ours does more: it asks first which lanes are ready, as its workers do; records every claim, so that a crash is found;
-  keeps what is done; and notes each failure. Its upkeep runs beside it all the time and takes its CPU from whoever has
+  keeps what is done; and notes each failure. Its maintenance runs beside it all the time and takes its CPU from whoever has
   the turn.
 - the usual table, the advisory locks and the staging table are spoken to in their cheapest form, and keep nothing.
-- every rival's session is told to use its index, as our functions tell themselves: a plan made when statistics took its
+- every rival's session is told to use its index, as our functions send themselves: a plan made when statistics took its
   table for empty would cost it a second for each look, held transaction or not.
 - ``staged`` moves a thousand rows at a time and its workers take them from Redis, which is no part of PostgreSQL. Time to
   get a job includes the moves, which few of the claims make: look at the pickup for what they do to it.
@@ -52,16 +52,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, shown
 from forebay_bench._holders import HOLDERS, HeldDatabase, check_holder, hold
+from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import round_figure
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._upkeep import upkeep
 from forebay_bench.engines import forebay_log, que, staged
 from forebay_bench.engines.classic_queue import ClassicQueue
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
     LOAD,
-    Contestant,
+    Engine,
     Original,
 )
 
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
 
-#: What a plot calls the contestants, and in whose colour it draws them.
+#: What a plot calls the engines, and in whose colour it draws them.
 LABELS: Final = {
     "ours": "Forebay",
     "classic": "usual jobs table",
@@ -109,8 +109,8 @@ _DELAY_SECONDS: Final = 2.0
 _KEYS: Final = 1000
 
 
-_STRANGERS_SEGMENT_ROWS: Final = 1000
-_STRANGERS_RESERVE_ROWS: Final = 300_000
+_OTHER_SESSIONS_SEGMENT_ROWS: Final = 1000
+_OTHER_SESSIONS_RESERVE_ROWS: Final = 300_000
 
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
@@ -118,14 +118,14 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     holder = options.holder or "snapshot"
     check_holder(holder, place)
     mixes = _mixes(options)
-    names, notes = _contestants(options)
+    names, notes = _engines(options)
     if "keyed" in mixes:
         notes.append(
             "keyed: a unique key or an ordering key for each job, of a thousand each; the others have neither"
         )
     runs = {mix: ["ours"] if mix == "keyed" else names for mix in mixes}
     seconds = _turn_seconds(options, sum(map(len, runs.values())))
-    found: dict[str, dict[str, Contestant]] = {}
+    found: dict[str, dict[str, Engine]] = {}
     segments: dict[str, int] = {}
     for mix in mixes:
         more, found[mix], segments[mix] = _hold_up(
@@ -148,8 +148,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         if mixes != ["original"]
         else "50 jobs a second, one at a time, 8 workers, 10 ms each",
         f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
-        "ours also asks for ready lanes, records claims, keeps what is done; its upkeep runs during everybody's turns",
-        *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command"]
+        "ours also asks for ready lanes, records claims, keeps what is done; its maintenance runs during everybody's turns",
+        *(["staged: Redis is outside PostgreSQL, on the same machine, and mirrors each command"]
           if "staged" in runs[mixes[0]] else []),
     ]  # fmt: skip
     first = found[mixes[0]]
@@ -170,7 +170,7 @@ def _mixes(options: Options) -> list[str]:
     return [options.mix]
 
 
-def _contestants(options: Options) -> tuple[list[str], list[str]]:
+def _engines(options: Options) -> tuple[list[str], list[str]]:
     """Return who takes part, and notes on who does not."""
     lacking = staged.missing()
     chosen = _RIVALS if options.compare is None else options.compare
@@ -199,11 +199,11 @@ def _hold_up(
     seconds: float,
     *,
     progress: Callable[[str], None],
-) -> tuple[list[str], dict[str, Contestant], int]:
-    """Let the contestants take their turns; return notes, what was seen of each, and how many segments were filled."""
+) -> tuple[list[str], dict[str, Engine], int]:
+    """Let the engines take their turns; return notes, what was seen of each, and how many segments were filled."""
     delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
     with contextlib.ExitStack() as stack:
-        contestants: dict[str, Contestant] = {}
+        engines: dict[str, Engine] = {}
         held: list[HeldDatabase] = []
         for name in names:
             progress(f"{mix}: making a database for {name}")
@@ -211,46 +211,44 @@ def _hold_up(
                 place.database(name.replace("-", "_"), migrated=name == "ours")
             )
             if name == "ours":
-                if holder == "strangers":
+                if holder == "other_sessions":
                     forebay_log.cut(
                         dsn,
-                        segment_rows=_STRANGERS_SEGMENT_ROWS,
-                        reserve_rows=_STRANGERS_RESERVE_ROWS,
+                        segment_rows=_OTHER_SESSIONS_SEGMENT_ROWS,
+                        reserve_rows=_OTHER_SESSIONS_RESERVE_ROWS,
                     )
-                stack.enter_context(upkeep(dsn))
+                stack.enter_context(maintenance(dsn))
             make = _maker(name, mix, dsn, stack)
             queue = make()
             stack.callback(queue.close)
             if mix == "original":
                 original = Original(queue, make, due_is_kept=name != "ours")
                 stack.callback(original.close)
-                contestants[name] = original
+                engines[name] = original
             else:
-                contestants[name] = Contestant(
-                    queue, mix, delay_seconds=delay, due_is_kept=name != "ours"
-                )
+                engines[name] = Engine(queue, mix, delay_seconds=delay, due_is_kept=name != "ours")
             held.append(HeldDatabase(dsn, queue.write_one))
-        for name, contestant in contestants.items():
+        for name, engine in engines.items():
             progress(f"{mix}: how fast {name} is")
-            contestant.measure_speed(seconds)
-        log = contestants["ours"].queue
+            engine.measure_speed(seconds)
+        log = engines["ours"].queue
         assert isinstance(log, forebay_log.Log)
         notes: list[str] = []
         for number in range(1 - _TURNS_BEFORE, _TURNS + 1):
             if number == 1:
                 progress(f"{mix}: {HOLDERS[holder]}")
                 sealed = log.sealed_segments()
-                for contestant in contestants.values():
-                    contestant.enqueue_worst = 0.0
+                for engine in engines.values():
+                    engine.enqueue_worst = 0.0
                 notes += stack.enter_context(hold(holder, place, held))
-            order = list(contestants) if number % 2 else list(reversed(contestants))
+            order = list(engines) if number % 2 else list(reversed(engines))
             for name in order:
                 progress(f"{mix}, turn {number} of {_TURNS}: {name}")
-                if name == "ours" and holder == "strangers":
-                    # Ten segments a second are more than the upkeep makes, which is meant for a million rows in each.
+                if name == "ours" and holder == "other_sessions":
+                    # Ten segments a second are more than the maintenance makes, which is meant for a million rows in each.
                     forebay_log.extend(log.conn)
-                contestants[name].take_turn(seconds)
-        return notes, contestants, log.sealed_segments() - sealed
+                engines[name].take_turn(seconds)
+        return notes, engines, log.sealed_segments() - sealed
 
 
 def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
@@ -263,13 +261,13 @@ def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callab
     return partial(que.Que, dsn, batch=name != "que-single", remember=name == "que-remember")
 
 
-def _figures(contestant: Contestant) -> dict[str, Any]:
-    _, before, *turns = contestant.turns
+def _figures(engine: Engine) -> dict[str, Any]:
+    _, before, *turns = engine.turns
     first, last = turns[0], turns[-1]
     return {
         "jobs": sum(turn.finished for turn in turns),
         "held_seconds": round(sum(turn.seconds for turn in turns), 1),
-        "offered_per_s": round_figure(contestant.rate),
+        "offered_per_s": round_figure(engine.rate),
         "throughput_before": round_figure(before.throughput),
         "throughput_first": round_figure(first.throughput),
         "throughput_last": round_figure(last.throughput),
@@ -281,15 +279,15 @@ def _figures(contestant: Contestant) -> dict[str, Any]:
         "pickup_p50_before_ms": round_figure(before.pickup_ms),
         "pickup_p50_first_ms": round_figure(first.pickup_ms),
         "pickup_p50_last_ms": round_figure(last.pickup_ms),
-        "enqueue_worst_ms": round_figure(contestant.enqueue_worst * 1000),
-        "waiting_last": contestant.samples[-1]["waiting"],
-        "dead_rows": contestant.samples[-1]["dead_rows"],
-        "samples": contestant.samples,
+        "enqueue_worst_ms": round_figure(engine.enqueue_worst * 1000),
+        "waiting_last": engine.samples[-1]["waiting"],
+        "dead_rows": engine.samples[-1]["dead_rows"],
+        "samples": engine.samples,
     }
 
 
 def _bars(
-    mix: str, holder: str, found: Mapping[str, Contestant], segments: int, options: Options
+    mix: str, holder: str, found: Mapping[str, Engine], segments: int, options: Options
 ) -> list[Bar]:
     _, before, *turns = found["ours"].turns
     first, last = turns[0], turns[-1]
@@ -311,9 +309,9 @@ def _bars(
     if options.full and mix != "original":
         jobs = sum(turn.finished for turn in turns)
         # Small segments are written at half the speed.
-        enough = 200_000 if holder == "strangers" else 500_000
+        enough = 200_000 if holder == "other_sessions" else 500_000
         bars.append(Bar(f"{mix}: jobs done while held", jobs, at_least=enough))
-    if holder == "strangers":
+    if holder == "other_sessions":
         bars += [
             Bar(f"{mix}: time to get a job, last turn to before", _ratio(last.claim_ms, before.claim_ms), at_most=1.2),
             Bar(f"{mix}: slowest enqueue of {ENQUEUE_ROWS} jobs, ms", found["ours"].enqueue_worst * 1000, at_most=100),
@@ -335,12 +333,12 @@ def _ratio(last: float | None, first: float | None) -> float | None:
     return last / first if last is not None and first else None
 
 
-def _table(mix: str, found: Mapping[str, Contestant]) -> Table:
+def _table(mix: str, found: Mapping[str, Engine]) -> Table:
     columns = ["", "jobs", "jobs/s first", "last", "get a job, ms: before", "first", "last ", "pages read: first",
                "last  ", "pickup ms: first", "last   ", "waiting"]  # fmt: skip
     rows = []
-    for name, contestant in found.items():
-        f = _figures(contestant)
+    for name, engine in found.items():
+        f = _figures(engine)
         rows.append(
             (
                 LABELS[name],
@@ -361,7 +359,7 @@ def _cell(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _draw(found: Mapping[str, Contestant], what: str, figure: Figure) -> None:
+def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
     """Two panels for people who never heard of row versions: how long, and how many wait."""
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     figure.suptitle(
@@ -383,11 +381,11 @@ def _draw(found: Mapping[str, Contestant], what: str, figure: Figure) -> None:
     ):
         axes.set_title(title, loc="left", fontsize=11)
         ends = []
-        for name, contestant in found.items():
-            opened = sum(turn.seconds for turn in contestant.turns[:_TURNS_BEFORE])
+        for name, engine in found.items():
+            opened = sum(turn.seconds for turn in engine.turns[:_TURNS_BEFORE])
             points = [
                 (sample["seconds"] - opened, sample[key])
-                for sample in contestant.samples
+                for sample in engine.samples
                 if sample[key] is not None
             ]
             if not points:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.ops import protocol
+from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import ratio_of_rounds, round_figure
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._upkeep import upkeep
 from forebay_bench.engines.forebay_log import Log
 from forebay_bench.plot import costs
 
@@ -102,7 +102,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             stack.callback(log.close)
             lanes = Lanes(count, log)
             lanes.prepare()
-            stack.enter_context(upkeep(dsn))
+            stack.enter_context(maintenance(dsn))
             measured.append(lanes)
         for number in range(rounds):
             for lanes in measured if number % 2 == 0 else reversed(measured):

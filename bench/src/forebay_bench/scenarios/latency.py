@@ -1,13 +1,13 @@
 """latency: from the commit of a job to the start of its handler, and what workers without work cost the server.
 
 One worker process with its default settings, ``forebay worker``, and handlers that do nothing but note the time.
-Producers commit at random moments (exponential gaps, so that nothing beats in time with the polls), each job in a
-transaction of its own. The clock starts when the producer hears that its commit is done, and stops in the first line
+Producers commit at random moments (exponential gaps, so that nothing heartbeats in time with the polls), each job in a
+transaction of its own. The clock starts when the producer is_notified that its commit is done, and stops in the first line
 of the handler; both read the monotonic clock of the same machine.
 
-- ``listen``: the bell is on, as it is by default where transactions cannot be prepared.
-- ``poll``: the bell is off, so that only the worker's looks for work find anything.
-- ``slow_commit``: the bell is on, and each transaction stays open for 100 ms after its enqueue. Counted from the commit.
+- ``listen``: the wake-up is on, as it is by default where transactions cannot be prepared.
+- ``poll``: the wake-up is off, so that only the worker's looks for work find anything.
+- ``slow_commit``: the wake-up is on, and each transaction stays open for 100 ms after its enqueue. Counted from the commit.
   From 200 transactions a second on each has several jobs, so that some twenty are open at a time.
 
 What is counted as the handler's start is not before the commit is known: a worker that is faster than the producer's own
@@ -36,12 +36,12 @@ from forebay.embedded import temporary_server
 from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
 from forebay_bench._child import sleep_until
+from forebay_bench._journal import Journal
 from forebay_bench._measure import percentile, round_figure, server_cpu_seconds
-from forebay_bench._notes import NotesReader
 from forebay_bench._place import SERVER_SETTINGS, Place
 from forebay_bench._processes import (
     CONNECTIONS_OF_WORKER,
-    room_for_workers,
+    connections_for_workers,
     scripts,
     wait_until,
     workers,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from forebay_bench._run import Options
 
 _ENQUEUE: Final = (
-    "select forebay.enqueue('note_start', jsonb_build_object('number', %s::bigint), 'pickup')"
+    "select forebay.enqueue('record_start', jsonb_build_object('number', %s::bigint), 'pickup')"
 )
 
 WAYS: Final = {
@@ -117,11 +117,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     cases = [Case(way, rate) for rate in RATES for way in WAYS]
     idle_seconds = (10.0 if options.full else 2.5) * min(1.0, max(0.2, options.scale))
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
-        notes = NotesReader(Path(folder) / "notes")
+        notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
-        with place.database("latency") as dsn, workers(dsn, settings=settings) as crew:
+        with place.database("latency") as dsn, workers(dsn, settings=settings) as worker_processes:
             progress("one idle worker")
-            crew.start()
+            worker_processes.start()
             idle = [_measure_idle(place, dsn, 1, idle_seconds)]
             numbers = itertools.count()
             _load(dsn, Case("listen", 50), 0.3, numbers, notes)  # nothing is cold then
@@ -130,7 +130,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                     progress(f"round {number + 1} of {rounds}: {case.per_s}/s, {WAYS[case.way]}")
                     seconds = RATES[case.per_s][options.full] * options.scale
                     _load(dsn, case, seconds, numbers, notes)
-                    crew.raise_when_one_ended()
+                    worker_processes.raise_when_one_ended()
     idle.append(_many_idle(place, options, idle_seconds, progress))
     return _report(cases, idle, rounds)
 
@@ -138,9 +138,9 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 # --- pickup ---
 
 
-def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: NotesReader) -> None:
+def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: Journal) -> None:
     """Let producers commit jobs at the case's rate; add what came of it to the case."""
-    _set_bell(dsn, on=case.way != "poll")
+    _set_wakeup(dsn, on=case.way != "poll")
     is_held = case.way == "slow_commit"
     jobs_each = math.ceil(case.per_s / _HELD_PER_SECOND_MAX) if is_held else 1
     transactions_per_s = case.per_s / jobs_each
@@ -216,10 +216,10 @@ def _arrivals(per_s: float, seconds: float) -> list[float]:
     return moments
 
 
-def _set_bell(dsn: str, *, on: bool) -> None:
-    """Say for sessions that begin from now on whether enqueues ring."""
+def _set_wakeup(dsn: str, *, on: bool) -> None:
+    """Say for sessions that begin from now on whether enqueues notify."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        statement = sql.SQL("alter database {} set forebay.bell = {}").format(
+        statement = sql.SQL("alter database {} set forebay.wakeup = {}").format(
             sql.Identifier(conn.info.dbname), sql.Literal("on" if on else "off")
         )
         conn.execute(statement)
@@ -233,7 +233,7 @@ def _many_idle(
 ) -> Idle:
     """Measure many idle workers, on a server that has room for their connections."""
     count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
-    room = room_for_workers(place.dsn)
+    room = connections_for_workers(place.dsn)
     with contextlib.ExitStack() as stack:
         if count > room and place.is_own:
             progress("a server with more connections")
@@ -297,7 +297,7 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
     share = None if many.core_share is None or many.workers != _IDLE_WORKERS else many.core_share
     at_200 = {case.way: case for case in cases if case.per_s == 200}
     notes = [
-        "the clock starts when the producer hears that its commit is done, and stops in the handler's first line",
+        "the clock starts when the producer is_notified that its commit is done, and stops in the handler's first line",
         "jobs come at random moments; a worker process with default settings looks for work every 50 ms",
         f"each case in {rounds} round{'s' * (rounds > 1)}, all waits together",
         "with few jobs the 99th percentile is nearly the longest wait",

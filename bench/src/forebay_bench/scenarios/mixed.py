@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError
 from forebay_bench import _ours
-from forebay_bench._contestant import Player, lent
+from forebay_bench._counters import Counters
+from forebay_bench._engine import Runner, started_engines
 from forebay_bench._measure import (
     Spread,
     in_turns,
@@ -29,7 +30,6 @@ from forebay_bench._measure import (
 )
 from forebay_bench._processes import wait_until
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._tally import Tally
 from forebay_bench.peers import installed
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (20.0 if options.full else 5.0) * options.scale
     memory = Memory()
-    with lent(place, options.compare) as workers, _producers(workers) as producers:
-        contestants = {
+    with started_engines(place, options.compare) as workers, _producers(workers) as producers:
+        engines = {
             name: partial(
                 _turn,
                 worker,
@@ -91,10 +91,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             )
             for name, worker in workers.items()
         }
-        found = in_turns(contestants, rounds, progress)
+        found = in_turns(engines, rounds, progress)
     if options.full:
         progress(f"{_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute")
-        with lent(place, ()) as workers, _producers(workers) as producers:
+        with started_engines(place, ()) as workers, _producers(workers) as producers:
             _turn(
                 workers["forebay"],
                 producers["forebay"],
@@ -112,9 +112,9 @@ def _fixed_rate_seconds(options: Options) -> float:
 
 
 @contextlib.contextmanager
-def _producers(workers: dict[str, Player]) -> Iterator[dict[str, Player]]:
-    """Lend a second process for each contestant, on the same database."""
-    producers = {name: Player(name, worker.dsn) for name, worker in workers.items()}
+def _producers(workers: dict[str, Runner]) -> Iterator[dict[str, Runner]]:
+    """Lend a second process for each engine, on the same database."""
+    producers = {name: Runner(name, worker.dsn) for name, worker in workers.items()}
     try:
         yield producers
     finally:
@@ -123,8 +123,8 @@ def _producers(workers: dict[str, Player]) -> Iterator[dict[str, Player]]:
 
 
 def _turn(
-    worker: Player,
-    producer: Player,
+    worker: Runner,
+    producer: Runner,
     seconds: float,
     memory: Memory | None,
     *,
@@ -132,32 +132,32 @@ def _turn(
     per_second: float | None,
 ) -> float:
     """Let both work; return how many jobs a second were handled."""
-    with Tally() as tally:
-        worker.tell("serve", path=tally.path)
-        producer.tell(
+    with Counters() as counters:
+        worker.send("serve", path=counters.path)
+        producer.send(
             "produce",
-            path=tally.path,
+            path=counters.path,
             seconds=seconds,
             batch=_BATCH,
             backlog=backlog,
             per_second=per_second,
         )
-        wait_until(lambda: tally.handled > 0, _START_SECONDS, "the first job is handled")
+        wait_until(lambda: counters.handled > 0, _START_SECONDS, "the first job is handled")
         time.sleep(seconds * _WARM_UP_SHARE)
-        before, began = tally.handled, time.monotonic()
+        before, began = counters.handled, time.monotonic()
         length = seconds * (1 - _WARM_UP_SHARE) * 0.9
         pause = length / _SAMPLES_PER_RUN
         while time.monotonic() < began + length:
             if memory is not None:
                 memory.look(worker.pid)
             time.sleep(pause)
-        rate = (tally.handled - before) / (time.monotonic() - began)
-        enqueued = producer.hear()
-        wait_until(lambda: tally.handled >= enqueued, _END_SECONDS, "the queue is empty")
-        tally.stop = True
-        worker.hear()
-        if tally.handled != enqueued:
-            raise ForebayError(f"{tally.handled} jobs were handled, of {enqueued}")
+        rate = (counters.handled - before) / (time.monotonic() - began)
+        enqueued = producer.read_message()
+        wait_until(lambda: counters.handled >= enqueued, _END_SECONDS, "the queue is empty")
+        counters.stop = True
+        worker.read_message()
+        if counters.handled != enqueued:
+            raise ForebayError(f"{counters.handled} jobs were handled, of {enqueued}")
     return rate
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay_bench._contestant import player
+from forebay_bench._engine import runner
 from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
 from forebay_bench._processes import scripts
 from forebay_bench._report import Bar, Report, Table
@@ -46,7 +46,7 @@ _LABELS: Final = {
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    # Many short turns: a shared machine changes its speed within a second, and does not ask whose turn it is.
+    # Many short turns: a shared machine changes its speed within a second, and does not call whose turn it is.
     rounds = options.rounds or (50 if options.full else 12)
     seconds = (1.0 if options.full else 0.35) * options.scale
     peers = installed(options.compare)
@@ -55,30 +55,30 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         other = stack.enter_context(place.database("plain", migrated=False))
         with psycopg.connect(other, autocommit=True) as conn:
             plain.create(conn)
-        crew = stack.enter_context(
+        worker_processes = stack.enter_context(
             scripts("forebay_bench._enqueuers", *([[ours, other]] * _CONNECTIONS))
         )
-        contestants: dict[str, Callable[[], float]] = {
-            "ours": partial(_turn, "ours", crew[:1], seconds),
-            "plain": partial(_turn, "plain", crew[:1], seconds),
-            "python": partial(_turn, "python", crew[:1], seconds),
+        engines: dict[str, Callable[[], float]] = {
+            "ours": partial(_turn, "ours", worker_processes[:1], seconds),
+            "plain": partial(_turn, "plain", worker_processes[:1], seconds),
+            "python": partial(_turn, "python", worker_processes[:1], seconds),
         }
         for peer in peers:
-            process = stack.enter_context(player(peer.NAME, place, create=peer.create))
-            contestants[peer.NAME] = partial(process.ask, "enqueue", seconds=seconds)
-        contestants["ours8"] = partial(_turn, "ours", crew, seconds)
-        contestants["plain8"] = partial(_turn, "plain", crew, seconds)
-        found = in_turns(contestants, rounds, progress)
+            process = stack.enter_context(runner(peer.NAME, place, create=peer.create))
+            engines[peer.NAME] = partial(process.call, "enqueue", seconds=seconds)
+        engines["ours8"] = partial(_turn, "ours", worker_processes, seconds)
+        engines["plain8"] = partial(_turn, "plain", worker_processes, seconds)
+        found = in_turns(engines, rounds, progress)
     return _report(found, [peer.NAME for peer in peers], [peer.NOTE for peer in peers], rounds)
 
 
-def _turn(name: str, crew: Sequence[Script], seconds: float) -> float:
+def _turn(name: str, worker_processes: Sequence[Script], seconds: float) -> float:
     """Let the processes enqueue at once; return how many a second they committed together."""
     begins = time.monotonic() + 0.05
     until = begins + seconds
-    for script in crew:
-        script.tell({"name": name, "from": begins, "until": until})
-    return sum(int(script.hear()) for script in crew) / seconds
+    for script in worker_processes:
+        script.send({"name": name, "from": begins, "until": until})
+    return sum(int(script.read_message()) for script in worker_processes) / seconds
 
 
 def _report(
@@ -122,7 +122,7 @@ def _report(
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            "every enqueue is a transaction that waits for the disk; no worker runs, so nothing rings",
+            "every enqueue is a transaction that waits for the disk; no worker runs, so nothing notifies",
             "peers enqueue on one connection from Python, as 'Forebay, from Python' does",
             "the plain row names its lane itself, checks nothing and has no reader",
             *notes,

@@ -112,14 +112,14 @@ create table forebay.cluster (
     cluster_no        bigint generated always as identity,
     system_identifier bigint not null,
     database_oid      oid not null,
-    noted_at          timestamptz not null default clock_timestamp(),
+    recorded_at          timestamptz not null default clock_timestamp(),
     constraint cluster_pk primary key (cluster_no)
 );
 
 
--- That this schema is at home here is found out once for each start of the server: reading the server's control file takes longer
--- than most polls. What stands in the register is another number after a start, in a copy of the database, and for a restored table.
-create sequence forebay.home_seq as bigint minvalue -9223372036854775808 cache 1;
+-- That this schema is at same cluster here is found out once for each start of the server: reading the server's control file takes longer
+-- than most polls. What stands in the flag sequence is another number after a start, in a copy of the database, and for a restored table.
+create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808 cache 1;
 
 
 -- tables/code.sql
@@ -137,7 +137,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'l', 'lost'),
     ('settlement.outcomes', 's', 'snoozed'),
     ('settlement.outcomes', 'u', 'unknown'),
-    ('settlement.outcomes', 'h', 'handed_back'),
+    ('settlement.outcomes', 'h', 'released'),
     ('settlement.outcomes', 'k', 'kept_back'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
@@ -145,12 +145,12 @@ create view forebay.code (column_name, code, meaning) as values
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
     ('tombstone.reason', 'k', 'unique key: look closely'),
-    ('unique_key.intent', 'o', 'once'),
-    ('unique_key.intent', 'i', 'idempotent'),
-    ('unique_key.intent', 'c', 'coalesce'),
-    ('unique_key.intent', 'r', 'replace'),
-    ('unique_key.intent', 'd', 'debounce'),
-    ('unique_key.intent', 't', 'throttle');
+    ('unique_key.mode', 'o', 'once'),
+    ('unique_key.mode', 'i', 'idempotent'),
+    ('unique_key.mode', 'c', 'coalesce'),
+    ('unique_key.mode', 'r', 'replace'),
+    ('unique_key.mode', 'd', 'debounce'),
+    ('unique_key.mode', 't', 'throttle');
 
 comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';
 
@@ -216,7 +216,7 @@ create index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 
--- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the mark.
+-- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the position.
 create table forebay.promotion (
     no          bigint primary key,
     snap        pg_snapshot not null,
@@ -310,7 +310,7 @@ comment on table forebay.guard_event is 'Transactions that forebay guard ended, 
 
 -- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
 -- (group, key) says where the key stands.
-create table forebay.key_turn (
+create table forebay.key_run (
     group_id     bigint not null,
     ordering_key text collate "C" not null,
     no           bigint not null,
@@ -319,8 +319,8 @@ create table forebay.key_turn (
     claim_no     bigint,
     offsets      smallint[],             -- the key's jobs within that batch, in order
     jobs         bigint[],               -- their ids
-    mark         bigint not null,        -- parked jobs up to this number have been taken
-    rest_lanes   bigint[],               -- kept back by an earlier turn and not taken by this one, in order
+    taken_up_to         bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- requeued by an earlier turn and not taken by this one, in order
     rest_seqs    bigint[],
     low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
     high_seq     bigint not null,
@@ -348,8 +348,8 @@ create index parked_by_seq on forebay.parked (seq);
 
 -- tables/known_lanes.sql
 
--- Registers of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
--- What stands in them is made by forebay._token() and means nothing after a restart or in a restored database.
+-- Flag sequences of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
+-- What stands in them is made by forebay._lane_stamp() and means nothing after a restart or in a restored database.
 do $$
 begin
     for i in 0..15 loop
@@ -372,7 +372,7 @@ create table forebay.lane (
                                          -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
                                          -- limit key are claimed, which has no jobs itself
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
-    noted_at timestamptz not null,
+    recorded_at timestamptz not null,
     limit_key text collate "C",
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
     check ((sort = 'limited') = (limit_key is not null))
@@ -388,9 +388,9 @@ create type forebay._place as (
 
 -- tables/leadership.sql
 
--- Posts: "held until" in milliseconds since 1970, and by whom in the lowest 20 bits. What one worker at a time does for all:
--- post 0 is the upkeep, post N looks out for what is ready for group N. Registers like the bells.
-create sequence forebay.post_0 as bigint cache 1;
+-- Leadership: "held until" in milliseconds since 1970, and by whom in the lowest 20 bits. What one worker at a time does for all:
+-- duty 0 is the maintenance, duty N looks out for what is ready for group N. Flag sequences like the wake-ups.
+create sequence forebay.leader_0 as bigint cache 1;
 
 
 -- tables/lease.sql
@@ -412,10 +412,10 @@ create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
     lease_id    bigint not null,
-    beat_at     timestamptz not null,
+    heartbeat_at     timestamptz not null,
     backend_pid integer not null
 );
-create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
+create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 
 
 -- tables/limiter.sql
@@ -423,9 +423,9 @@ create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
 -- Limits of queues: how many jobs may wait, how many jobs of the queue and of each limit key run at once and start per second;
 -- and even shares for the keys. See docs/design/limits.md; for what may wait, docs/design/backpressure.md.
 --
--- Jobs of a limit key have lanes of their own. Whoever claims from a queue with limits on what starts, or from a *desk* of such lanes, passes
--- the group's *gate*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
--- one lane is claimed from like any other. What the gate knows is one row, appended and read newest first.
+-- Jobs of a limit key have lanes of their own. Whoever claims from a queue with limits on what starts, or from a *dispatch lane* of such lanes, passes
+-- the group's *limiter*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
+-- one lane is claimed from like any other. What the limiter knows is one row, appended and read newest first.
 
 -- The limits of a queue. null: no limit.
 create table forebay.queue_limits (
@@ -446,11 +446,11 @@ comment on table forebay.queue_limits is 'How many jobs of a queue may wait, sta
 create sequence forebay.limit_seq as bigint cache 1;
 
 -- Tells a claim, without reading a table, that no limit on starts was ever set and no limit key ever used.
-create sequence forebay.gate_seq as bigint cache 1;
+create sequence forebay.limiter_seq as bigint cache 1;
 
 
--- What a group's gate knows after a claim. Arrays of one kind belong together.
-create table forebay.gate (
+-- What a group's limiter knows after a claim. Arrays of one kind belong together.
+create table forebay.limiter (
     group_id   bigint not null,
     no         bigint not null,
     decided_at timestamptz not null,
@@ -464,21 +464,21 @@ create table forebay.gate (
     sizes      integer[] not null,
     lanes      bigint[] not null,         -- lanes of keys that may have something to claim
     lane_keys  bigint[] not null,
-    desks      bigint[] not null,
+    dispatch_lanes      bigint[] not null,
     keys       bigint[] not null,         -- keys about which there is something to remember:
-    turns      bigint[] not null,         --   the row in which each was served last
+    key_runs      bigint[] not null,         --   the row in which each was served last
     tats       timestamptz[] not null,    --   when its bucket will be full
     primary key (group_id, no)
 );
 
 
--- What a gate sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
+-- What a limiter sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
 -- when all have to be asked; is_changed: there is something to note, whatever is claimed; is_back: the clock was set back.
-create type forebay._gate_view as (
+create type forebay._limiter_view as (
     no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
-    lanes bigint[], lane_keys bigint[], desks bigint[],
-    keys bigint[], turns bigint[], tats timestamptz[],
+    lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
+    keys bigint[], key_runs bigint[], tats timestamptz[],
     is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);
 
 
@@ -541,15 +541,15 @@ create index queue_count_newest on forebay.queue_count (queue, group_id, no desc
 
 -- tables/mirror.sql
 
--- What is known of synchronisations: what their passes did, how many jobs waited, which breakers are open, and what audits found.
+-- What is known of mirrors: what their passes did, how many jobs waited, which breakers are open, and what audits found.
 --
--- All of it is appended; upkeep folds and removes what is old. Counts of a pass are part of the settlement of its jobs: they
+-- All of it is appended; maintenance folds and removes what is old. Counts of a pass are part of the settlement of its jobs: they
 -- are there exactly if that is. Invariant "counted with the settlement": docs/design/reconcile.md.
 
 -- What passes and direct writes did. Rows are folded as they grow old: level 0 as they came, 1 by the minute, 2 by the hour,
 -- 3 all that is older than retention, at -infinity. The sum over all levels is all that ever happened.
-create table forebay.sync_count (
-    sync     text not null,
+create table forebay.mirror_count (
+    mirror     text not null,
     at       timestamptz not null,
     level    smallint not null default 0 check (level between 0 and 3),
     outcome  text not null,
@@ -557,34 +557,34 @@ create table forebay.sync_count (
     priority integer,                    -- null: of no job, as a direct write
     count    bigint not null
 );
-create index sync_count_by_time on forebay.sync_count (sync, at);
-create index sync_count_by_level on forebay.sync_count (level, at);
+create index mirror_count_by_time on forebay.mirror_count (mirror, at);
+create index mirror_count_by_level on forebay.mirror_count (level, at);
 
 -- How many jobs were due, once a minute while passes run or somebody asks.
-create table forebay.sync_sample (
-    sync    text not null,
+create table forebay.mirror_sample (
+    mirror    text not null,
     at      timestamptz not null,
     due     bigint not null,             -- without those that are left out of alerts
     due_all bigint not null,
     waiting bigint not null              -- also what is in its grace, or is to be done later
 );
-create index sync_sample_by_time on forebay.sync_sample (sync, at);
+create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
 
 -- Circuit breakers, when they open, fail again and close.
-create table forebay.sync_breaker (
-    sync       text not null,
+create table forebay.mirror_breaker (
+    mirror       text not null,
     at         timestamptz not null,
     who        text not null,            -- the worker, or the process of direct writes
     place      text not null check (place in ('pass', 'direct')),
     open_until timestamptz,              -- null: closed
     why        text
 );
-create index sync_breaker_by_time on forebay.sync_breaker (sync, at);
+create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 
 -- Audits that ended.
-create table forebay.sync_audit (
+create table forebay.mirror_audit (
     audit_id bigint generated always as identity primary key,
-    sync     text not null,
+    mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,
     compared text not null,              -- version or hash
@@ -600,9 +600,9 @@ create table forebay.sync_audit (
     ahead    bigint not null,
     repaired bigint not null default 0   -- jobs enqueued for what was found
 );
-create index sync_audit_by_time on forebay.sync_audit (sync, ended_at);
+create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
 
-comment on table forebay.sync_count is 'What synchronisations did, by outcome, tag and priority; read it with forebay.sync_status().';
+comment on table forebay.mirror_count is 'What synchronisations did, by outcome, tag and priority; read it with forebay.mirror_status().';
 
 
 -- tables/result.sql
@@ -612,8 +612,8 @@ comment on table forebay.sync_count is 'What synchronisations did, by outcome, t
 -- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
 -- done. Jobs whose handler keeps nothing pay nothing.
 
--- "Somebody waits for the end of a job until", in milliseconds since 1970: a register like the bells.
-create sequence forebay.result_bell as bigint cache 1;
+-- "Somebody waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
+create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
@@ -631,12 +631,12 @@ create index result_by_age on forebay.result (kept_until);
 create table forebay.progress (
     job_id   bigint not null,
     group_id bigint not null,
-    noted_at timestamptz not null,
+    recorded_at timestamptz not null,
     done     double precision not null,   -- 0 to 1
     note     text not null
 );
-create index progress_by_job on forebay.progress (job_id, noted_at);
-create index progress_by_age on forebay.progress (noted_at);
+create index progress_by_job on forebay.progress (job_id, recorded_at);
+create index progress_by_age on forebay.progress (recorded_at);
 
 
 -- tables/segment.sql
@@ -707,13 +707,13 @@ create table forebay.suspect_start (
 
 -- tables/shard.sql
 
--- Unordered queues: over how many public lanes of each priority their jobs are spread.
+-- Sharded queues: over how many public lanes of each priority their jobs are queue_shards.
 -- The sequence tells an enqueue, without a look at the table, that there never was one.
-create table forebay.spread (
+create table forebay.queue_shards (
     queue text primary key,
     lanes integer not null check (lanes between 1 and 64)
 );
-create sequence forebay.spread_seq as bigint cache 1;
+create sequence forebay.shard_seq as bigint cache 1;
 
 
 -- tables/tombstone.sql
@@ -728,7 +728,7 @@ create table forebay.tombstone (
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
     reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
-    noted_at   timestamptz not null,
+    recorded_at   timestamptz not null,
     enqueued_at timestamptz              -- of the job an expiry was decided for
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
@@ -739,12 +739,12 @@ create index tombstone_by_job on forebay.tombstone (job_id);
 -- What trimming remembers: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since
 -- 1970, deferred rows were removed. While somebody holds a snapshot whatever was removed lies in front of what is to be.
 create sequence forebay.trim_pass_seq as bigint cache 1;
-create sequence forebay.trim_mark_seq as bigint cache 1;
+create sequence forebay.trim_position_seq as bigint cache 1;
 
 
 -- tables/unique.sql
 
--- Uniqueness by intent: what a key means while another job of the same key waits or runs.
+-- Uniqueness by uniqueness mode: what a key means while another job of the same key waits or runs.
 --
 -- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
 -- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
@@ -755,7 +755,7 @@ create sequence forebay.trim_mark_seq as bigint cache 1;
 create table forebay.unique_key (
     xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
     queue       text collate "C" not null,
-    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
+    mode      "char" not null check (mode in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),
@@ -767,9 +767,9 @@ create table forebay.unique_key (
     first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
     payload     bytea,                   -- idempotent: hash of kind and arguments
     origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
-    primary key (queue, intent, key, gen)
+    primary key (queue, mode, key, gen)
 );
-create index unique_key_by_job on forebay.unique_key (job_id) where intent = 'c';
+create index unique_key_by_job on forebay.unique_key (job_id) where mode = 'c';
 create index unique_key_by_time on forebay.unique_key (taken_at);
 
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
@@ -801,12 +801,12 @@ comment on table forebay.schema_migration is 'The migrations of this schema; a f
 
 -- tables/wakeup.sql
 
--- Bells: "somebody sleeps until", in milliseconds since 1970, one register per hash of a queue name.
+-- Wake-ups: "somebody sleeps until", in milliseconds since 1970, one flag sequence per hash of a queue name.
 -- Sequences because their value is read and set outside transactions and leaves no dead rows.
 do $$
 begin
     for i in 0..15 loop
-        execute format('create sequence forebay.bell_%s as bigint cache 1', i);
+        execute format('create sequence forebay.wakeup_%s as bigint cache 1', i);
     end loop;
 end
 $$;
@@ -855,7 +855,7 @@ declare
     v_lease   record;
     v_row     record;
     v_queue   record;
-    v_mark    forebay.promotion;
+    v_position    forebay.promotion;
     v_count   bigint;
     v_skipped bigint[];
     v_border  constant xid := forebay._native_after();
@@ -913,12 +913,12 @@ begin
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
             perform forebay._go_on(
-                r.job, forebay._note_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
+                r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
     end if;
     delete from forebay.parked;
-    delete from forebay.key_turn;
+    delete from forebay.key_run;
 
     -- Waiting in the log.
     for v_lane in
@@ -953,7 +953,7 @@ begin
                 resumed := resumed + 1;
                 perform forebay._go_on(
                     v_row.r,
-                    forebay._note_private_lane(v_lane.queue, v_lane.priority,
+                    forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
                                                (v_row.r).ordering_key, v_lane.limit_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
@@ -969,15 +969,15 @@ begin
     end loop;
     update forebay.queue_group g set start_after = '1:1:';
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
-    delete from forebay.gate;
+    delete from forebay.limiter;
 
     -- Deferred and not yet promoted: written anew, under this cluster's xids.
-    select * into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
         where age(d.xmin) >= age(v_border)
-          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id));
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
     delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (
@@ -1143,7 +1143,7 @@ begin
         v_jobs := pg_catalog.array_append(v_jobs, v_count);
         v_digests := pg_catalog.array_append(v_digests, v_digest);
     end if;
-    return forebay.backfill_note_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
+    return forebay.backfill_record_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
 end
 $$;
 
@@ -1212,7 +1212,7 @@ $$;
 
 -- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all are done.
 --
--- Invariant "a chunk and its mark are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
+-- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
 -- transaction of its own, and after a crash again.
 --
 -- Returns how many jobs this chunk has, and of how many that were counted at the beginning those done are now.
@@ -1256,7 +1256,7 @@ $$;
 --
 -- Parameters: upto, jobs and digests have an element for each chunk.
 -- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
-create function forebay.backfill_note_v1(
+create function forebay.backfill_record_v1(
     kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
 returns bigint
 language plpgsql volatile security definer
@@ -1264,19 +1264,19 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id   bigint;
-    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_note_v1.jobs) j), 0);
+    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_record_v1.jobs) j), 0);
 begin
     perform forebay.backfill_token_v1(
-        backfill_note_v1.kind, backfill_note_v1.options, v_jobs,
-        coalesce((select sum(d) from unnest(backfill_note_v1.digests) d), 0), backfill_note_v1.token);
+        backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
+        coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_note_v1.kind, backfill_note_v1.query, backfill_note_v1.options,
-            backfill_note_v1.key, backfill_note_v1.token is not null, v_jobs)
+    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
+            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
-    from rows from (unnest(backfill_note_v1.upto), unnest(backfill_note_v1.jobs), unnest(backfill_note_v1.digests))
+    from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     return v_id;
 end
@@ -1577,7 +1577,7 @@ $$;
 -- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
 -- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit is the limiter", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
 -- Of suspects one is taken at a time.
 --
@@ -1588,10 +1588,10 @@ $$;
 --   p_limit                 1 to 10000
 -- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
 -- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
--- hands back all behind it.
+-- releases all behind it.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the group's gate (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1617,12 +1617,12 @@ begin
                              coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
     end if;
     -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
-    if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
+    if (forebay._is_alone() and pg_sequence_last_value('forebay.limiter_seq') is null) is not true then
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
                      and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
-            return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+            return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
     if set_config('synchronous_commit', 'off', true) is null
@@ -1685,10 +1685,10 @@ $$;
 
 -- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
 --
--- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
+-- One call per poll. When none is ready and p_sleep_millis is given, the wake-ups of p_queues are set: somebody
 -- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
--- or with limit keys (is_limited) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
--- back set no bell.
+-- or with limit keys (is_limited) it reports what its limiter would let through now, see docs/design/limits.md; jobs that the limiter holds
+-- back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
@@ -1711,16 +1711,16 @@ declare
     v_tail    bigint[];
     v_segment bigint;
     v_until   bigint;
-    v_gates   bigint[] := '{}';
+    v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
     v_row     record;
 begin
-    if not forebay._is_home() then
-        perform forebay._require_home();
+    if not forebay._is_same_cluster() then
+        perform forebay._require_same_cluster();
     end if;
-    if pg_sequence_last_value('forebay.gate_seq') is not null then
-        v_gates := array(select g.group_id from forebay.queue_group g
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
@@ -1766,7 +1766,7 @@ begin
     select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
     from rows from (unnest(v_places), unnest(v_moved)) with ordinality
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
-    where p.group_id <> all (v_gates) and case
+    where p.group_id <> all (v_limiters) and case
         when p.moved then true
         -- A late committer of an older segment: let the claim look.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
@@ -1774,8 +1774,8 @@ begin
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
     v_any := found;
 
-    if v_gates <> '{}' then
-        for v_row in select * from forebay._ready_at_gates(v_gates, v_places, v_moved, v_now, v_before) loop
+    if v_limiters <> '{}' then
+        for v_row in select * from forebay._ready_limited(v_limiters, v_places, v_moved, v_now, v_before) loop
             if v_row.lane is null then
                 v_shut := v_shut || v_row.group_id;
                 continue;
@@ -1786,15 +1786,15 @@ begin
     end if;
 
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
-        if not forebay._is_home() then
-            perform forebay._note_home();
+        perform set_config('synchronous_commit', 'off', true);  -- A flag sequence is written to the WAL, and nobody waits for it.
+        if not forebay._is_same_cluster() then
+            perform forebay._record_same_cluster();
         end if;
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform setval(bell.register, v_until)
-        from (select distinct forebay._bell(g.queue) as register
-              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) bell
-        where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
+        perform setval(wakeup.flag, v_until)
+        from (select distinct forebay._wakeup(g.queue) as flag
+              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
+        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
     end if;
 end
 $$;
@@ -1806,7 +1806,7 @@ $$;
 -- Their texts are the files of functions/claim/segment.
 --
 -- Locks: the caller holds the maintenance key.
-create function forebay._make_readers(p_segment_id bigint, p_hi bigint) returns void
+create function forebay._make_segment_functions(p_segment_id bigint, p_hi bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -2103,7 +2103,7 @@ declare
     v_high     bigint;
     v_used_up  boolean;
     v_tombstones boolean;
-    v_buried   bigint;
+    v_dead_letters   bigint;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
@@ -2217,9 +2217,9 @@ begin
                array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
-               count(forebay._bury(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+               count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
                    filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_buried
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead_letters
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
     end if;
@@ -2334,8 +2334,8 @@ $$;
 
 -- Append at most p_limit due jobs to the log; returns how many.
 --
--- Promoted so far are the rows visible in a snapshot at or below a mark (run_at, deferred_id). A promotion takes two
--- disjoint sets: rows between the old mark and the new one, and rows at or below the old mark that became visible
+-- Promoted so far are the rows visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
+-- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
 -- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
 --
 -- Invariant "nothing lost".
@@ -2356,17 +2356,17 @@ declare
     v_at     timestamptz;
     v_run_at timestamptz[];
     v_ids    bigint[];
-    v_mark   timestamptz;
-    v_mark_id bigint;
+    v_position   timestamptz;
+    v_position_id bigint;
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- A promotion of none would move the mark past jobs that it did not promote.
+    -- A promotion of none would move the position past jobs that it did not promote.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
     perform forebay._require_alone('forebay.promote_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
         return 0;
     end if;
@@ -2381,7 +2381,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the mark may follow it.
+        -- The clock was set back. Without the rows promoted already the position may follow it.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
@@ -2407,11 +2407,11 @@ begin
           order by i.run_at, i.deferred_id
           limit p_limit) d;
     if cardinality(v_ids) = p_limit then
-        v_mark := v_run_at[p_limit];
-        v_mark_id := v_ids[p_limit];
+        v_position := v_run_at[p_limit];
+        v_position_id := v_ids[p_limit];
     else
-        v_mark := v_at;
-        v_mark_id := 9223372036854775807;
+        v_position := v_at;
+        v_position_id := 9223372036854775807;
     end if;
 
     if v_ids is not null then
@@ -2422,13 +2422,13 @@ begin
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
         from forebay.deferred d
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-          and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id)
+          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
           and pg_visible_in_snapshot(d.xid, v_now)
         order by d.run_at, d.deferred_id;
         get diagnostics v_due = row_count;
     end if;
 
-    -- At or below the old mark, and visible only since: by xid from the snapshot's end on, and one probe for each
+    -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
     -- xid that was in progress then.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
@@ -2439,7 +2439,7 @@ begin
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all
           select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the mark by its time instead.
+          offset 0) d  -- Keeps the planner from reading everything below the position by its time instead.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
       and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
@@ -2449,13 +2449,13 @@ begin
        or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
        or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
-        values (v_cursor.no + 1, v_now, v_mark, v_mark_id, v_due + v_late, v_at);
+        values (v_cursor.no + 1, v_now, v_position, v_position_id, v_due + v_late, v_at);
         if v_due + v_late > 0 then
-            perform forebay._ring(q.queue)
+            perform forebay._notify(q.queue)
             from (select distinct l.queue from forebay.lane l where l.lane in (
                       select d.lane from forebay.deferred d
                       where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-                        and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id))) q;
+                        and (d.run_at, d.deferred_id) <= (v_position, v_position_id))) q;
         end if;
     end if;
     return v_due + v_late;
@@ -2474,22 +2474,22 @@ declare
     v_ready    bigint[];
     v_deferred bigint[];
     v_target   record;
-    v_spreads  constant jsonb := forebay._spreads(array(select distinct u.queue from unnest(p_jobs) u));
+    v_shards  constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
         select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
     loop
         if v_target.is_keyed then
-            perform forebay._note_keyed_lane(v_target.queue, v_target.priority, 0);
+            perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
         elsif v_target.limit_key is not null then
-            perform forebay._note_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
+            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
         else
-            perform forebay._note_lanes(v_target.queue, v_target.priority, v_spreads);
+            perform forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
         end if;
-        perform forebay._ring(v_target.queue);
+        perform forebay._notify(v_target.queue);
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
-        perform forebay._require_room(q.queue, q.more)
+        perform forebay._require_below_limit(q.queue, q.more)
         from (select u.queue, count(*) as more from unnest(p_jobs) u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
               group by u.queue) q;
@@ -2500,7 +2500,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
-                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_spreads) end, v_now, u.expires_at, u.max_attempts,
+                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
@@ -2518,7 +2518,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
-                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_spreads) end, v_now, nextval('forebay.log_seq'),
+                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -2651,7 +2651,7 @@ $$;
 -- Enqueue: the public contract for producers, in any language.
 -- grant: producer, worker
 
--- The public lane for one job, noted in the registry; where many jobs go, its register comes to know it.
+-- The public lane for one job, noted in the registry; where many jobs go, its flag sequence comes to know it.
 --
 -- Errors: JQ001 the queue's name.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
@@ -2663,12 +2663,12 @@ declare
     v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
     v_committed boolean;
 begin
-    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.spread_seq')) = 0 then
+    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
         -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
         select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
         if v_committed is not null then
-            -- Seldom, so that two lanes with one register do not take it from each other at every job.
-            perform setval(forebay._lane_register(v_lane), forebay._token(v_lane)) where v_committed and random() < 0.03;
+            -- Seldom, so that two lanes with one flag sequence do not take it from each other at every job.
+            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
             return v_lane;
         end if;
     end if;
@@ -2677,17 +2677,17 @@ begin
             message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
-    return case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, 0)
-                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, 0, p_limit_key)
-                when pg_sequence_last_value('forebay.spread_seq') is not null then forebay._pick_lane(p_queue, p_priority)
-                else forebay._note_lane(p_queue, p_priority, 0) end;
+    return case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, 0)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when pg_sequence_last_value('forebay.shard_seq') is not null then forebay._pick_lane(p_queue, p_priority)
+                else forebay._record_lane(p_queue, p_priority, 0) end;
 end
 $$;
 
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the gate": the job exists exactly if this transaction commits.
+-- Invariant "commit is the limiter": the job exists exactly if this transaction commits.
 --
 -- Parameters:
 --   kind            which handler
@@ -2756,12 +2756,12 @@ begin
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
+    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.shard_seq'),
                     pg_sequence_last_value('forebay.limit_seq')) > 0
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_room(enqueue.queue, 1);
+            perform forebay._require_below_limit(enqueue.queue, 1);
         end if;
     end if;
 
@@ -2784,7 +2784,7 @@ begin
     -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
     v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
-        perform forebay._ring(enqueue.queue);
+        perform forebay._notify(enqueue.queue);
     end if;
     return v_job_id;
 end
@@ -2967,11 +2967,11 @@ begin
     end loop;
 
     if enqueue_many.ordering_key is not null then
-        v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+        v_lanes := array[forebay._record_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     elsif enqueue_many.limit_key is not null then
-        v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
     else
-        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority, forebay._spreads(array[enqueue_many.queue]));
+        v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
     if v_start > v_now then
         insert into forebay.deferred (
@@ -2983,7 +2983,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
@@ -2991,7 +2991,7 @@ begin
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
                enqueue_many.ordering_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
-        perform forebay._ring(enqueue_many.queue);
+        perform forebay._notify(enqueue_many.queue);
     end if;
     return cardinality(enqueue_many.args);
 end
@@ -3000,8 +3000,8 @@ $$;
 
 -- functions/enqueue/known_lanes.sql
 
--- The register that may name a lane.
-create function forebay._lane_register(p_lane bigint) returns regclass
+-- The flag sequence that may name a lane.
+create function forebay._lane_flag(p_lane bigint) returns regclass
 language sql stable
 as $$
     select (array[
@@ -3010,22 +3010,22 @@ as $$
 $$;
 
 
--- What stands in the register of a lane that is known: another number for each lane, each start of the server and each file of
--- the registry. So a register that was dumped with a later state than the registry, or outlived it, names no lane.
-create function forebay._token(p_lane bigint) returns bigint
+-- What stands in the flag sequence of a lane that is known: another number for each lane, each start of the server and each file of
+-- the registry. So a flag sequence that was dumped with a later state than the registry, or outlived it, names no lane.
+create function forebay._lane_stamp(p_lane bigint) returns bigint
 language sql stable
 as $$
     select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
 $$;
 
 
--- Is the lane's row in the registry committed, as far as its register tells?
+-- Is the lane's row in the registry committed, as far as its flag sequence tells?
 --
--- Invariant "known is committed": a register names a lane only after its row was. Read and set outside transactions.
+-- Invariant "known is committed": a flag sequence names a lane only after its row was. Read and set outside transactions.
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._lane_register(p_lane)) = forebay._token(p_lane), false)
+    select coalesce(pg_sequence_last_value(forebay._lane_flag(p_lane)) = forebay._lane_stamp(p_lane), false)
 $$;
 
 
@@ -3038,12 +3038,12 @@ language sql immutable
 as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
 
 
--- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
-create function forebay._part_id(p_queue text, p_priority integer, p_part integer) returns bigint
+-- One of the public lanes of an sharded queue. Part 0 is the lane the queue has had before.
+create function forebay._shard_id(p_queue text, p_priority integer, p_shard integer) returns bigint
 language sql immutable
 as $$
-    select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
-                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) & -2 end
+    select case p_shard when 0 then forebay._lane_id(p_queue, p_priority, 0)
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_shard::text) collate "C", 0) & -2 end
 $$;
 
 
@@ -3066,11 +3066,11 @@ as $$
 $$;
 
 
--- The desk of (queue, priority, audience): where claims ask for jobs of any limit key.
-create function forebay._desk_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+-- The dispatch lane of (queue, priority, audience): where claims ask for jobs of any limit key.
+create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$
-    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/desk') collate "C", 0) & -2
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/dispatch_lane') collate "C", 0) & -2
 $$;
 
 
@@ -3088,7 +3088,7 @@ language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.lane l where l.lane = p_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, sort, shard, noted_at, limit_key)
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
         values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
     end if;
     return p_lane;
@@ -3097,7 +3097,7 @@ $$;
 
 
 -- The lane of (queue, priority, audience), noted in the registry.
-create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
     select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
@@ -3106,7 +3106,7 @@ $$;
 
 
 -- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
-create function forebay._note_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+create function forebay._record_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
 begin
@@ -3118,18 +3118,18 @@ end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its desk.
-create function forebay._note_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its dispatch lane.
+create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language plpgsql volatile
 as $$
 declare
     v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
 begin
     if not exists (select from forebay.lane l where l.lane = v_lane) then
-        if pg_sequence_last_value('forebay.gate_seq') is null then
-            perform nextval('forebay.gate_seq');
+        if pg_sequence_last_value('forebay.limiter_seq') is null then
+            perform nextval('forebay.limiter_seq');
         end if;
-        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._note(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
         perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
@@ -3138,77 +3138,77 @@ $$;
 
 
 -- The lane in which a group's job goes on, noted in the registry.
-create function forebay._note_private_lane(
+create function forebay._record_private_lane(
     p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
 returns bigint
 language sql volatile
 as $$
-    select case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, p_audience)
-                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
-                else forebay._note_lane(p_queue, p_priority, p_audience) end
+    select case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, p_audience)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                else forebay._record_lane(p_queue, p_priority, p_audience) end
 $$;
 
 
--- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+-- The public lanes for many jobs, noted in the registry: one, or all of an sharded queue's.
 --
 -- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
 -- nobody noted.
-create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads jsonb) returns bigint[]
+create function forebay._record_lanes(p_queue text, p_priority integer, p_shards jsonb) returns bigint[]
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._part_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
-        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) shard order by shard)
+        select forebay._note(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        from generate_series(0, coalesce((p_shards ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;
 
 
 -- functions/enqueue/shards.sql
 
--- Over how many public lanes of each priority the jobs of a queue are spread; 1 where their order is kept.
-create function forebay._spread_of(p_queue text) returns integer
+-- Over how many public lanes of each priority the jobs of a queue are queue_shards; 1 where their order is kept.
+create function forebay._shards_of(p_queue text) returns integer
 language sql stable
-as $$ select coalesce((select s.lanes from forebay.spread s where s.queue = p_queue), 1) $$;
+as $$ select coalesce((select s.lanes from forebay.queue_shards s where s.queue = p_queue), 1) $$;
 
 
--- A public lane for one job, noted in the registry: any of an unordered queue's.
+-- A public lane for one job, noted in the registry: any of an sharded queue's.
 create function forebay._pick_lane(p_queue text, p_priority integer) returns bigint
 language plpgsql volatile
 as $$
 declare
-    v_part integer := floor(random() * forebay._spread_of(p_queue));
+    v_part integer := floor(random() * forebay._shards_of(p_queue));
 begin
-    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
+    return forebay._note(forebay._shard_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
 end
 $$;
 
 
--- Over how many public lanes the jobs of some queues are spread, by queue; null: of no queue.
-create function forebay._spreads(p_queues text[]) returns jsonb
+-- Over how many public lanes the jobs of some queues are queue_shards, by queue; null: of no queue.
+create function forebay._shards(p_queues text[]) returns jsonb
 language sql volatile
 as $$
-    select case when pg_sequence_last_value('forebay.spread_seq') is not null then
-        (select jsonb_object_agg(s.queue, s.lanes) from forebay.spread s where s.queue = any (p_queues)) end
+    select case when pg_sequence_last_value('forebay.shard_seq') is not null then
+        (select jsonb_object_agg(s.queue, s.lanes) from forebay.queue_shards s where s.queue = any (p_queues)) end
 $$;
 
 
 -- Which of so many public lanes the job of a place goes to.
-create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_spreads jsonb) returns bigint
+create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
 language sql immutable
 as $$
-    select case when p_spreads is null then forebay._lane_id(p_queue, p_priority, 0)
-                else forebay._part_id(p_queue, p_priority, (p_place % coalesce((p_spreads ->> p_queue)::integer, 1))::integer) end
+    select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
+                else forebay._shard_id(p_queue, p_priority, (p_place % coalesce((p_shards ->> p_queue)::integer, 1))::integer) end
 $$;
 
 
 -- functions/enqueue/wakeup.sql
 
--- The bell of a queue.
-create function forebay._bell(p_queue text) returns regclass
+-- The wake-up of a queue.
+create function forebay._wakeup(p_queue text) returns regclass
 language sql stable
 as $$
     select (array[
-        'forebay.bell_0', 'forebay.bell_1', 'forebay.bell_2', 'forebay.bell_3', 'forebay.bell_4', 'forebay.bell_5', 'forebay.bell_6', 'forebay.bell_7',
-        'forebay.bell_8', 'forebay.bell_9', 'forebay.bell_10', 'forebay.bell_11', 'forebay.bell_12', 'forebay.bell_13', 'forebay.bell_14', 'forebay.bell_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
+        'forebay.wakeup_0', 'forebay.wakeup_1', 'forebay.wakeup_2', 'forebay.wakeup_3', 'forebay.wakeup_4', 'forebay.wakeup_5', 'forebay.wakeup_6', 'forebay.wakeup_7',
+        'forebay.wakeup_8', 'forebay.wakeup_9', 'forebay.wakeup_10', 'forebay.wakeup_11', 'forebay.wakeup_12', 'forebay.wakeup_13', 'forebay.wakeup_14', 'forebay.wakeup_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
 $$;
 
 
@@ -3216,7 +3216,7 @@ $$;
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
 $$;
 
 
@@ -3224,12 +3224,12 @@ $$;
 --
 -- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
 -- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
--- over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a database, a role or a
+-- over a producer's commit. The parameter forebay.wakeup, on or off, overrides that for a server, a database, a role or a
 -- session.
 create function forebay._may_notify() returns boolean
 language sql volatile
 as $$
-    select coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
+    select coalesce(nullif(current_setting('forebay.wakeup', true), '') = 'on',
                     current_setting('max_prepared_transactions') = '0')
            and pg_notification_queue_usage() < 0.25
 $$;
@@ -3237,14 +3237,14 @@ $$;
 
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
--- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The bell shortens the wait and guarantees
+-- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
 -- nothing; workers poll.
-create function forebay._ring(p_queue text) returns void
+create function forebay._notify(p_queue text) returns void
 language plpgsql volatile
 as $$
 begin
     if forebay._is_awaited(p_queue) and forebay._may_notify() then
-        perform pg_notify('forebay_bell', p_queue);
+        perform pg_notify('forebay_wakeup', p_queue);
     end if;
 end
 $$;
@@ -3260,7 +3260,7 @@ $$;
 -- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
 --
 -- Errors: JQ001 an unknown action, or something missing.
-create function forebay.note_act(
+create function forebay.record_act(
     p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
     p_application text default null, p_database text default null, p_state text default null,
     p_xact_start timestamptz default null, p_seconds double precision default null, p_age bigint default null,
@@ -3297,7 +3297,7 @@ $$;
 -- Record what came of an act: once, and only by whoever recorded the act.
 --
 -- Errors: JQ001 no such act of this role that is without an outcome.
-create function forebay.note_outcome(p_event_id bigint, p_outcome text) returns void
+create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -3323,7 +3323,7 @@ begin
     insert into forebay.log (lane, enqueued_at, kind, args, ordering_key)
     select l.lane, l.at, '', '{}', k.key
     from unnest(p_keys) k (key),
-         (select forebay._note_keyed_lane(p_queue, p_priority, p_group_id) as lane, forebay._now() as at offset 0) l;
+         (select forebay._record_keyed_lane(p_queue, p_priority, p_group_id) as lane, forebay._now() as at offset 0) l;
 end
 $$;
 
@@ -3348,9 +3348,9 @@ as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
         from (select distinct u.key from unnest(p_keys) u (key)) k
-        cross join lateral (select i.since from forebay.key_turn i
+        cross join lateral (select i.since from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t
-        cross join lateral (select i.claim_no, i.offsets from forebay.key_turn i
+        cross join lateral (select i.claim_no, i.offsets from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key and i.no >= t.since
                               and i.lease_id = p_lease_id and i.claim_no < p_claim_no offset 0) e
         cross join lateral unnest(e.offsets) o (place)
@@ -3450,7 +3450,7 @@ as $$
         select from forebay._key_states(p_group_id, array[p_ordering_key]) s
         where p_seq = any (s.waiting_seqs)
            or exists (select from forebay.parked p
-                      where p.seq = p_seq and p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > s.mark))
+                      where p.seq = p_seq and p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > s.taken_up_to))
 $$;
 
 
@@ -3462,7 +3462,7 @@ declare
     v_batch forebay.batch;
 begin
     for v_batch in
-        select b.* from forebay.key_turn t
+        select b.* from forebay.key_run t
         join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
         where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
           and p_seq = any (b.seqs)
@@ -3475,17 +3475,17 @@ end
 $$;
 
 
--- All keyed jobs that wait behind a cursor: parked or kept back.
+-- All keyed jobs that wait behind a cursor: parked or requeued.
 create function forebay._all_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
     with recursive key as (
-        (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+        (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
         union all
         select n.group_id, n.ordering_key
         from key k, lateral (
-            select t.group_id, t.ordering_key from forebay.key_turn t
+            select t.group_id, t.ordering_key from forebay.key_run t
             where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
             order by t.group_id, t.ordering_key limit 1) n
     ), state as materialized (
@@ -3499,7 +3499,7 @@ as $$
     select p.group_id, p.ordering_key, p.lane, p.seq, p.parked_no
     from forebay.parked p
     left join state s on s.group_id = p.group_id and s.ordering_key = p.ordering_key
-    where p.parked_no > coalesce(s.mark, 0)
+    where p.parked_no > coalesce(s.taken_up_to, 0)
 $$;
 
 
@@ -3507,7 +3507,7 @@ $$;
 
 -- The outcomes of a flush, with k for every job that would go on although an earlier one of its key has not ended: it
 -- stays behind that one. So of a key at most one job is on its way in a new row.
-create function forebay._kept_back(
+create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
 language sql stable
@@ -3564,7 +3564,7 @@ declare
 begin
     if v_looks then
         perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
-        -- Nobody parked anything since the claim, and nothing of these keys goes on or was kept back.
+        -- Nobody parked anything since the claim, and nothing of these keys goes on or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
                            where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and s.outcomes is not null) then
@@ -3597,11 +3597,11 @@ begin
         v_keys := array(
             select k.key
             from unnest(v_keys) k (key)
-            left join lateral (select i.mark, i.rest_seqs from forebay.key_turn i
+            left join lateral (select i.taken_up_to, i.rest_seqs from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t on true
             where t.rest_seqs is not null
                or exists (select from forebay.parked p
-                          where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)));
+                          where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)));
     end if;
     if v_keys <> '{}' then
         select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
@@ -3616,31 +3616,31 @@ $$;
 -- Where keys stand for a group: one row for each.
 --
 -- open: how many jobs of its newest turns have not ended; the lease holder has them, the first is of turn first_open. head: the
--- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was kept back, in order; the
+-- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was requeued, in order; the
 -- first is next, before all that is parked.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
-    ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
+    ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
 set enable_nestloop = off
 set jit = off
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.mark, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
         from unnest(p_keys) k (key)
-        left join lateral (select * from forebay.key_turn i
+        left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
                            order by i.no desc limit 1) t on true
-    ), turn as materialized (
+    ), key_run as materialized (
         select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
         from last l
-        cross join lateral (select * from forebay.key_turn i
+        cross join lateral (select * from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
                               and i.lease_id is not null offset 0) t
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets, s.outcomes
-        from (select distinct t.lease_id, t.claim_no from turn t) b
+        from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select i.offsets, i.outcomes from forebay.settlement i
                             where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) s
     ), ended as materialized (
@@ -3649,14 +3649,14 @@ as $$
     ), open as materialized (
         -- Batches that are not settled as a whole. One that was removed meanwhile ended long ago.
         select b.lease_id, b.claim_no
-        from (select distinct t.lease_id, t.claim_no from turn t) b
+        from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select from forebay.batch i
                             where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i
         where not exists (select from flush f where f.lease_id = b.lease_id and f.claim_no = b.claim_no and f.offsets is null)
     ), partial as materialized (
         select t.key, t.no, t.lease_id, t.claim_no, u.place, u.job, e.code
         from open o
-        join turn t on t.lease_id = o.lease_id and t.claim_no = o.claim_no
+        join key_run t on t.lease_id = o.lease_id and t.claim_no = o.claim_no
         cross join lateral unnest(t.offsets, t.jobs) u (place, job)
         left join ended e on e.lease_id = t.lease_id and e.claim_no = t.claim_no and e.place = u.place
     ), kept as materialized (
@@ -3677,7 +3677,7 @@ as $$
         from partial p
         group by p.key
     )
-    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.mark, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
            coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
     from last l
     left join state s on s.key = l.key
@@ -3690,7 +3690,7 @@ $$;
 -- The claim of a keyed lane: what forebay._take() is for the others.
 --
 -- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
--- numbers of its claims; a turn is the first of what waits, in the order: what was kept back, what is parked, what the cursor
+-- numbers of its claims; a turn is the first of what waits, in the order: what was requeued, what is parked, what the cursor
 -- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
 -- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
 --
@@ -3811,47 +3811,47 @@ begin
                    min(m.seq) as low, max(m.seq) as high
             from met m group by m.key
         ), last as materialized (
-            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.mark, t.is_suspect,
+            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
                    or exists (select from forebay.parked p
-                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)) as waits
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)) as waits
             from key k
-            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.mark, i.is_suspect, i.rest_seqs is not null as has_rest
-                               from forebay.key_turn i
+            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
+                               from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key
                                order by i.no desc limit 1) t on true
-        ), turn as materialized (
+        ), key_run as materialized (
             select l.key, l.no, l.lease_id, l.claim_no, l.is_suspect from last l where l.since = l.no and l.lease_id is not null
             union all
             select l.key, t.no, t.lease_id, t.claim_no, l.is_suspect
             from last l
-            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_turn i
+            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_run i
                                 where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
                                   and i.lease_id is not null offset 0) t
             where l.since < l.no
-        ), lot as materialized (
-            select b.lease_id, b.is_suspect, s.goes_on, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
-            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from turn t group by t.lease_id, t.claim_no) b
+        ), batch_state as materialized (
+            select b.lease_id, b.is_suspect, s.continues, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
+            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from key_run t group by t.lease_id, t.claim_no) b
             cross join lateral (
                 select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
-                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as goes_on
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as continues
                 from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
             left join lateral (select cardinality(i.seqs) as size from forebay.batch i
                                where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
         ), verdict as materialized (
             select not exists (select from last l where l.waits)
-               and not exists (select from lot b where b.goes_on or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
-               and coalesce((select sum(b.open) from lot b where b.lease_id = p_lease_id), 0) <= v_ahead
+               and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
+               and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
                and (select min(m.expires) from met m) > c.at
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
-            insert into forebay.key_turn (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, low_seq, high_seq, is_suspect, taken_at)
+            insert into forebay.key_run (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, low_seq, high_seq, is_suspect, taken_at)
             select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
-                   coalesce(l.mark, 0), k.low, k.high, false, c.at
+                   coalesce(l.taken_up_to, 0), k.low, k.high, false, c.at
             from key k
             join last l on l.key = k.key
-            left join (select t.key, min(t.no) as no from turn t
+            left join (select t.key, min(t.no) as no from key_run t
                        where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
             where (select v.is_plain from verdict v)
         )
@@ -3869,25 +3869,25 @@ begin
     else
         v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.sort = 'keyed');
         with met as materialized (
-            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
+            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_recheck, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
         ), stands as materialized (
             select s.*, s.open > 0 as is_busy,
                    s.head is not null
-                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_token) as waits,
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
-                   and s.head is null and s.waiting_seqs = '{}' as goes_on
+                   and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.mark, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
-                   case when s.goes_on then s.first_open else s.no + 1 end as since,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+                   case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
-            from stands s cross join lateral (select s.is_busy and not s.goes_on or s.waits as is_taken) t
+            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits as is_taken) t
         ), parked as materialized (
             select s.key, i.parked_no, i.lane, i.seq
             from state s, lateral (
                 select p.parked_no, p.lane, p.seq from forebay.parked p
-                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.mark
+                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.taken_up_to
                 order by p.parked_no limit s.quota) i
             where not s.is_taken
         ), behind as materialized (
@@ -3896,9 +3896,9 @@ begin
             -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_token and not s.is_busy
+            where m.job_id = s.head and not m.is_recheck and not s.is_busy
             union all
-            -- 1: kept back. 2: parked.
+            -- 1: requeued. 2: parked.
             select s.key, 1, u.nr, u.lane, u.seq, null
             from state s, unnest(s.waiting_lanes, s.waiting_seqs) with ordinality u (lane, seq, nr)
             where not s.is_taken
@@ -3910,12 +3910,12 @@ begin
                                     or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
                    m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
-            where m.job_id is distinct from s.head and not m.is_token
+            where m.job_id is distinct from s.head and not m.is_recheck
             union all
             -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_token and s.is_busy
+            where m.job_id = s.head and not m.is_recheck and s.is_busy
         ), listed as materialized (
             select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
         )
@@ -3929,7 +3929,7 @@ begin
                array(select s.key from state s order by s.key) as state_keys,
                array(select s.no from state s order by s.key) as state_nos,
                array(select s.since from state s order by s.key) as state_since,
-               array(select s.mark from state s order by s.key) as state_marks
+               array(select s.taken_up_to from state s order by s.key) as state_positions
         into v_found;
 
         with row_of as materialized (
@@ -3959,28 +3959,28 @@ begin
             order by i.rank, i.nr limit v_limit
         ), reach as materialized (
             -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
-            select s.key, s.no, s.since, s.mark, h.places, h.jobs, h.low, h.high,
+            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
                    coalesce(h.upto, case when not i.runs then i.upto end) as upto
-            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_marks) s (key, no, since, mark)
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
                        from chosen x group by x.key) h on h.key = s.key
             left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
                        from candidate x group by x.key) i on i.key = s.key
         ), rest as materialized (
-            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as mark,
+            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as taken_up_to,
                    array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
                    array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
                    min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
             from candidate i join reach t on t.key = i.key
             where t.upto is not null
             group by i.key
-        ), turn as (
-            insert into forebay.key_turn (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, rest_lanes, rest_seqs, low_seq, high_seq,
+        ), key_run as (
+            insert into forebay.key_run (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
                 is_suspect, taken_at)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
-                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.mark, r.mark), r.lanes, r.seqs,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
                    coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
                    c.at
             from reach t join rest r on r.key = t.key
@@ -4005,9 +4005,9 @@ begin
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
-               (select count(forebay._bury(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
+               (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
                 from skipped i where i.verdict = 'e') as buried,
-               (select count(forebay._bounce(i.job, c.at)) from candidate i where i.class = 5) as bounced,
+               (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- Nothing of these is taken, and there may be more of them than was read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again
         into v_taken;
@@ -4060,7 +4060,7 @@ $$;
 
 
 -- Let a key's next job, that came too early, come again in a moment.
-create function forebay._bounce(p_row forebay.log, p_at timestamptz) returns boolean
+create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
@@ -4074,7 +4074,7 @@ $$;
 
 -- Delete parked rows whose jobs have been taken, and turns that say nothing any more: not the newest of their key, or of jobs
 -- that all left the archive. Returns how many rows.
-create function forebay._trim_turns(p_most integer) returns bigint
+create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -4089,29 +4089,29 @@ begin
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
     for v_key in
         with recursive key as (
-            (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+            (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
             union all
             select n.group_id, n.ordering_key
             from key k, lateral (
-                select t.group_id, t.ordering_key from forebay.key_turn t
+                select t.group_id, t.ordering_key from forebay.key_run t
                 where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
                 order by t.group_id, t.ordering_key limit 1) n
         )
-        select k.group_id, k.ordering_key, s.mark, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
+        select k.group_id, k.ordering_key, s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
         from (select k.* from key k
               -- Most keys have nothing that could go: numbers rise from turn to turn.
               where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-                 or v_first > (select t.high_seq from forebay.key_turn t
+                 or v_first > (select t.high_seq from forebay.key_run t
                                where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
               offset 0) k,
              lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
     loop
         exit when v_total >= p_most;
         delete from forebay.parked p
-        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.mark;
+        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.taken_up_to;
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
-        delete from forebay.key_turn t
+        delete from forebay.key_run t
         where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
           and (t.no < v_key.since or not v_key.is_needed);
         get diagnostics v_rows = row_count;
@@ -4200,24 +4200,24 @@ $$;
 
 -- grant: worker
 
--- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which posts nobody
--- holds, and how large the crowd is: how many leases are open in all, at most 1,000, or null for who runs jobs.
+-- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
+-- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
 --
 -- Touches no lease row and takes no lock that anything else holds.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_posts, posts it would take.
-create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_posts bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[], crowd integer)
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
+create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_post bigint;
+    v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
     select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
@@ -4226,14 +4226,14 @@ begin
         cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
                                 where t.job_id = any (p_job_ids) and t.reason = 'c');
     end if;
-    vacant_posts := '{}';
-    foreach v_post in array p_posts loop
-        if forebay._holder(v_post) is null then
-            vacant_posts := vacant_posts || v_post;
+    leaderless := '{}';
+    foreach v_duty in array p_duties loop
+        if forebay._leader_of(v_duty) is null then
+            leaderless := leaderless || v_duty;
         end if;
     end loop;
     if cardinality(p_job_ids) = 0 then
-        crowd := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
+        lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
     return next;
 end
@@ -4242,20 +4242,20 @@ $$;
 
 -- functions/lease/leadership.sql
 
--- The register of a post; null when there is none.
-create function forebay._register(p_post bigint) returns regclass
+-- The flag sequence of a duty; null when there is none.
+create function forebay._leader_flag(p_duty bigint) returns regclass
 language sql stable
-as $$ select to_regclass('forebay."post_' || p_post::text || '"') $$;
+as $$ select to_regclass('forebay."post_' || p_duty::text || '"') $$;
 
 
--- Who holds a post now, a number below 2^20; null when nobody does, or it has no register.
+-- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.
 --
 -- A time too far ahead was written before the clock was set back.
-create function forebay._holder(p_post bigint) returns integer
+create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$
 declare
-    v_value constant bigint := pg_sequence_last_value(forebay._register(p_post));
+    v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
     if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
         return (v_value & 1048575)::integer;
@@ -4311,9 +4311,9 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
-    if not forebay._is_home() then
-        perform forebay._require_home();
-        perform forebay._note_home();
+    if not forebay._is_same_cluster() then
+        perform forebay._require_same_cluster();
+        perform forebay._record_same_cluster();
     end if;
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
@@ -4326,7 +4326,7 @@ begin
             detail = jsonb_build_object('found', forebay.schema_version(), 'needed', p_version),
             hint = 'Install a newer version of the library; a schema is never downgraded.';
     end if;
-    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
     values (v_lease_id, forebay._now(), pg_backend_pid());
     return v_lease_id;
 end
@@ -4344,22 +4344,22 @@ as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m
 
 -- grant: worker
 
--- Leave posts that the caller holds, and tell everybody who listens: NOTIFY forebay_bell with the post's number.
+-- Leave duties that the caller holds, and tell everybody who listens: NOTIFY forebay_wakeup with the duty's number.
 --
 -- It is no producer's transaction, so that it may notify where enqueues may not.
-create function forebay.leave_posts_v1(p_holder integer, p_posts bigint[]) returns void
+create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_post bigint;
+    v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    foreach v_post in array p_posts loop
-        if forebay._holder(v_post) = p_holder then
-            perform setval(forebay._register(v_post), 1);
+    foreach v_duty in array p_duties loop
+        if forebay._leader_of(v_duty) = p_holder then
+            perform setval(forebay._leader_flag(v_duty), 1);
             if pg_notification_queue_usage() < 0.25 then
-                perform pg_notify('forebay_bell', v_post::text);
+                perform pg_notify('forebay_wakeup', v_duty::text);
             end if;
         end if;
     end loop;
@@ -4445,10 +4445,10 @@ begin
             v_attempt := coalesce(v_row.attempt, 0);
             if p_suspects and v_started then
                 v_attempt := v_attempt + 1;
-                perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
+                perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
-                    perform forebay._bury(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
                     if v_row.ordering_key is not null then
@@ -4460,7 +4460,7 @@ begin
             if v_row.ordering_key is not null then
                 v_held := v_held || v_row.ordering_key;
             end if;
-            v_target := forebay._note_private_lane(
+            v_target := forebay._record_private_lane(
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
@@ -4509,26 +4509,26 @@ declare
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     for v_lost in
         select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
         from forebay.lease l
         cross join lateral (
-            select b.beat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+            select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
+            where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h
         left join lateral (
             select b.claimed_at, b.floor from forebay.batch b
             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (select extract(epoch from v_at - greatest(h.beat_at, c.claimed_at)) as silent) s
+        cross join lateral (select extract(epoch from v_at - greatest(h.heartbeat_at, c.claimed_at)) as silent) s
         where l.closed_at is null
-          and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds
           and s.silent > l.suspect_seconds
           and (s.silent > l.lease_seconds
                or exists (select from forebay.batch b
                           where b.lease_id = l.lease_id and b.claim_no >= c.floor
                             and not exists (select from forebay.settlement t
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.beat_at
+        order by h.heartbeat_at
     loop
         -- Only now, since a look at one session is a look at all of them.
         if v_session is null then
@@ -4566,7 +4566,7 @@ as $$
 $$;
 
 
-create function forebay._home_token() returns bigint
+create function forebay._cluster_stamp() returns bigint
 language sql stable
 as $$
     select hashtextextended(pg_relation_filepath('forebay.cluster') collate "C",
@@ -4574,33 +4574,33 @@ as $$
 $$;
 
 
-create function forebay._is_home() returns boolean
+create function forebay._is_same_cluster() returns boolean
 language sql volatile
-as $$ select coalesce(pg_sequence_last_value('forebay.home_seq') = forebay._home_token(), false) $$;
+as $$ select coalesce(pg_sequence_last_value('forebay.same_cluster_seq') = forebay._cluster_stamp(), false) $$;
 
 
 -- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
 -- written can ask.
 --
 -- Errors: JQ030.
-create function forebay._require_home() returns void
+create function forebay._require_same_cluster() returns void
 language plpgsql volatile
 as $$
 declare
-    v_noted record;
+    v_recorded record;
     v_here  record;
 begin
-    if forebay._is_home() then
+    if forebay._is_same_cluster() then
         return;
     end if;
-    select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
+    select c.system_identifier, c.database_oid into v_recorded from forebay.cluster c order by c.cluster_no desc limit 1;
     select i.* into v_here from forebay._identity() i;
-    if v_noted.system_identifier is distinct from v_here.system_identifier
-       or v_noted.database_oid is distinct from v_here.database_oid then
+    if v_recorded.system_identifier is distinct from v_here.system_identifier
+       or v_recorded.database_oid is distinct from v_here.database_oid then
         raise exception using errcode = 'JQ030',
             message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
-                             v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
-            detail = jsonb_build_object('recorded', format('%s/%s', v_noted.system_identifier, v_noted.database_oid),
+                             v_recorded.system_identifier, v_recorded.database_oid, v_here.system_identifier, v_here.database_oid),
+            detail = jsonb_build_object('recorded', format('%s/%s', v_recorded.system_identifier, v_recorded.database_oid),
                                         'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
             hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
     end if;
@@ -4608,35 +4608,35 @@ end
 $$;
 
 
--- Remember until the server starts again that this schema is at home. Only after forebay._require_home(), and where a
+-- Remember until the server starts again that this schema is at same cluster. Only after forebay._require_same_cluster(), and where a
 -- transaction may get its id.
-create function forebay._note_home() returns void
+create function forebay._record_same_cluster() returns void
 language sql volatile
-as $$ select setval('forebay.home_seq', forebay._home_token()) $$;
+as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 
 
 -- functions/lease/take_leadership.sql
 
 -- grant: worker
 
--- Take vacant posts and keep those that the caller holds, for some seconds; returns which it holds now.
+-- Take leaderless duties and keep those that the caller holds, for some seconds; returns which it holds now.
 --
--- A register is read and set outside transactions and locks nothing. Of two who take a post at the same moment the later
--- one is written down; the other learns it at its next call. What a post asks for may be done by several. A post without
--- a register is everybody's.
+-- A flag sequence is read and set outside transactions and locks nothing. Of two who take a duty at the same moment the later
+-- one is written down; the other learns it at its next call. What a duty asks for may be done by several. A duty without
+-- a flag sequence is everybody's.
 --
 -- Parameters:
 --   p_holder   who asks, 0 to 1048575, drawn at random by each worker
---   p_posts    0 is the upkeep, any other the group of that number
+--   p_duties    0 is the maintenance, any other the group of that number
 --   p_seconds  how long they are kept unless renewed, at most 600
 -- Errors: JQ001 a bad holder or time.
-create function forebay.hold_posts_v1(p_holder integer, p_posts bigint[], p_seconds double precision) returns bigint[]
+create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_post     bigint;
-    v_register regclass;
+    v_duty     bigint;
+    v_flag regclass;
     v_held     bigint[] := '{}';
 begin
     if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
@@ -4645,14 +4645,14 @@ begin
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
     perform set_config('synchronous_commit', 'off', true);
-    foreach v_post in array p_posts loop
-        continue when forebay._holder(v_post) <> p_holder;
-        v_register := forebay._register(v_post);
-        if v_register is not null then
-            perform setval(v_register,
+    foreach v_duty in array p_duties loop
+        continue when forebay._leader_of(v_duty) <> p_holder;
+        v_flag := forebay._leader_flag(v_duty);
+        if v_flag is not null then
+            perform setval(v_flag,
                 ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder);
         end if;
-        v_held := v_held || v_post;
+        v_held := v_held || v_duty;
     end loop;
     return v_held;
 end
@@ -4736,10 +4736,10 @@ $$;
 
 -- functions/limits/choose.sql
 
--- The lanes of limit keys that a gate lets through, best first, with at most how many jobs of each: the key with the fewest jobs
+-- The lanes of limit keys that a limiter lets through, best first, with at most how many jobs of each: the key with the fewest jobs
 -- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
-create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
-returns table (lane bigint, key bigint, desk bigint, most integer)
+create function forebay._line_up(v forebay._limiter_view, p_lane bigint, p_limit integer)
+returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
 set enable_nestloop = off
 set jit = off
@@ -4747,36 +4747,36 @@ as $$
 #variable_conflict use_column
 begin
     return query
-    select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
-    from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
+    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.key_run,
                  least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
                        case when (v.limits).key_rate is null then 9223372036854775807
-                            else forebay._tokens(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
-          from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
-          left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
+                            else forebay._permits(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
+          from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) l (lane, key, dispatch_lane)
+          left join unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
-          where v.room > 0 and (p_lane is null or l.desk = p_lane or l.lane = p_lane)) w
+          where v.room > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
     where w.most > 0
-    order by w.open, w.turn nulls first, random();
+    order by w.open, w.key_run nulls first, random();
 end
 $$;
 
 
 -- functions/limits/claim.sql
 
--- forebay.claim_v1() of a desk, or of a lane whose queue has limits on starts: jobs of one lane, as many as the gate lets through.
+-- forebay.claim_v1() of a dispatch lane, or of a lane whose queue has limits on starts: jobs of one lane, as many as the limiter lets through.
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
--- and the gate's row and the batch are one commit.
--- Locks, in order: the gate, then as any claim.
-create function forebay._claim_at_gate(
+-- and the limiter's row and the batch are one commit.
+-- Locks, in order: the limiter, then as any claim.
+create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
 language plpgsql volatile
 as $$
 declare
-    v      forebay._gate_view;
+    v      forebay._limiter_view;
     v_lane record;
     v_try  record;
     v_jobs text;
@@ -4784,7 +4784,7 @@ declare
     v_gone bigint[] := '{}';
 begin
     perform set_config('synchronous_commit', 'off', true),
-            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
+            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
     -- Later statements than the lock: they see whatever its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -4796,7 +4796,7 @@ begin
     elsif v_lane.paused_at is not null then
         return null;
     end if;
-    v := forebay._look_at_gate(p_group_id, v_lane.queue);
+    v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
         select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
@@ -4817,7 +4817,7 @@ begin
         exit when v_jobs is not null;
     end loop;
     if v_jobs is not null or v_gone <> '{}' or v.is_changed then
-        perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
+        perform forebay._record_limiter(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
                                    case when v_jobs is not null then v_took.size else 0 end);
     end if;
     return v_jobs;
@@ -4825,7 +4825,7 @@ end
 $$;
 
 
--- The claim of one lane behind a gate: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+-- The claim of one lane behind a limiter: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -4869,12 +4869,12 @@ $$;
 
 -- functions/limits/decide.sql
 
--- Append what a gate knows after a claim that took p_count jobs of a key and found p_gone without any more.
+-- Append what a limiter knows after a claim that took p_count jobs of a key and found p_gone without any more.
 --
 -- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
 -- comes again at once shall not come first.
-create function forebay._note_gate(
-    v forebay._gate_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
 returns void
 language plpgsql volatile
 set enable_nestloop = off
@@ -4882,20 +4882,20 @@ set jit = off
 as $$
 begin
     with line as materialized (
-        select l.lane, l.key, l.desk, l.nr from unnest(v.lanes, v.lane_keys, v.desks) with ordinality l (lane, key, desk, nr)
+        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
         where l.lane <> all (p_gone)
     ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
                case when k.key = p_key and p_count > 0
                     then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
+        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
         union all
         select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
-        select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
+        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
     ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.turn >= f.turn
+        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
     ), flight as materialized (
         select b.* from (
             select u.*, count(*) over () - u.nr as younger
@@ -4906,26 +4906,26 @@ begin
         -- Without a limit on what runs at once this only says whose turn it is.
         where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
     )
-    insert into forebay.gate (
-        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
-        keys, turns, tats)
+    insert into forebay.limiter (
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
+        keys, key_runs, tats)
     select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
            case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
           from flight i) f,
          (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
-                 coalesce(array_agg(i.desk order by i.nr), '{}') as desks from line i) l,
-         (select coalesce(array_agg(i.key order by i.turn), '{}') as keys, coalesce(array_agg(i.turn order by i.turn), '{}') as turns,
-                 coalesce(array_agg(i.tat order by i.turn), '{}') as tats from kept i) k;
+                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
+         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
+                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
 end
 $$;
 
 
 -- functions/limits/in_flight.sql
 
--- A limit key as gates know it; 0 is none.
+-- A limit key as limiters know it; 0 is none.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
 language sql immutable
 as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
@@ -5029,7 +5029,7 @@ begin
             when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
     end if;
     if v_after.starts_set_at is not null then
-        perform nextval('forebay.gate_seq');
+        perform nextval('forebay.limiter_seq');
     end if;
     if v_after.max_waiting is not null then
         perform nextval('forebay.limit_seq');
@@ -5049,7 +5049,7 @@ begin
         from forebay.queue_group g where g.queue = v_given.queue;
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
-        perform forebay._ring(v_given.queue);
+        perform forebay._notify(v_given.queue);
     end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
@@ -5074,7 +5074,7 @@ as $$
 #variable_conflict use_column
 declare
     v_group record;
-    v       forebay._gate_view;
+    v       forebay._limiter_view;
 begin
     for v_group in
         select q.queue, g.group_id, g.name
@@ -5083,7 +5083,7 @@ begin
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
     loop
-        v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
+        v := forebay._read_limiter(coalesce(v_group.group_id, 0), v_group.queue);
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
         max_waiting := (v.limits).max_waiting;
@@ -5095,7 +5095,7 @@ begin
         key_concurrency := (v.limits).key_concurrency;
         running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
         keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
-        next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
+        next_start_at := case when rate is not null and forebay._permits(v.tat, rate, burst, v.at) = 0
                               then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
         return next;
     end loop;
@@ -5105,21 +5105,21 @@ $$;
 
 -- functions/limits/look.sql
 
--- What a group's gate sees now: its newest row, less what has ended, plus what has come.
+-- What a group's limiter sees now: its newest row, less what has ended, plus what has come.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the gate.
-create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
+-- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the limiter.
+create function forebay._read_limiter(p_group_id bigint, p_queue text) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
-    v forebay._gate_view;
+    v forebay._limiter_view;
 begin
     -- One statement: in each transaction an expression costs more to make than to evaluate.
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
-           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
+           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.key_runs, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
@@ -5128,7 +5128,7 @@ begin
     into v
     from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
-    left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
+    left join lateral (select g.* from forebay.limiter g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
                array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
@@ -5142,18 +5142,18 @@ begin
           and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
 
     if v.is_changed or v.seed_until >= v.at then
-        v := forebay._look_closely(v, p_group_id);
+        v := forebay._read_limiter_fully(v, p_group_id);
     end if;
     v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
-                    forebay._tokens(v.tat, (v.limits).rate, (v.limits).burst, v.at));
+                    forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then
             v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
             v.is_changed := true;
         end if;
         select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
-               v.desks || coalesce(array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
-        into v.lanes, v.lane_keys, v.desks, v.is_changed
+               v.dispatch_lanes || coalesce(array_agg(forebay._dispatch_lane_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
+        into v.lanes, v.lane_keys, v.dispatch_lanes, v.is_changed
         from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
         cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
         where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
@@ -5163,9 +5163,9 @@ end
 $$;
 
 
--- What a gate has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
+-- What a limiter has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
 -- it can hold; a clock that was set back takes the buckets with it.
-create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
+create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
@@ -5181,7 +5181,7 @@ begin
         from forebay._in_flight(p_group_id) f;
     end if;
     if v.is_back then
-        v_back := (select g.decided_at - v.at from forebay.gate g where g.group_id = p_group_id and g.no = v.no);
+        v_back := (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
     end if;
     v.tat := v.tat - v_back;
     v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
@@ -5281,7 +5281,7 @@ $$;
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
 -- Errors: 53400.
-create function forebay._require_room(p_queue text, p_more bigint) returns void
+create function forebay._require_below_limit(p_queue text, p_more bigint) returns void
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -5314,9 +5314,9 @@ $$;
 
 -- functions/limits/ready.sql
 
--- What gates would let through now: for each group its desks and its other lanes, and a row without a lane for a group with
+-- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a group with
 -- jobs that are held back.
-create function forebay._ready_at_gates(
+create function forebay._ready_limited(
     p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
 returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)
 language plpgsql volatile
@@ -5324,12 +5324,12 @@ as $$
 #variable_conflict use_column
 declare
     v_group record;
-    v       forebay._gate_view;
+    v       forebay._limiter_view;
     v_plain bigint[];
     v_open  bigint[];
 begin
     for v_group in select g.group_id, g.queue from forebay.queue_group g where g.group_id = any (p_group_ids) loop
-        v := forebay._look_at_gate(v_group.group_id, v_group.queue);
+        v := forebay._read_limiter(v_group.group_id, v_group.queue);
         v_plain := array(
             select p.lane
             from rows from (unnest(p_places), unnest(p_moved))
@@ -5339,9 +5339,9 @@ begin
                    or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.desk from forebay._line_up(v, null, 1) l);
+        v_open := array(select distinct l.dispatch_lane from forebay._line_up(v, null, 1) l);
         if v.room > 0 or v.is_back then
-            v_open := v_open || v_plain || case when v.is_back then v.desks end;
+            v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;
         if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then
             group_id := v_group.group_id;
@@ -5362,8 +5362,8 @@ $$;
 -- How many jobs a bucket lets start now: the burst, less what it owes.
 --
 -- A bucket is one time, when it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
--- upkeep between two claims.
-create function forebay._tokens(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
+-- maintenance between two claims.
+create function forebay._permits(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
 language sql immutable
 as $$
     select case when p_rate is null then 9223372036854775807
@@ -5389,8 +5389,8 @@ $$;
 
 -- functions/limits/trim.sql
 
--- Delete rows of gates behind the newest ones, p_back at most of each that far back, or all; returns how many.
-create function forebay._trim_gates(p_back bigint) returns bigint
+-- Delete rows of limiters behind the newest ones, p_back at most of each that far back, or all; returns how many.
+create function forebay._trim_limiters(p_back bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -5398,14 +5398,14 @@ declare
     v_rows  bigint;
     v_total bigint := 0;
 begin
-    if pg_sequence_last_value('forebay.gate_seq') is null then
+    if pg_sequence_last_value('forebay.limiter_seq') is null then
         return 0;
     end if;
     for v_group in
         select n.group_id, n.no from forebay.queue_group q,
-               lateral (select g.group_id, g.no from forebay.gate g where g.group_id = q.group_id order by g.no desc limit 1) n
+               lateral (select g.group_id, g.no from forebay.limiter g where g.group_id = q.group_id order by g.no desc limit 1) n
     loop
-        delete from forebay.gate g
+        delete from forebay.limiter g
         where g.group_id = v_group.group_id and g.no < v_group.no - 10 and g.no >= coalesce(v_group.no - p_back, 0);
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
@@ -5435,7 +5435,7 @@ as $$
 declare
     v_group record;
 begin
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
@@ -5444,7 +5444,7 @@ begin
             return next;
         end if;
     end loop;
-    perform forebay._trim_gates(100000);
+    perform forebay._trim_limiters(100000);
     delete from forebay.queue_count c
     where c.no < (select n.no from forebay.queue_count n
                   where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
@@ -5525,7 +5525,7 @@ begin
     -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
-    perform forebay._make_readers(p_segment_id, p_hi);
+    perform forebay._make_segment_functions(p_segment_id, p_hi);
     insert into forebay.segment (segment_id, lo, hi, created_at)
     values (p_segment_id, p_lo, p_hi, forebay._now());
 end
@@ -5555,7 +5555,7 @@ declare
     v_days    bigint := forebay._setting_value('retention_days');
     v_bytes   bigint := forebay._setting_value('retention_bytes');
 begin
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
         return null;
     end if;
@@ -5598,7 +5598,7 @@ declare
     v_sealed integer;
 begin
     perform forebay._require_alone('forebay.seal_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
         return 0;
     end if;
@@ -5776,7 +5776,7 @@ begin
             message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
@@ -5874,9 +5874,9 @@ begin
     elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
         return 0;
     end if;
-    insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
+    insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    perform forebay._bury(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
+    perform forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
     return 1;
 end
 $$;
@@ -5931,7 +5931,7 @@ declare
     v_rows   bigint;
     v_total  bigint;
 begin
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
         return 0;
     end if;
@@ -5939,7 +5939,7 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most) + forebay._trim_gates(null);
+        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
@@ -5950,7 +5950,7 @@ end
 $$;
 
 
--- Promoted rows, from the mark on or from the beginning, and the promoter's old cursors.
+-- Promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
 as $$
@@ -5965,7 +5965,7 @@ begin
         return 0;
     end if;
     if not p_from_the_beginning then
-        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_mark_seq'), 0) / 1000000.0);
+        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_position_seq'), 0) / 1000000.0);
     end if;
     with gone as (
         delete from forebay.deferred d
@@ -5977,8 +5977,8 @@ begin
             order by i.run_at, i.deferred_id limit p_most))
         returning d.run_at)
     select count(*), max(g.run_at) into v_rows, v_gone from gone g;
-    -- Just below: of what is as old as the mark, some may be left.
-    perform setval('forebay.trim_mark_seq', greatest(
+    -- Just below: of what is as old as the position, some may be left.
+    perform setval('forebay.trim_position_seq', greatest(
         1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
     delete from forebay.promotion p
     where p.no < v_cursor.no - 100 and (p_from_the_beginning or p.no >= v_cursor.no - 10000);
@@ -6021,7 +6021,7 @@ begin
               -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
               and (b.keys is null or not exists (
                   select from unnest(b.keys) k (key)
-                  join forebay.key_turn t on t.group_id = b.group_id and t.ordering_key = k.key
+                  join forebay.key_run t on t.group_id = b.group_id and t.ordering_key = k.key
                                          and t.lease_id = b.lease_id and t.claim_no = b.claim_no))
             returning b.lease_id, b.claim_no),
         settled as (
@@ -6047,8 +6047,8 @@ declare
     v_days constant bigint := forebay._setting_value('retention_days');
 begin
     delete from forebay.heartbeat h
-    where h.beat_at < forebay._now() - interval '10 minutes'
-      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
+    where h.heartbeat_at < forebay._now() - interval '10 minutes'
+      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
            or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
     delete from forebay.lease l
@@ -6060,9 +6060,9 @@ begin
     delete from forebay.guard_event e
     where e.at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.tombstone t
-    where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
+    where t.recorded_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);
-    v_rows := v_rows + forebay._trim_results() + forebay._trim_syncs();
+    v_rows := v_rows + forebay._trim_results() + forebay._trim_mirrors();
     return v_rows;
 end
 $$;
@@ -6072,13 +6072,13 @@ $$;
 
 -- grant: worker, operator, reader
 
--- The newest audits of a synchronisation, newest first, as a JSON array.
-create function forebay.sync_audits(name text, most integer default 100) returns jsonb
+-- The newest audits of a mirror, newest first, as a JSON array.
+create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.sync_audit a where a.sync = sync_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
 $$;
 
 
@@ -6097,22 +6097,22 @@ $$;
 
 -- Append what a pass or a direct write counted.
 --
--- Parameters: p_tally, {"sync", "counts": [[outcome, tag, priority, count], ..],
+-- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
 --   p_who, the worker or the process.
-create function forebay._note_tally(p_tally jsonb, p_who text) returns void
+create function forebay._record_counters(p_counters jsonb, p_who text) returns void
 language plpgsql volatile
 as $$
 declare
     v_now  constant timestamptz := forebay._now();
-    v_open constant jsonb := p_tally -> 'breaker';
+    v_open constant jsonb := p_counters -> 'breaker';
 begin
-    insert into forebay.sync_count (sync, at, outcome, tag, priority, count)
-    select left(p_tally ->> 'sync', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
-    from jsonb_array_elements(p_tally -> 'counts') c;
+    insert into forebay.mirror_count (mirror, at, outcome, tag, priority, count)
+    select left(p_counters ->> 'mirror', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
+    from jsonb_array_elements(p_counters -> 'counts') c;
     if v_open is not null then
-        insert into forebay.sync_breaker (sync, at, who, place, open_until, why)
-        values (left(p_tally ->> 'sync', 200), v_now, left(p_who, 200), v_open ->> 'place',
+        insert into forebay.mirror_breaker (mirror, at, who, place, open_until, why)
+        values (left(p_counters ->> 'mirror', 200), v_now, left(p_who, 200), v_open ->> 'place',
                 v_now + make_interval(secs => (v_open ->> 'open_seconds')::double precision), left(v_open ->> 'why', 500));
     end if;
 end
@@ -6125,19 +6125,19 @@ $$;
 
 -- Keep what an audit found; returns its number.
 --
--- Parameters: p_found, an object with the columns of forebay.sync_audit.
-create function forebay.note_audit(p_name text, p_found jsonb) returns bigint
+-- Parameters: p_found, an object with the columns of forebay.mirror_audit.
+create function forebay.record_audit(p_name text, p_found jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.sync_audit (sync, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
     select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
-    from jsonb_populate_record(null::forebay.sync_audit, p_found) f
+    from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
     return v_id;
 end
@@ -6151,23 +6151,23 @@ $$;
 -- Append what direct writes counted, which belong to no settlement. Whoever may enqueue may tell of these, and of nothing that
 -- only a settlement proves.
 --
--- Parameters: p_tally, see forebay._note_tally; p_who, which process.
--- Errors: JQ001 a malformed tally, or one of something else. Locks: none.
-create function forebay.note_direct(p_tally jsonb, p_who text) returns void
+-- Parameters: p_counters, see forebay._record_counters; p_who, which process.
+-- Errors: JQ001 a malformed counters, or one of something else. Locks: none.
+create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if (jsonb_typeof(p_tally -> 'sync') = 'string' and jsonb_typeof(p_tally -> 'counts') = 'array'
-        and jsonb_array_length(p_tally -> 'counts') <= 1000 and p_who is not null
-        and coalesce(p_tally -> 'breaker' ->> 'place', 'direct') = 'direct'
-        and not exists (select from jsonb_array_elements(p_tally -> 'counts') c
+    if (jsonb_typeof(p_counters -> 'mirror') = 'string' and jsonb_typeof(p_counters -> 'counts') = 'array'
+        and jsonb_array_length(p_counters -> 'counts') <= 1000 and p_who is not null
+        and coalesce(p_counters -> 'breaker' ->> 'place', 'direct') = 'direct'
+        and not exists (select from jsonb_array_elements(p_counters -> 'counts') c
                         where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
         raise exception using errcode = 'JQ001',
-            message = 'a tally of direct writes needs a synchronisation, who counted, and counts named direct';
+            message = 'a counters of direct writes needs a synchronisation, who counted, and counts named direct';
     end if;
     perform set_config('synchronous_commit', 'off', true);
-    perform forebay._note_tally(p_tally, p_who);
+    perform forebay._record_counters(p_counters, p_who);
 end
 $$;
 
@@ -6177,11 +6177,11 @@ $$;
 -- grant: worker, operator
 
 -- Note how many jobs were enqueued to repair what an audit had found.
-create function forebay.note_repair(p_audit_id bigint, p_jobs bigint) returns void
+create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    update forebay.sync_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
+    update forebay.mirror_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
 $$;
 
 
@@ -6189,11 +6189,11 @@ $$;
 
 -- grant: worker, operator
 
--- Take a sample of how many jobs of a synchronisation are due, unless there is one of the last 50 seconds; returns whether.
+-- Take a sample of how many jobs of a mirror are due, unless there is one of the last 50 seconds; returns whether.
 --
--- Parameters: as of forebay.sync_status.
+-- Parameters: as of forebay.mirror_status.
 -- Locks: the maintenance key 21, tried only: somebody else is at it.
-create function forebay.sample_sync(
+create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
 language plpgsql volatile security definer
@@ -6203,17 +6203,17 @@ as $$
 declare
     v_now constant timestamptz := forebay._now();
 begin
-    if exists (select from forebay.sync_sample s where s.sync = p_name and s.at > v_now - interval '50 seconds')
+    if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
        or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.sync_sample (sync, at, due, due_all, waiting)
+    insert into forebay.mirror_sample (mirror, at, due, due_all, waiting)
     select p_name, v_now,
            coalesce(sum(o.due) filter (where not forebay._is_bulk(o.tag, o.priority, p_bulk_tags, p_bulk_priority)), 0),
            coalesce(sum(o.due), 0), coalesce(sum(o.waiting), 0)
     from (select u.tag, u.priority, count(*) as waiting, count(*) filter (where u.due_at <= v_now) as due
-          from forebay.unfinished('sync.' || p_name, p_queue, p_group_name, p_expires_seconds) u
+          from forebay.unfinished('mirror.' || p_name, p_queue, p_group_name, p_expires_seconds) u
           group by u.tag, u.priority) o;
     return true;
 end
@@ -6224,7 +6224,7 @@ $$;
 
 -- grant: worker, operator, reader
 
--- All that is known of a synchronisation, as JSON; what of it is an alert, `forebay sync status` says.
+-- All that is known of a mirror, as JSON; what of it is an alert, `forebay mirror status` says.
 --
 -- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
 --
@@ -6232,8 +6232,8 @@ $$;
 --   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
 --   one that goes on with a full stop, or with this priority or a higher number.
 -- Errors: none; a name that nobody has used has nothing.
-create function forebay.sync_status(
-    name text, queue text default 'sync', group_name text default 'default', expires_seconds double precision default 2592000,
+create function forebay.mirror_status(
+    name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
     within_seconds double precision default 600, most bigint default 10000,
     bulk_tags text[] default '{audit,backfill}', bulk_priority integer default 1000)
 returns jsonb
@@ -6243,7 +6243,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_kind   constant text := 'sync.' || name;
+    v_kind   constant text := 'mirror.' || name;
     v_now    constant timestamptz := forebay._now();
     v_since  constant timestamptz := v_now - make_interval(secs => within_seconds);
     v_jobs   jsonb;
@@ -6251,7 +6251,7 @@ declare
     v_facts  jsonb;
 begin
     with every as materialized (
-        select u.* from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u),
+        select u.* from forebay.unfinished(v_kind, mirror_status.queue, mirror_status.group_name, expires_seconds) u),
     origins as materialized (  -- Asked once for each, not for each job.
         select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
         from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
@@ -6287,7 +6287,7 @@ begin
         select c.outcome, c.tag, c.priority, sum(c.count) as total,
                coalesce(sum(c.count) filter (where c.at > v_since), 0) as lately,
                max(c.at) filter (where isfinite(c.at)) as last_at
-        from forebay.sync_count c where c.sync = name
+        from forebay.mirror_count c where c.mirror = name
         group by c.outcome, c.tag, c.priority)
     select jsonb_build_object(
         'counts', coalesce(jsonb_agg(jsonb_build_object('outcome', s.outcome, 'tag', s.tag, 'priority', s.priority,
@@ -6303,22 +6303,22 @@ begin
     select jsonb_build_object(
         'at', v_now,
         'expired', (select count(*) from forebay.dead_letter d
-                    where d.queue = sync_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
+                    where d.queue = mirror_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
         'dead', (select count(*) from forebay.dead_letter d
-                 where d.queue = sync_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
+                 where d.queue = mirror_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
         'paused_at', (select g.paused_at from forebay.queue_group g
-                      where g.queue = sync_status.queue and g.name = sync_status.group_name),
+                      where g.queue = mirror_status.queue and g.name = mirror_status.group_name),
         'breakers', coalesce((
             select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
                              order by o.place desc, o.who)
-            from (select distinct on (b.who, b.place) b.* from forebay.sync_breaker b
-                  where b.sync = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
+            from (select distinct on (b.who, b.place) b.* from forebay.mirror_breaker b
+                  where b.mirror = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
             -- One that lives is tried at least every minute, and tells how that went.
             where o.open_until > v_now - interval '3 minutes'), '[]'),
         'samples', coalesce((
             select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)
-            from (select s.at, s.due from forebay.sync_sample s where s.sync = name order by s.at desc limit 200) o), '[]'),
-        'audits', forebay.sync_audits(name, 5))
+            from (select s.at, s.due from forebay.mirror_sample s where s.mirror = name order by s.at desc limit 200) o), '[]'),
+        'audits', forebay.mirror_audits(name, 5))
     into v_facts;
     return v_facts || v_jobs || v_counts;
 end
@@ -6329,8 +6329,8 @@ $$;
 
 -- Fold counts, and delete samples, notes of breakers and audits that are old; returns how many rows went.
 --
--- Invariant: the sum of a synchronisation's counts stays what it was.
-create function forebay._trim_syncs() returns bigint
+-- Invariant: the sum of a mirror's counts stays what it was.
+create function forebay._trim_mirrors() returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -6340,38 +6340,38 @@ declare
     v_all  bigint := 0;
 begin
     with gone as (
-        delete from forebay.sync_count c
+        delete from forebay.mirror_count c
         where c.level = 0 and c.at < date_trunc('minute', v_now - interval '10 minutes') returning c.*),
     kept as (
-        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-        select g.sync, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+        select g.mirror, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
     select count(*) into v_rows from gone;
     v_all := v_all + v_rows;
     with gone as (
-        delete from forebay.sync_count c
+        delete from forebay.mirror_count c
         where c.level = 1 and c.at < date_trunc('hour', v_now - interval '1 day') returning c.*),
     kept as (
-        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-        select g.sync, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+        select g.mirror, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
     select count(*) into v_rows from gone;
     v_all := v_all + v_rows;
-    if exists (select from forebay.sync_count c where c.level = 2 and c.at < v_now - v_days) then
+    if exists (select from forebay.mirror_count c where c.level = 2 and c.at < v_now - v_days) then
         with gone as (
-            delete from forebay.sync_count c
+            delete from forebay.mirror_count c
             where c.level = 3 or (c.level = 2 and c.at < v_now - v_days) returning c.*),
         kept as (
-            insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-            select g.sync, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
+            insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+            select g.mirror, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
         select count(*) into v_rows from gone;
         v_all := v_all + v_rows;
     end if;
-    delete from forebay.sync_sample s where s.at < v_now - interval '2 days';
+    delete from forebay.mirror_sample s where s.at < v_now - interval '2 days';
     get diagnostics v_rows = row_count;
     v_all := v_all + v_rows;
-    delete from forebay.sync_breaker b where b.at < v_now - interval '2 days';
+    delete from forebay.mirror_breaker b where b.at < v_now - interval '2 days';
     get diagnostics v_rows = row_count;
     v_all := v_all + v_rows;
-    delete from forebay.sync_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
+    delete from forebay.mirror_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
     get diagnostics v_rows = row_count;
     return v_all + v_rows;
 end
@@ -6397,12 +6397,12 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_mark     forebay.promotion;
+    v_position     forebay.promotion;
     v_archived constant bigint := forebay._archived_below();
     v_now      constant timestamptz := forebay._now();
     v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (
         select l.lane, l.priority, l.audience, g.group_id, g.start_after,
@@ -6441,8 +6441,8 @@ begin
                case when d.attempt is null and d.pauses is null then d.run_at else v_now end
         from readers r
         join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
-        where not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id)))
+        where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
     select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
            -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
@@ -6488,7 +6488,7 @@ begin
     if not exists (select from forebay.tombstone t
                    where t.job_id = cancel.job_id and t.reason = 'c'
                      and (t.group_id is null or t.group_id = v_group_id)) then
-        insert into forebay.tombstone (job_id, group_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
     end if;
     return 'requested';
@@ -6550,10 +6550,10 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_mark     forebay.promotion;
+    v_position     forebay.promotion;
     v_archived constant bigint := forebay._archived_below();
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
@@ -6591,8 +6591,8 @@ begin
            coalesce(sum(o.open), 0)::bigint,
            sum((select count(*) from forebay.deferred d
                 where d.lane = r.lane
-                  and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                           and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))))::bigint
+                  and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                           and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))))::bigint
     from readers r
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     group by r.queue, r.priority, r.name
@@ -6676,14 +6676,14 @@ declare
     v_group record;
     v_row   record;
     v_wait  record;
-    v_mark  forebay.promotion;
+    v_position  forebay.promotion;
     v_batch forebay.batch;
     v_cur   record;
     v_end   record;
     v_id    constant bigint := job.id;
     v_archived constant bigint := forebay._archived_below();
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
         from (select i.queue from forebay.lane i
@@ -6706,8 +6706,8 @@ begin
         from forebay.deferred d
         join lateral (select l.priority, l.audience from forebay.lane l where l.lane = d.lane limit 1) i on true
         where d.job_id = v_id and i.audience in (0, v_group.group_id, -v_group.group_id)
-          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.deferred_id desc limit 1;
         select r.*, i.priority as lane_priority, i.audience into v_row
         from forebay._rows_of(v_id) r
@@ -6935,7 +6935,7 @@ begin
     on conflict do nothing
     returning group_id into v_id;
     if v_id is not null then
-        execute format('create sequence forebay.post_%s as bigint cache 1', v_id);
+        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
         return v_id;
     end if;
     select g.group_id into v_id from forebay.queue_group g
@@ -7031,11 +7031,11 @@ begin
     end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
-    values (forebay._note_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
+    values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
             d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
-    perform forebay._ring(d.queue);
+    perform forebay._notify(d.queue);
     return v_job_id;
 end
 $$;
@@ -7101,7 +7101,7 @@ begin
     update forebay.queue_group g set paused_at = null
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
     get diagnostics v_count = row_count;
-    perform forebay._ring(resume_queue.queue);
+    perform forebay._notify(resume_queue.queue);
     return v_count;
 end
 $$;
@@ -7111,28 +7111,28 @@ $$;
 
 -- grant: operator
 
--- Give up the order of a queue's jobs: new ones are spread over so many lanes of each priority, so that claims of
+-- Give up the order of a queue's jobs: new ones are queue_shards over so many lanes of each priority, so that claims of
 -- different workers need not take turns. 1 keeps the order again, for jobs enqueued from then on. What waits stays where
 -- it is. Returns the number before.
 --
 -- Parameters: lanes, 1 to 64; about as many as worker processes claim at once.
 -- Errors: JQ001 a bad name or number.
-create function forebay.spread_queue(queue text, lanes integer) returns integer
+create function forebay.shard_queue(queue text, lanes integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_before integer := forebay._spread_of(queue);
+    v_before integer := forebay._shards_of(queue);
 begin
-    if (spread_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and spread_queue.lanes between 1 and 64) is not true then
+    if (shard_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and shard_queue.lanes between 1 and 64) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('cannot spread queue %s over %s lanes', coalesce(quote_literal(left(spread_queue.queue, 40)), 'null'),
-                             coalesce(spread_queue.lanes::text, 'null')),
+            message = format('cannot queue_shards queue %s over %s lanes', coalesce(quote_literal(left(shard_queue.queue, 40)), 'null'),
+                             coalesce(shard_queue.lanes::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
     end if;
-    perform nextval('forebay.spread_seq') where spread_queue.lanes > 1;
-    insert into forebay.spread (queue, lanes) values (spread_queue.queue, spread_queue.lanes)
-    on conflict on constraint spread_pkey do update set lanes = excluded.lanes;
+    perform nextval('forebay.shard_seq') where shard_queue.lanes > 1;
+    insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
+    on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
     return v_before;
 end
 $$;
@@ -7147,7 +7147,7 @@ $$;
 -- errors: a JSON array of attempt, failed_at, outcome, type, message, traceback and worker, oldest first.
 -- Errors: none; no row for a group without any of it.
 create function forebay.job_history(job_id bigint)
-returns table (group_name text, errors jsonb, done double precision, note text, noted_at timestamptz,
+returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -7171,9 +7171,9 @@ begin
                    'message', f.message, 'traceback', f.traceback, 'worker', f.worker) order by f.failed_at), '[]')
         into errors
         from forebay.failure f where f.job_id = job_history.job_id and f.group_id = v_group.group_id;
-        select p.done, p.note, p.noted_at into done, note, noted_at
+        select p.done, p.note, p.recorded_at into done, note, recorded_at
         from forebay.progress p where p.job_id = job_history.job_id and p.group_id = v_group.group_id
-        order by p.noted_at desc limit 1;
+        order by p.recorded_at desc limit 1;
         select r.value, r.problem, r.kept_at, r.kept_until into value, problem, kept_at, kept_until
         from forebay.result r where r.job_id = job_history.job_id and r.group_id = v_group.group_id
         order by r.kept_at desc limit 1;
@@ -7211,13 +7211,13 @@ end
 $$;
 
 
--- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' bell; who waits looks
+-- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' wake-up; who waits looks
 -- for himself now and then.
-create function forebay._tell_ended(p_job_id bigint) returns void
+create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_bell'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;
@@ -7233,7 +7233,7 @@ $$;
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
 -- A closed lease notes nothing. Locks: none.
-create function forebay.note_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
+create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -7241,7 +7241,7 @@ declare
     v_rows integer;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.progress (job_id, group_id, noted_at, done, note)
+    insert into forebay.progress (job_id, group_id, recorded_at, done, note)
     select (i.value ->> 'job_id')::bigint, (i.value ->> 'group_id')::bigint, forebay._now(),
            greatest(0, least(1, (i.value ->> 'done')::double precision)), left(coalesce(i.value ->> 'note', ''), 200)
     from jsonb_array_elements(p_items) i
@@ -7281,9 +7281,9 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_bell'), 0) < v_now + wait_millis then
-        -- Before the look: who settles after it rings. For longer than asked, since it is asked again.
-        perform setval('forebay.result_bell', v_now + wait_millis + 5000);
+    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+        -- Before the look: who settles after it notifies. For longer than asked, since it is asked again.
+        perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
     select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
     from forebay.result r join forebay.queue_group g on g.group_id = r.group_id
@@ -7335,7 +7335,7 @@ begin
         select o.ctid from forebay.result o where o.kept_until < forebay._now() limit 10000));
     get diagnostics v_results = row_count;
     delete from forebay.progress p where p.ctid = any (array(
-        select o.ctid from forebay.progress o where o.noted_at < forebay._now() - interval '1 day' limit 10000));
+        select o.ctid from forebay.progress o where o.recorded_at < forebay._now() - interval '1 day' limit 10000));
     get diagnostics v_progress = row_count;
     return v_results + v_progress;
 end
@@ -7366,26 +7366,26 @@ begin
         v_calls := case v_role
             when 'forebay_producer' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_note_v1', 'backfill_plan', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
+                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'note_direct']
+                'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_note_v1', 'backfill_plan', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'beat_v1', 'cancel', 'claim_v1', 'close_lease_v1',
-                'count_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'hold_posts_v1', 'job',
-                'leave_posts_v1', 'missing_batches_v1', 'note_audit', 'note_direct', 'note_progress_v1',
-                'note_repair', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'sample_sync', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
-                'summarize_v1', 'sweep_v1', 'sync_audits', 'sync_status', 'trim_v1', 'unfinished']
+                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_lease_v1', 'count_v1',
+                'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job', 'lead_v1',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
+                'ready_v1', 'record_audit', 'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1',
+                'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
+                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'note_act', 'note_audit',
-                'note_outcome', 'note_repair', 'open_group', 'pause_queue', 'purge_dead', 'redrive',
-                'redrive_matching', 'result', 'resume_queue', 'sample_sync', 'schema_version', 'segment_held_by',
-                'spread_queue', 'sync_audits', 'sync_status', 'unfinished']
+                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'mirror_audits',
+                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
+                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'job', 'job_history', 'jobs', 'limits', 'result', 'schema_version', 'segment_held_by',
-                'sync_audits', 'sync_status', 'unfinished']
+                'depth', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'result',
+                'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -7406,7 +7406,7 @@ $$;
 -- functions/settle/failure.sql
 
 -- Note a failed attempt.
-create function forebay._note_failure(
+create function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void
 language sql volatile
@@ -7434,12 +7434,12 @@ $$;
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
---    "tallies": [..], for forebay._note_tally(), counted if and only if the flush is settled}
+--    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
---   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
+--   released, cancelled, dead (reason exhausted, permanent or worker lost).
 --   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
---   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is kept back
+--   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever was said about it, at no attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
@@ -7499,7 +7499,7 @@ begin
             on conflict do nothing;
             if found then
                 if v_flush ? 'tallies' then
-                    perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                    perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
                 end if;
                 status := 'settled';
                 return next;
@@ -7542,7 +7542,7 @@ begin
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
                 if v_batch.keys is not null then
-                    v_outcomes := forebay._kept_back(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                    v_outcomes := forebay._requeued(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
                 end if;
             end if;
         end if;
@@ -7575,7 +7575,7 @@ begin
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
         if v_flush ? 'tallies' then
-            perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+            perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
         end if;
         status := 'settled';
         return next;
@@ -7599,9 +7599,9 @@ begin
         return 'c';
     elsif p_outcome = 'dead' then
         return 'x';
-    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'handed_back', 'unknown', 'lost') then
+    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
-            hint = 'One of done, retried, lost, snoozed, unknown, handed_back, cancelled, dead.';
+            hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';
     end if;
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
         v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
@@ -7611,7 +7611,7 @@ begin
             return 'c';
         end if;
     end if;
-    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'handed_back' then 'h'
+    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'released' then 'h'
                           when 'unknown' then 'u' else 'l' end;
 end
 $$;
@@ -7631,18 +7631,18 @@ declare
 begin
     select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
-        perform forebay._note_failure(
+        perform forebay._record_failure(
             p_row, p_group_id, v_attempt,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
             p_item -> 'error', p_worker);
     end if;
     if p_code = 'x' then
-        perform forebay._bury(
+        perform forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
-        -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
-        v_target := forebay._note_private_lane(
+        -- A suspect that is released unstarted stays one; a suspect that ended normally is cleared.
+        v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
             p_row.ordering_key, v_lane.limit_key);
@@ -7656,7 +7656,7 @@ begin
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
     end if;
     if p_code in ('d', 'x', 'c') then
-        perform forebay._tell_ended(coalesce(p_row.job_id, p_row.seq));
+        perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
 end
 $$;
@@ -7767,7 +7767,7 @@ $$;
 -- functions/shared/dead_letter.sql
 
 -- Write a dead letter, with the whole error history of the job in this group; returns its id.
-create function forebay._bury(
+create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
 returns bigint
 language sql volatile
@@ -7882,18 +7882,18 @@ language plpgsql volatile
 as $$
 declare
     v_now    constant timestamptz := forebay._now();
-    v_spreads constant jsonb := forebay._spreads(array(select distinct j.queue from unnest(p_jobs) j));
+    v_shards constant jsonb := forebay._shards(array(select distinct j.queue from unnest(p_jobs) j));
     v_row    record;
 begin
     for v_row in
         select u.ordinality - 1 as index,
                forebay._unique_problem(u.unique_as, make_interval(secs => u.delay), u.run_at, u.expires_at) as problem
-        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._intent(j.unnest) as intent, j.ordinality
+        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._uniqueness_mode(j.unnest) as mode, j.ordinality
               from unnest(p_jobs, p_unique_as) with ordinality j
               where j.unnest is not null offset 0) u
-        where (u.intent in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.intent) = 'string'
-               and length(u.unique_as ->> u.intent) between 1 and 200 and u.unique_as ->> u.intent !~ '[\x01-\x1f\x7f]'
-               and u.unique_as - u.intent = '{}') is not true
+        where (u.mode in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.mode) = 'string'
+               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ '[\x01-\x1f\x7f]'
+               and u.unique_as - u.mode = '{}') is not true
         order by u.ordinality
     loop
         if v_row.problem is not null then
@@ -7906,23 +7906,23 @@ begin
         select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
         if v_row.limit_key is null then
-            perform forebay._note_lanes(v_row.queue, v_row.priority, v_spreads);
+            perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
         else
-            perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+            perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
         end if;
     end loop;
     return array(
-        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
+        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.mode, 1)::"char", u.word,
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
-        from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
+        from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_spreads) end as lane,
+                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
-                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
-              from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
+                     case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
+              from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
                     where i.unnest is not null offset 0) j) u
-        window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
-        order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);
+        window same as (partition by u.queue collate "C", u.mode collate "C", u.word collate "C" order by u.nr)
+        order by u.queue collate "C", u.mode collate "C", u.word collate "C", u.nr);
 end
 $$;
 
@@ -7966,9 +7966,9 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(v_row.queue, v_row.more);
+            perform forebay._require_below_limit(v_row.queue, v_row.more);
         end if;
-        perform forebay._ring(v_row.queue);
+        perform forebay._notify(v_row.queue);
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
@@ -8021,7 +8021,7 @@ $$;
 -- Enqueue a checked job that has a unique key.
 --
 -- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
--- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that upkeep, which deletes
+-- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that maintenance, which deletes
 -- old generations, cannot let the numbering begin anew between the look and the insert.
 --
 -- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
@@ -8034,75 +8034,75 @@ as $$
 #variable_conflict use_column
 declare
     v_now     constant timestamptz := forebay._now();
-    v_intent  constant text := forebay._intent(p_unique_as);
-    v_code    constant "char" := left(v_intent, 1);
-    v_key     constant text := p_unique_as ->> v_intent;
+    v_mode  constant text := forebay._uniqueness_mode(p_unique_as);
+    v_code    constant "char" := left(v_mode, 1);
+    v_key     constant text := p_unique_as ->> v_mode;
     v_raise   constant boolean := coalesce(p_unique_as ->> 'on_busy' = 'raise', false);
     v_payload bytea;
     v_start   timestamptz := p_start;
     v_first   timestamptz;
     v_last    forebay.unique_key;
-    v_stage   text;
+    v_key_state   text;
     v_lane    bigint;
 begin
     is_new := false;
-    if v_intent = 'idempotent' then
+    if v_mode = 'idempotent' then
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
     v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._note_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
+                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
     loop
         replaced := null;
-        v_stage := 'ended';
+        v_key_state := 'ended';
         select u.* into v_last from forebay.unique_key u
-        where u.queue = p_job.queue and u.intent = v_code and u.key = v_key
+        where u.queue = p_job.queue and u.mode = v_code and u.key = v_key
         order by u.gen desc limit 1;
         if v_last.gen is not null then
-            if v_intent = 'throttle' then
-                v_stage := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
+            if v_mode = 'throttle' then
+                v_key_state := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
             else
-                v_stage := forebay._stage(v_last);
+                v_key_state := forebay._key_state(v_last);
             end if;
             job_id := v_last.job_id;
-            if v_intent in ('once', 'idempotent', 'throttle') and v_stage <> 'ended' then
+            if v_mode in ('once', 'idempotent', 'throttle') and v_key_state <> 'ended' then
                 if v_payload <> v_last.payload then
                     perform forebay._raise_differs(v_key, v_last.job_id, p_where);
                 end if;
                 return;
             end if;
-            if not forebay._hold_key(v_last, v_intent = 'coalesce' and v_stage = 'waiting', v_raise, p_where) then
+            if not forebay._hold_key(v_last, v_mode = 'coalesce' and v_key_state = 'waiting', v_raise, p_where) then
                 continue;
             end if;
-            if v_intent = 'coalesce' and v_stage = 'waiting' then
-                if forebay._stage(v_last) = 'waiting' then
+            if v_mode = 'coalesce' and v_key_state = 'waiting' then
+                if forebay._key_state(v_last) = 'waiting' then
                     return;
                 end if;
                 continue;
             end if;
         end if;
 
-        if v_intent = 'debounce' then
-            v_first := case when v_stage = 'waiting' then v_last.first_at else v_now end;
+        if v_mode = 'debounce' then
+            v_first := case when v_key_state = 'waiting' then v_last.first_at else v_now end;
             v_start := least(v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')),
                              v_first + make_interval(secs => forebay._unique_seconds(p_unique_as, 'max_wait')));
         end if;
         job_id := forebay._make_generation(
             p_job.queue, v_code, v_key, v_last, v_raise, p_where, v_lane, v_start > v_now,
             coalesce(p_job.expires_at, greatest(v_start, v_now) + interval '30 days'),
-            case when v_intent = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
-            v_first, v_payload, case when v_stage = 'running' then v_last.gen end);
+            case when v_mode = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
+            v_first, v_payload, case when v_key_state = 'running' then v_last.gen end);
         exit when job_id is not null;
     end loop;
     is_new := true;
-    if v_stage <> 'ended' then
+    if v_key_state <> 'ended' then
         -- Whatever becomes of the predecessor, it does not start again.
-        insert into forebay.tombstone (job_id, reason, noted_at) values (v_last.job_id, 'r', v_now);
-        if v_stage = 'waiting' then
+        insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
+        if v_key_state = 'waiting' then
             replaced := v_last.job_id;
         end if;
     end if;
-    if v_intent = 'coalesce' then
-        insert into forebay.tombstone (job_id, reason, noted_at) values (job_id, 'k', v_now);
+    if v_mode = 'coalesce' then
+        insert into forebay.tombstone (job_id, reason, recorded_at) values (job_id, 'k', v_now);
     end if;
 
     if v_start > v_now then
@@ -8113,7 +8113,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(p_job.queue, 1);
+            perform forebay._require_below_limit(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
@@ -8121,13 +8121,13 @@ begin
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
             p_job.correlation_id, p_job.headers, v_key);
-        perform forebay._ring(p_job.queue);
+        perform forebay._notify(p_job.queue);
     end if;
 end
 $$;
 
 
--- Hold the row of a generation until the transaction ends; false when upkeep has deleted it.
+-- Hold the row of a generation until the transaction ends; false when maintenance has deleted it.
 --
 -- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
 -- Errors: JQ004 with p_raise, when it cannot be held at once.
@@ -8149,10 +8149,10 @@ begin
         end;
     elsif p_join then
         perform from forebay.unique_key u
-        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for share;
+        where u.queue = p_key.queue and u.mode = p_key.mode and u.key = p_key.key and u.gen = p_key.gen for share;
     else
         perform from forebay.unique_key u
-        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for key share;
+        where u.queue = p_key.queue and u.mode = p_key.mode and u.key = p_key.key and u.gen = p_key.gen for key share;
     end if;
     return found;
 end
@@ -8165,7 +8165,7 @@ $$;
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the gate".
+-- Invariants "one generation", "commit is the limiter".
 --
 -- Parameters: unique_as, one of
 --     {"once": key}                                nothing new while a job of the key waits or runs
@@ -8175,7 +8175,7 @@ $$;
 --     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
 --     {"throttle": key, "period": s}               nothing new within s of the last new one
 --   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
---   text of 1 to 200 characters and belongs to its queue and intent. The others as for forebay.enqueue.
+--   text of 1 to 200 characters and belongs to its queue and uniqueness mode. The others as for forebay.enqueue.
 -- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
@@ -8275,7 +8275,7 @@ begin
     v_keys := array(
         select k.u from unnest(p_rows) r,
              lateral (select u, u.queue, u.key from forebay.unique_key u
-                      where u.job_id = coalesce(r.job_id, r.seq) and u.intent = 'c'
+                      where u.job_id = coalesce(r.job_id, r.seq) and u.mode = 'c'
                       offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
         where r.unique_key is not null
         order by k.queue, k.key);
@@ -8286,14 +8286,14 @@ begin
     foreach v_key in array v_keys loop
         -- A key that has a newer generation, or was started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
-                              where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen > v_key.gen);
-        continue when forebay._stage(v_key) <> 'waiting';
+                              where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
+        continue when forebay._key_state(v_key) <> 'waiting';
         v_free := array(
             select u.gen from forebay.unique_key u
-            where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+            where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
             for update skip locked);
         select min(u.gen) into v_open from forebay.unique_key u
-        where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+        where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
           and u.gen <> all (v_free);
         continue when v_open is null;
         begin
@@ -8303,7 +8303,7 @@ begin
             continue;  -- An open transaction is making the successor.
         end;
         continue when v_job_id is null;
-        insert into forebay.tombstone (job_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, reason, recorded_at)
         values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
         select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
         v_row.job_id := v_job_id;
@@ -8324,7 +8324,7 @@ $$;
 -- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
 --   one has made it.
 create function forebay._make_generation(
-    p_queue text, p_intent "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
+    p_queue text, p_mode "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
     p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)
 returns bigint
 language plpgsql volatile
@@ -8337,9 +8337,9 @@ declare
 begin
     if not p_raise then
         insert into forebay.unique_key (
-            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+            queue, mode, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
         values (
-            p_queue, p_intent, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
+            p_queue, p_mode, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
             p_first_at, p_payload, coalesce(p_origin, v_gen))
         on conflict do nothing
         returning job_id into v_job_id;
@@ -8348,7 +8348,7 @@ begin
     begin
         perform set_config('lock_timeout', '10ms', true);
         v_job_id := forebay._make_generation(
-            p_queue, p_intent, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
+            p_queue, p_mode, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
         perform set_config('lock_timeout', v_timeout, true);
         return v_job_id;
     exception when lock_not_available then
@@ -8360,8 +8360,8 @@ $$;
 
 -- functions/unique/options.sql
 
--- The intent that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
-create function forebay._intent(p_unique_as jsonb) returns text
+-- The uniqueness mode that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
+create function forebay._uniqueness_mode(p_unique_as jsonb) returns text
 language sql immutable
 as $$
     select case when jsonb_typeof(p_unique_as) = 'object'
@@ -8391,24 +8391,24 @@ create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_r
 language plpgsql stable
 as $$
 declare
-    v_intent constant text := forebay._intent(p_unique_as);
-    v_known  constant text[] := array['on_busy'] || v_intent
-        || case v_intent when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
-    v_key    constant text := p_unique_as ->> v_intent;
+    v_mode constant text := forebay._uniqueness_mode(p_unique_as);
+    v_known  constant text[] := array['on_busy'] || v_mode
+        || case v_mode when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
+    v_key    constant text := p_unique_as ->> v_mode;
 begin
-    if v_intent is null then
+    if v_mode is null then
         return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
                       left(p_unique_as::text, 80));
-    elsif jsonb_typeof(p_unique_as -> v_intent) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
         return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
-                      left((p_unique_as -> v_intent)::text, 40));
+                      left((p_unique_as -> v_mode)::text, 40));
     elsif (p_unique_as - v_known) <> '{}' then
         return format('unique_as has the unknown entry %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_unique_as - v_known) k limit 1));
     elsif p_unique_as ? 'on_busy' and ((p_unique_as ->> 'on_busy') in ('wait', 'raise')) is not true then
         return format('on_busy %s is neither wait nor raise', left((p_unique_as -> 'on_busy')::text, 40));
-    elsif v_intent = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
+    elsif v_mode = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
         return format('period %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'period')::text, 40), 'null'));
-    elsif v_intent = 'debounce' then
+    elsif v_mode = 'debounce' then
         if forebay._unique_seconds(p_unique_as, 'wait') is null then
             return format('wait %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'wait')::text, 40), 'null'));
         elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then
@@ -8430,7 +8430,7 @@ $$;
 --
 -- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
 -- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
-create function forebay._fate(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
+create function forebay._row_state(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
 language plpgsql stable
 as $$
 declare
@@ -8499,12 +8499,12 @@ $$;
 -- the group does not read it.
 --
 -- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
-create function forebay._stage_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
+create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
 language plpgsql stable
 as $$
 declare
-    v_fate    text := 'on';
-    v_mark    forebay.promotion;
+    v_row_state    text := 'on';
+    v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
 begin
@@ -8512,19 +8512,19 @@ begin
         if pg_visible_in_snapshot(p_key.xid, p_start_after) then
             return null;
         end if;
-        v_fate := forebay._fate(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_fate = 'on' then
-        select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    if v_row_state = 'on' then
+        select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
             join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) a on true
             where d.job_id = p_key.job_id and a.audience in (0, p_group_id, -p_group_id)
-              and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                       and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))) then
-            v_fate := 'waiting';
+              and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                       and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) then
+            v_row_state := 'waiting';
         else
-            v_fate := 'ended';
+            v_row_state := 'ended';
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
@@ -8541,30 +8541,30 @@ begin
                     if v_row.audience = 0 and pg_visible_in_snapshot(v_row.xid, p_start_after) then
                         return null;
                     end if;
-                    v_fate := forebay._fate(p_group_id, v_row.lane, v_row.xid, v_row.seq);
+                    v_row_state := forebay._row_state(p_group_id, v_row.lane, v_row.xid, v_row.seq);
                     exit;
                 end if;
             end loop;
         end if;
     end if;
-    if v_fate = 'waiting'
+    if v_row_state = 'waiting'
        and (p_key.expires_at <= forebay._now()
             or exists (select from forebay.tombstone t
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_fate when 'on' then 'ended' else v_fate end;
+    return case v_row_state when 'on' then 'ended' else v_row_state end;
 end
 $$;
 
 
 -- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
-create function forebay._stage(p_key forebay.unique_key) returns text
+create function forebay._key_state(p_key forebay.unique_key) returns text
 language plpgsql stable
 as $$
 declare
     v_group   record;
-    v_stage   text;
+    v_key_state   text;
     v_waiting boolean := false;
     v_ended   boolean := false;
     v_any     boolean := false;
@@ -8573,15 +8573,15 @@ begin
         select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
     loop
         v_any := true;
-        v_stage := forebay._stage_in(p_key, v_group.group_id, v_group.start_after);
-        if v_stage = 'running' then
-            return v_stage;
+        v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
+        if v_key_state = 'running' then
+            return v_key_state;
         end if;
-        v_waiting := v_waiting or coalesce(v_stage = 'waiting', false);
-        v_ended := v_ended or coalesce(v_stage = 'ended', false);
+        v_waiting := v_waiting or coalesce(v_key_state = 'waiting', false);
+        v_ended := v_ended or coalesce(v_key_state = 'ended', false);
     end loop;
     if not v_any then
-        return coalesce(forebay._stage_in(p_key, null, null), 'ended');
+        return coalesce(forebay._key_state_in(p_key, null, null), 'ended');
     end if;
     return case when not v_waiting then 'ended' when v_ended then 'running' else 'waiting' end;
 end
@@ -8590,8 +8590,8 @@ $$;
 
 -- functions/unique/states.sql
 
--- What two groups say of one job, taken together: n not read, ? not known, else as forebay._stage().
-create function forebay._both_stages(p_one text, p_other text) returns text
+-- What two groups say of one job, taken together: n not read, ? not known, else as forebay._key_state().
+create function forebay._merged_key_state(p_one text, p_other text) returns text
 language sql immutable
 as $$
     select case when p_one is null or p_one = 'n' then p_other
@@ -8601,18 +8601,18 @@ as $$
 $$;
 
 
--- Where the jobs of many generations stand, as forebay._stage() says it, in the order of the generations, of which some may
+-- Where the jobs of many generations stand, as forebay._key_state() says it, in the order of the generations, of which some may
 -- be null: ended. A throttle's is waiting until its period is over.
 --
 -- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
--- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._stage().
-create function forebay._stages(p_keys forebay.unique_key[]) returns text[]
+-- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._key_state().
+create function forebay._key_states_of(p_keys forebay.unique_key[]) returns text[]
 language plpgsql stable
 as $$
 declare
     v_now      constant timestamptz := forebay._now();
     v_archived constant bigint := forebay._archived_below();
-    v_stages   text[] := array_fill(null::text, array[cardinality(p_keys)]);
+    v_key_states   text[] := array_fill(null::text, array[cardinality(p_keys)]);
     v_lane     record;
     v_newest   record;
     v_row      record;
@@ -8628,7 +8628,7 @@ begin
     for v_lane in
         select l.queue, l.lane, g.group_id, g.start_after
         from (select k.queue, k.lane from unnest(p_keys) k
-              where not k.is_deferred and k.intent <> 't' group by 1, 2 having count(*) >= 8) l
+              where not k.is_deferred and k.mode <> 't' group by 1, 2 having count(*) >= 8) l
         left join forebay.queue_group g on g.queue = l.queue
     loop
         select b.no, b.high_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_newest
@@ -8647,15 +8647,15 @@ begin
                              or exists (select from forebay.tombstone t
                                         where t.job_id = k.job_id and t.reason <> 'k'
                                           and (t.group_id is null or t.group_id = v_lane.group_id)) then 'ended'
-                        else 'waiting' end as stage
+                        else 'waiting' end as key_state
             from unnest(p_keys) with ordinality k
-            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.intent <> 't'
+            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.mode <> 't'
         loop
-            if v_row.stage is null then
+            if v_row.key_state is null then
                 v_places := v_places || v_row.place;
                 v_seqs := v_seqs || v_row.job_id;
             else
-                v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+                v_key_states[v_row.place] := forebay._merged_key_state(v_key_states[v_row.place], v_row.key_state);
             end if;
         end loop;
         continue when cardinality(v_places) = 0;
@@ -8700,7 +8700,7 @@ begin
                             from forebay.settlement s
                             where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
                         when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'
-                        else '?' end as stage
+                        else '?' end as key_state
             from (select q.hi as no, array_agg(q.place) as places, array_agg(q.seq) as seqs from sought q
                   where q.hi - q.lo = 1 group by q.hi) n
             cross join lateral (
@@ -8712,19 +8712,19 @@ begin
             cross join lateral unnest(n.places, n.seqs) q (place, seq)
             cross join lateral (select array_position(b.seqs, q.seq)::smallint as at offset 0) f
         loop
-            v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+            v_key_states[v_row.place] := forebay._merged_key_state(v_key_states[v_row.place], v_row.key_state);
         end loop;
     end loop;
 
     foreach v_key in array p_keys loop
         v_place := v_place + 1;
-        if v_stages[v_place] is null or v_stages[v_place] in ('?', 'n') then
-            v_stages[v_place] := case when v_key.gen is null or v_stages[v_place] = 'n' then 'ended'
-                                      when v_key.intent <> 't' then forebay._stage(v_key)
+        if v_key_states[v_place] is null or v_key_states[v_place] in ('?', 'n') then
+            v_key_states[v_place] := case when v_key.gen is null or v_key_states[v_place] = 'n' then 'ended'
+                                      when v_key.mode <> 't' then forebay._key_state(v_key)
                                       when v_key.free_at > v_now then 'waiting' else 'ended' end;
         end if;
     end loop;
-    return v_stages;
+    return v_key_states;
 end
 $$;
 
@@ -8732,11 +8732,11 @@ $$;
 -- functions/unique/take_keys.sql
 
 -- What a call has to do about a key: keep the job there is, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_stage text) returns text
+create function forebay._key_duty(p_code "char", p_state text) returns text
 language sql immutable
 as $$
-    select case when p_stage <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
-                when p_stage = 'waiting' and p_code = 'c' then 'join'
+    select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
+                when p_state = 'waiting' and p_code = 'c' then 'join'
                 else 'make' end
 $$;
 
@@ -8745,7 +8745,7 @@ $$;
 -- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
 -- is always a beginning of its keys. The first one is tried whatever the time.
 --
--- How many were made stands in a register, forebay.taken, which each row that is written moves on; a row is taken up only when all
+-- How many were made stands in a flag sequence, forebay.taken, which each row that is written moves on; a row is taken up only when all
 -- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
@@ -8756,8 +8756,8 @@ begin
     perform set_config('forebay.taken', '0', true);
     with made as (
         insert into forebay.unique_key (
-            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
-        select k.queue, k.intent, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
+            queue, mode, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        select k.queue, k.mode, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
         from unnest(p_keys) with ordinality k
         where k.ordinality - 1 = current_setting('forebay.taken')::bigint and (k.ordinality = 1 or clock_timestamp() < p_until)
         on conflict do nothing
@@ -8781,7 +8781,7 @@ declare
     v_now    timestamptz;
     v_until  timestamptz;
     v_lasts  forebay.unique_key[];
-    v_stages text[];
+    v_key_states text[];
     v_later  text[];
     v_taken  forebay._key_taken[];
     v_cut    bigint;
@@ -8792,57 +8792,57 @@ begin
     v_lasts := array(
         select k.last from unnest(p_items) with ordinality i
         left join lateral (select u as last from forebay.unique_key u
-                           where u.queue = i.its_queue and u.intent = i.code and u.key = i.word
+                           where u.queue = i.its_queue and u.mode = i.code and u.key = i.word
                            order by u.gen desc limit 1) k on true
         order by i.ordinality);
-    v_stages := forebay._stages(v_lasts);
+    v_key_states := forebay._key_states_of(v_lasts);
     v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
     v_until := clock_timestamp() + interval '250 ms';
     for v_row in
-        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_stages) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
+        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_key_states) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
     loop
         perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
     end loop;
 
-    -- Hold the predecessors, for upkeep to leave them.
+    -- Hold the predecessors, for maintenance to leave them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
-    from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+    from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
           where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
-                       where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for key share) h on true
+                       where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
     -- Join, for the claim to take notice, and look again.
-    if exists (select from unnest(p_items, v_stages) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
-        from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+        from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
               where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
-                           where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for share) h on true
+                           where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
-        v_later := forebay._stages(v_lasts);
+        v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_stages) i), v_later)
+        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
 
     v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
     select coalesce(array_agg(m.ordinality), '{}') as places, array_agg(m.start) as starts,
-           array_agg(case when m.stage <> 'ended' then m.job_id end) as gone,
+           array_agg(case when m.key_state <> 'ended' then m.job_id end) as gone,
            array_agg(row(null, m.its_queue, m.code, m.word, m.next, null, m.its_lane, coalesce(m.start > v_now, false), v_now,
                          coalesce(m.ends, greatest(m.start, v_now) + interval '30 days'),
                          case when m.code = 't' then v_now + make_interval(secs => forebay._unique_seconds(m.unique_as, 'period')) end,
-                         m.first, m.digest, case when m.stage = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
+                         m.first, m.digest, case when m.key_state = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
     into v_make
-    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.stage, k.first,
+    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.key_state, k.first,
                  coalesce(k.gen, 0) + 1 as next,
                  case when k.code <> 'd' then k.start
                       else least(v_now + make_interval(secs => forebay._unique_seconds(k.unique_as, 'wait')),
                                  k.first + make_interval(secs => forebay._unique_seconds(k.unique_as, 'max_wait'))) end as start
-          from (select i.*, i.unnest as stage,
+          from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
-                from unnest(p_items, v_lasts, v_stages) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.stage) = 'make'
+                from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
+          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);
@@ -8853,11 +8853,11 @@ begin
         for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
             v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
         end loop;
-        insert into forebay.tombstone (job_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, reason, recorded_at)
         -- Whatever becomes of the predecessors, they do not start again.
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
-        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.intent = 'c';
+        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
     end if;
     return v_taken[1 : v_cut - 1];
 end
@@ -8888,16 +8888,16 @@ begin
         for update skip locked
     loop
         if exists (select from forebay.unique_key u
-                   where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen > v_key.gen) then
+                   where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
             continue when exists (
                 select from forebay.unique_key u
-                where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key
+                where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key
                   and u.gen > v_key.gen and u.origin <= v_key.gen);
         else
-            continue when v_key.free_at > forebay._now() or forebay._stage(v_key) <> 'ended';
+            continue when v_key.free_at > forebay._now() or forebay._key_state(v_key) <> 'ended';
         end if;
         delete from forebay.unique_key u
-        where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen = v_key.gen;
+        where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;
         v_count := v_count + 1;
     end loop;
     return v_count;
@@ -8938,12 +8938,12 @@ begin
     from (select row_number() over (order by l.lease_id) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
-          left join lateral (select b.beat_at from forebay.heartbeat b
-                             where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
+          left join lateral (select b.heartbeat_at from forebay.heartbeat b
+                             where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
           left join lateral (select b.claimed_at from forebay.batch b
                              where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
           where l.closed_at is null and (l.version < p_version) is not false
-            and greatest(l.opened_at, h.beat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
+            and greatest(l.opened_at, h.heartbeat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
     if v_count > 0 then
         raise exception using errcode = 'JQ020',
             message = format('%s of an older version still %s: migration %s takes away what they call',

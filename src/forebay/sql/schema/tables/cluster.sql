@@ -4,11 +4,11 @@ create table forebay.cluster (
     cluster_no        bigint generated always as identity,
     system_identifier bigint not null,
     database_oid      oid not null,
-    noted_at          timestamptz not null default clock_timestamp(),
+    recorded_at          timestamptz not null default clock_timestamp(),
     constraint cluster_pk primary key (cluster_no)
 );
 
 
--- That this schema is at home here is found out once for each start of the server: reading the server's control file takes longer
--- than most polls. What stands in the register is another number after a start, in a copy of the database, and for a restored table.
-create sequence forebay.home_seq as bigint minvalue -9223372036854775808 cache 1;
+-- That this schema is at same cluster here is found out once for each start of the server: reading the server's control file takes longer
+-- than most polls. What stands in the flag sequence is another number after a start, in a copy of the database, and for a restored table.
+create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808 cache 1;

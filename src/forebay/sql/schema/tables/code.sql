@@ -11,7 +11,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'l', 'lost'),
     ('settlement.outcomes', 's', 'snoozed'),
     ('settlement.outcomes', 'u', 'unknown'),
-    ('settlement.outcomes', 'h', 'handed_back'),
+    ('settlement.outcomes', 'h', 'released'),
     ('settlement.outcomes', 'k', 'kept_back'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
@@ -19,11 +19,11 @@ create view forebay.code (column_name, code, meaning) as values
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
     ('tombstone.reason', 'k', 'unique key: look closely'),
-    ('unique_key.intent', 'o', 'once'),
-    ('unique_key.intent', 'i', 'idempotent'),
-    ('unique_key.intent', 'c', 'coalesce'),
-    ('unique_key.intent', 'r', 'replace'),
-    ('unique_key.intent', 'd', 'debounce'),
-    ('unique_key.intent', 't', 'throttle');
+    ('unique_key.mode', 'o', 'once'),
+    ('unique_key.mode', 'i', 'idempotent'),
+    ('unique_key.mode', 'c', 'coalesce'),
+    ('unique_key.mode', 'r', 'replace'),
+    ('unique_key.mode', 'd', 'debounce'),
+    ('unique_key.mode', 't', 'throttle');
 
 comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';

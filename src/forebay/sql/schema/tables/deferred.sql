@@ -24,7 +24,7 @@ create index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 
--- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the mark.
+-- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the position.
 create table forebay.promotion (
     no          bigint primary key,
     snap        pg_snapshot not null,

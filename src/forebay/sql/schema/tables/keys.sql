@@ -7,7 +7,7 @@
 
 -- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
 -- (group, key) says where the key stands.
-create table forebay.key_turn (
+create table forebay.key_run (
     group_id     bigint not null,
     ordering_key text collate "C" not null,
     no           bigint not null,
@@ -16,8 +16,8 @@ create table forebay.key_turn (
     claim_no     bigint,
     offsets      smallint[],             -- the key's jobs within that batch, in order
     jobs         bigint[],               -- their ids
-    mark         bigint not null,        -- parked jobs up to this number have been taken
-    rest_lanes   bigint[],               -- kept back by an earlier turn and not taken by this one, in order
+    taken_up_to         bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- requeued by an earlier turn and not taken by this one, in order
     rest_seqs    bigint[],
     low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
     high_seq     bigint not null,

@@ -9,7 +9,7 @@ create table forebay.lane (
                                          -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
                                          -- limit key are claimed, which has no jobs itself
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
-    noted_at timestamptz not null,
+    recorded_at timestamptz not null,
     limit_key text collate "C",
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
     check ((sort = 'limited') = (limit_key is not null))

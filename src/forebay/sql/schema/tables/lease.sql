@@ -15,7 +15,7 @@ create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
     lease_id    bigint not null,
-    beat_at     timestamptz not null,
+    heartbeat_at     timestamptz not null,
     backend_pid integer not null
 );
-create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
+create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);

@@ -3,8 +3,8 @@
 -- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
 -- done. Jobs whose handler keeps nothing pay nothing.
 
--- "Somebody waits for the end of a job until", in milliseconds since 1970: a register like the bells.
-create sequence forebay.result_bell as bigint cache 1;
+-- "Somebody waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
+create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
@@ -22,9 +22,9 @@ create index result_by_age on forebay.result (kept_until);
 create table forebay.progress (
     job_id   bigint not null,
     group_id bigint not null,
-    noted_at timestamptz not null,
+    recorded_at timestamptz not null,
     done     double precision not null,   -- 0 to 1
     note     text not null
 );
-create index progress_by_job on forebay.progress (job_id, noted_at);
-create index progress_by_age on forebay.progress (noted_at);
+create index progress_by_job on forebay.progress (job_id, recorded_at);
+create index progress_by_age on forebay.progress (recorded_at);

@@ -8,7 +8,7 @@ create table forebay.tombstone (
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
     reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
-    noted_at   timestamptz not null,
+    recorded_at   timestamptz not null,
     enqueued_at timestamptz              -- of the job an expiry was decided for
 );
 create index tombstone_by_job on forebay.tombstone (job_id);

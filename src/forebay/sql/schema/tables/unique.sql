@@ -1,4 +1,4 @@
--- Uniqueness by intent: what a key means while another job of the same key waits or runs.
+-- Uniqueness by uniqueness mode: what a key means while another job of the same key waits or runs.
 --
 -- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
 -- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
@@ -9,7 +9,7 @@
 create table forebay.unique_key (
     xid         xid8 not null default pg_current_xact_id(),           -- Before job_id, as in the log.
     queue       text collate "C" not null,
-    intent      "char" not null check (intent in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
+    mode      "char" not null check (mode in ('o', 'i', 'c', 'r', 'd', 't')),  -- named in forebay.code
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),
@@ -21,9 +21,9 @@ create table forebay.unique_key (
     first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
     payload     bytea,                   -- idempotent: hash of kind and arguments
     origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
-    primary key (queue, intent, key, gen)
+    primary key (queue, mode, key, gen)
 );
-create index unique_key_by_job on forebay.unique_key (job_id) where intent = 'c';
+create index unique_key_by_job on forebay.unique_key (job_id) where mode = 'c';
 create index unique_key_by_time on forebay.unique_key (taken_at);
 
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';

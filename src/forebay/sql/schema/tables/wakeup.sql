@@ -1,9 +1,9 @@
--- Bells: "somebody sleeps until", in milliseconds since 1970, one register per hash of a queue name.
+-- Wake-ups: "somebody sleeps until", in milliseconds since 1970, one flag sequence per hash of a queue name.
 -- Sequences because their value is read and set outside transactions and leaves no dead rows.
 do $$
 begin
     for i in 0..15 loop
-        execute format('create sequence forebay.bell_%s as bigint cache 1', i);
+        execute format('create sequence forebay.wakeup_%s as bigint cache 1', i);
     end loop;
 end
 $$;

@@ -39,7 +39,7 @@ declare
     v_lease   record;
     v_row     record;
     v_queue   record;
-    v_mark    forebay.promotion;
+    v_position    forebay.promotion;
     v_count   bigint;
     v_skipped bigint[];
     v_border  constant xid := forebay._native_after();
@@ -97,12 +97,12 @@ begin
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
             perform forebay._go_on(
-                r.job, forebay._note_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
+                r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
     end if;
     delete from forebay.parked;
-    delete from forebay.key_turn;
+    delete from forebay.key_run;
 
     -- Waiting in the log.
     for v_lane in
@@ -137,7 +137,7 @@ begin
                 resumed := resumed + 1;
                 perform forebay._go_on(
                     v_row.r,
-                    forebay._note_private_lane(v_lane.queue, v_lane.priority,
+                    forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
                                                (v_row.r).ordering_key, v_lane.limit_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
@@ -153,15 +153,15 @@ begin
     end loop;
     update forebay.queue_group g set start_after = '1:1:';
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
-    delete from forebay.gate;
+    delete from forebay.limiter;
 
     -- Deferred and not yet promoted: written anew, under this cluster's xids.
-    select * into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
         where age(d.xmin) >= age(v_border)
-          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id));
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
     delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (

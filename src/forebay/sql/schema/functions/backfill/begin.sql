@@ -57,6 +57,6 @@ begin
         v_jobs := pg_catalog.array_append(v_jobs, v_count);
         v_digests := pg_catalog.array_append(v_digests, v_digest);
     end if;
-    return forebay.backfill_note_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
+    return forebay.backfill_record_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
 end
 $$;

@@ -2,7 +2,7 @@
 
 -- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all are done.
 --
--- Invariant "a chunk and its mark are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
+-- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
 -- transaction of its own, and after a crash again.
 --
 -- Returns how many jobs this chunk has, and of how many that were counted at the beginning those done are now.

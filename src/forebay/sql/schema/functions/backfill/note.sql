@@ -4,7 +4,7 @@
 --
 -- Parameters: upto, jobs and digests have an element for each chunk.
 -- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
-create function forebay.backfill_note_v1(
+create function forebay.backfill_record_v1(
     kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
 returns bigint
 language plpgsql volatile security definer
@@ -12,19 +12,19 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id   bigint;
-    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_note_v1.jobs) j), 0);
+    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_record_v1.jobs) j), 0);
 begin
     perform forebay.backfill_token_v1(
-        backfill_note_v1.kind, backfill_note_v1.options, v_jobs,
-        coalesce((select sum(d) from unnest(backfill_note_v1.digests) d), 0), backfill_note_v1.token);
+        backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
+        coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_note_v1.kind, backfill_note_v1.query, backfill_note_v1.options,
-            backfill_note_v1.key, backfill_note_v1.token is not null, v_jobs)
+    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
+            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
-    from rows from (unnest(backfill_note_v1.upto), unnest(backfill_note_v1.jobs), unnest(backfill_note_v1.digests))
+    from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     return v_id;
 end

@@ -8,7 +8,7 @@
 -- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
 -- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit is the limiter", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
 -- Of suspects one is taken at a time.
 --
@@ -19,10 +19,10 @@
 --   p_limit                 1 to 10000
 -- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
 -- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
--- hands back all behind it.
+-- releases all behind it.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
 --   JQ030 foreign cluster.
--- Locks, in order: the group's gate (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -45,12 +45,12 @@ begin
                              coalesce(p_claim_no::text, 'null'), coalesce(p_floor::text, 'null'));
     end if;
     -- Expressions instead of PERFORM, and the test before the call: a statement costs more than either.
-    if (forebay._is_alone() and pg_sequence_last_value('forebay.gate_seq') is null) is not true then
+    if (forebay._is_alone() and pg_sequence_last_value('forebay.limiter_seq') is null) is not true then
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
                      and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
-            return forebay._claim_at_gate(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+            return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
     if set_config('synchronous_commit', 'off', true) is null

@@ -2,10 +2,10 @@
 
 -- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
 --
--- One call per poll. When none is ready and p_sleep_millis is given, the bells of p_queues are set: somebody
+-- One call per poll. When none is ready and p_sleep_millis is given, the wake-ups of p_queues are set: somebody
 -- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
--- or with limit keys (is_limited) it reports what its gate would let through now, see docs/design/limits.md; jobs that the gate holds
--- back set no bell.
+-- or with limit keys (is_limited) it reports what its limiter would let through now, see docs/design/limits.md; jobs that the limiter holds
+-- back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
@@ -25,16 +25,16 @@ declare
     v_tail    bigint[];
     v_segment bigint;
     v_until   bigint;
-    v_gates   bigint[] := '{}';
+    v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
     v_row     record;
 begin
-    if not forebay._is_home() then
-        perform forebay._require_home();
+    if not forebay._is_same_cluster() then
+        perform forebay._require_same_cluster();
     end if;
-    if pg_sequence_last_value('forebay.gate_seq') is not null then
-        v_gates := array(select g.group_id from forebay.queue_group g
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
@@ -80,7 +80,7 @@ begin
     select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
     from rows from (unnest(v_places), unnest(v_moved)) with ordinality
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
-    where p.group_id <> all (v_gates) and case
+    where p.group_id <> all (v_limiters) and case
         when p.moved then true
         -- A late committer of an older segment: let the claim look.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
@@ -88,8 +88,8 @@ begin
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
     v_any := found;
 
-    if v_gates <> '{}' then
-        for v_row in select * from forebay._ready_at_gates(v_gates, v_places, v_moved, v_now, v_before) loop
+    if v_limiters <> '{}' then
+        for v_row in select * from forebay._ready_limited(v_limiters, v_places, v_moved, v_now, v_before) loop
             if v_row.lane is null then
                 v_shut := v_shut || v_row.group_id;
                 continue;
@@ -100,15 +100,15 @@ begin
     end if;
 
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- A register is written to the WAL, and nobody waits for it.
-        if not forebay._is_home() then
-            perform forebay._note_home();
+        perform set_config('synchronous_commit', 'off', true);  -- A flag sequence is written to the WAL, and nobody waits for it.
+        if not forebay._is_same_cluster() then
+            perform forebay._record_same_cluster();
         end if;
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform setval(bell.register, v_until)
-        from (select distinct forebay._bell(g.queue) as register
-              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) bell
-        where coalesce(pg_sequence_last_value(bell.register), 0) < v_until;
+        perform setval(wakeup.flag, v_until)
+        from (select distinct forebay._wakeup(g.queue) as flag
+              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
+        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
     end if;
 end
 $$;

@@ -2,7 +2,7 @@
 -- Their texts are the files of functions/claim/segment.
 --
 -- Locks: the caller holds the maintenance key.
-create function forebay._make_readers(p_segment_id bigint, p_hi bigint) returns void
+create function forebay._make_segment_functions(p_segment_id bigint, p_hi bigint) returns void
 language plpgsql volatile
 as $$
 declare

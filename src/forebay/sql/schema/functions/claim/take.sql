@@ -26,7 +26,7 @@ declare
     v_high     bigint;
     v_used_up  boolean;
     v_tombstones boolean;
-    v_buried   bigint;
+    v_dead_letters   bigint;
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
@@ -133,9 +133,9 @@ begin
                array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
-               count(forebay._bury(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+               count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
                    filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_buried
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead_letters
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
     end if;

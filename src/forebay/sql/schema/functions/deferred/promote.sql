@@ -2,8 +2,8 @@
 
 -- Append at most p_limit due jobs to the log; returns how many.
 --
--- Promoted so far are the rows visible in a snapshot at or below a mark (run_at, deferred_id). A promotion takes two
--- disjoint sets: rows between the old mark and the new one, and rows at or below the old mark that became visible
+-- Promoted so far are the rows visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
+-- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
 -- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
 --
 -- Invariant "nothing lost".
@@ -21,17 +21,17 @@ declare
     v_at     timestamptz;
     v_run_at timestamptz[];
     v_ids    bigint[];
-    v_mark   timestamptz;
-    v_mark_id bigint;
+    v_position   timestamptz;
+    v_position_id bigint;
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- A promotion of none would move the mark past jobs that it did not promote.
+    -- A promotion of none would move the position past jobs that it did not promote.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
     perform forebay._require_alone('forebay.promote_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
         return 0;
     end if;
@@ -46,7 +46,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the mark may follow it.
+        -- The clock was set back. Without the rows promoted already the position may follow it.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
@@ -72,11 +72,11 @@ begin
           order by i.run_at, i.deferred_id
           limit p_limit) d;
     if cardinality(v_ids) = p_limit then
-        v_mark := v_run_at[p_limit];
-        v_mark_id := v_ids[p_limit];
+        v_position := v_run_at[p_limit];
+        v_position_id := v_ids[p_limit];
     else
-        v_mark := v_at;
-        v_mark_id := 9223372036854775807;
+        v_position := v_at;
+        v_position_id := 9223372036854775807;
     end if;
 
     if v_ids is not null then
@@ -87,13 +87,13 @@ begin
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
         from forebay.deferred d
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-          and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id)
+          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
           and pg_visible_in_snapshot(d.xid, v_now)
         order by d.run_at, d.deferred_id;
         get diagnostics v_due = row_count;
     end if;
 
-    -- At or below the old mark, and visible only since: by xid from the snapshot's end on, and one probe for each
+    -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
     -- xid that was in progress then.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
@@ -104,7 +104,7 @@ begin
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all
           select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the mark by its time instead.
+          offset 0) d  -- Keeps the planner from reading everything below the position by its time instead.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
       and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
@@ -114,13 +114,13 @@ begin
        or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
        or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
-        values (v_cursor.no + 1, v_now, v_mark, v_mark_id, v_due + v_late, v_at);
+        values (v_cursor.no + 1, v_now, v_position, v_position_id, v_due + v_late, v_at);
         if v_due + v_late > 0 then
-            perform forebay._ring(q.queue)
+            perform forebay._notify(q.queue)
             from (select distinct l.queue from forebay.lane l where l.lane in (
                       select d.lane from forebay.deferred d
                       where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-                        and (d.run_at, d.deferred_id) <= (v_mark, v_mark_id))) q;
+                        and (d.run_at, d.deferred_id) <= (v_position, v_position_id))) q;
         end if;
     end if;
     return v_due + v_late;

@@ -1,7 +1,7 @@
 -- Enqueue: the public contract for producers, in any language.
 -- grant: producer, worker
 
--- The public lane for one job, noted in the registry; where many jobs go, its register comes to know it.
+-- The public lane for one job, noted in the registry; where many jobs go, its flag sequence comes to know it.
 --
 -- Errors: JQ001 the queue's name.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
@@ -12,12 +12,12 @@ declare
     v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
     v_committed boolean;
 begin
-    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.spread_seq')) = 0 then
+    if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
         -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
         select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
         if v_committed is not null then
-            -- Seldom, so that two lanes with one register do not take it from each other at every job.
-            perform setval(forebay._lane_register(v_lane), forebay._token(v_lane)) where v_committed and random() < 0.03;
+            -- Seldom, so that two lanes with one flag sequence do not take it from each other at every job.
+            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
             return v_lane;
         end if;
     end if;
@@ -26,17 +26,17 @@ begin
             message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
-    return case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, 0)
-                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, 0, p_limit_key)
-                when pg_sequence_last_value('forebay.spread_seq') is not null then forebay._pick_lane(p_queue, p_priority)
-                else forebay._note_lane(p_queue, p_priority, 0) end;
+    return case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, 0)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when pg_sequence_last_value('forebay.shard_seq') is not null then forebay._pick_lane(p_queue, p_priority)
+                else forebay._record_lane(p_queue, p_priority, 0) end;
 end
 $$;
 
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the gate": the job exists exactly if this transaction commits.
+-- Invariant "commit is the limiter": the job exists exactly if this transaction commits.
 --
 -- Parameters:
 --   kind            which handler
@@ -105,12 +105,12 @@ begin
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.spread_seq'),
+    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.shard_seq'),
                     pg_sequence_last_value('forebay.limit_seq')) > 0
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_room(enqueue.queue, 1);
+            perform forebay._require_below_limit(enqueue.queue, 1);
         end if;
     end if;
 
@@ -133,7 +133,7 @@ begin
     -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
     v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
-        perform forebay._ring(enqueue.queue);
+        perform forebay._notify(enqueue.queue);
     end if;
     return v_job_id;
 end

@@ -170,11 +170,11 @@ begin
     end loop;
 
     if enqueue_many.ordering_key is not null then
-        v_lanes := array[forebay._note_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
+        v_lanes := array[forebay._record_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     elsif enqueue_many.limit_key is not null then
-        v_lanes := array[forebay._note_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
     else
-        v_lanes := forebay._note_lanes(enqueue_many.queue, enqueue_many.priority, forebay._spreads(array[enqueue_many.queue]));
+        v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
     if v_start > v_now then
         insert into forebay.deferred (
@@ -186,7 +186,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
@@ -194,7 +194,7 @@ begin
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
                enqueue_many.ordering_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
-        perform forebay._ring(enqueue_many.queue);
+        perform forebay._notify(enqueue_many.queue);
     end if;
     return cardinality(enqueue_many.args);
 end

@@ -1,5 +1,5 @@
--- The register that may name a lane.
-create function forebay._lane_register(p_lane bigint) returns regclass
+-- The flag sequence that may name a lane.
+create function forebay._lane_flag(p_lane bigint) returns regclass
 language sql stable
 as $$
     select (array[
@@ -8,20 +8,20 @@ as $$
 $$;
 
 
--- What stands in the register of a lane that is known: another number for each lane, each start of the server and each file of
--- the registry. So a register that was dumped with a later state than the registry, or outlived it, names no lane.
-create function forebay._token(p_lane bigint) returns bigint
+-- What stands in the flag sequence of a lane that is known: another number for each lane, each start of the server and each file of
+-- the registry. So a flag sequence that was dumped with a later state than the registry, or outlived it, names no lane.
+create function forebay._lane_stamp(p_lane bigint) returns bigint
 language sql stable
 as $$
     select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
 $$;
 
 
--- Is the lane's row in the registry committed, as far as its register tells?
+-- Is the lane's row in the registry committed, as far as its flag sequence tells?
 --
--- Invariant "known is committed": a register names a lane only after its row was. Read and set outside transactions.
+-- Invariant "known is committed": a flag sequence names a lane only after its row was. Read and set outside transactions.
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._lane_register(p_lane)) = forebay._token(p_lane), false)
+    select coalesce(pg_sequence_last_value(forebay._lane_flag(p_lane)) = forebay._lane_stamp(p_lane), false)
 $$;

@@ -5,12 +5,12 @@ language sql immutable
 as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
 
 
--- One of the public lanes of an unordered queue. Part 0 is the lane the queue has had before.
-create function forebay._part_id(p_queue text, p_priority integer, p_part integer) returns bigint
+-- One of the public lanes of an sharded queue. Part 0 is the lane the queue has had before.
+create function forebay._shard_id(p_queue text, p_priority integer, p_shard integer) returns bigint
 language sql immutable
 as $$
-    select case p_part when 0 then forebay._lane_id(p_queue, p_priority, 0)
-                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_part::text) collate "C", 0) & -2 end
+    select case p_shard when 0 then forebay._lane_id(p_queue, p_priority, 0)
+                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_shard::text) collate "C", 0) & -2 end
 $$;
 
 
@@ -33,9 +33,9 @@ as $$
 $$;
 
 
--- The desk of (queue, priority, audience): where claims ask for jobs of any limit key.
-create function forebay._desk_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
+-- The dispatch lane of (queue, priority, audience): where claims ask for jobs of any limit key.
+create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$
-    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/desk') collate "C", 0) & -2
+    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/dispatch_lane') collate "C", 0) & -2
 $$;

@@ -10,7 +10,7 @@ language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.lane l where l.lane = p_lane) then
-        insert into forebay.lane (lane, queue, priority, audience, sort, shard, noted_at, limit_key)
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
         values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
     end if;
     return p_lane;
@@ -19,7 +19,7 @@ $$;
 
 
 -- The lane of (queue, priority, audience), noted in the registry.
-create function forebay._note_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
     select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
@@ -28,7 +28,7 @@ $$;
 
 
 -- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
-create function forebay._note_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
+create function forebay._record_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
 begin
@@ -40,18 +40,18 @@ end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its desk.
-create function forebay._note_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its dispatch lane.
+create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language plpgsql volatile
 as $$
 declare
     v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
 begin
     if not exists (select from forebay.lane l where l.lane = v_lane) then
-        if pg_sequence_last_value('forebay.gate_seq') is null then
-            perform nextval('forebay.gate_seq');
+        if pg_sequence_last_value('forebay.limiter_seq') is null then
+            perform nextval('forebay.limiter_seq');
         end if;
-        perform forebay._note(forebay._desk_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._note(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
         perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
@@ -60,25 +60,25 @@ $$;
 
 
 -- The lane in which a group's job goes on, noted in the registry.
-create function forebay._note_private_lane(
+create function forebay._record_private_lane(
     p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
 returns bigint
 language sql volatile
 as $$
-    select case when p_ordering_key is not null then forebay._note_keyed_lane(p_queue, p_priority, p_audience)
-                when p_limit_key is not null then forebay._note_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
-                else forebay._note_lane(p_queue, p_priority, p_audience) end
+    select case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, p_audience)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                else forebay._record_lane(p_queue, p_priority, p_audience) end
 $$;
 
 
--- The public lanes for many jobs, noted in the registry: one, or all of an unordered queue's.
+-- The public lanes for many jobs, noted in the registry: one, or all of an sharded queue's.
 --
 -- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
 -- nobody noted.
-create function forebay._note_lanes(p_queue text, p_priority integer, p_spreads jsonb) returns bigint[]
+create function forebay._record_lanes(p_queue text, p_priority integer, p_shards jsonb) returns bigint[]
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._part_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
-        from generate_series(0, coalesce((p_spreads ->> p_queue)::integer, 1) - 1) shard order by shard)
+        select forebay._note(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        from generate_series(0, coalesce((p_shards ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;

@@ -1,34 +1,34 @@
--- Over how many public lanes of each priority the jobs of a queue are spread; 1 where their order is kept.
-create function forebay._spread_of(p_queue text) returns integer
+-- Over how many public lanes of each priority the jobs of a queue are queue_shards; 1 where their order is kept.
+create function forebay._shards_of(p_queue text) returns integer
 language sql stable
-as $$ select coalesce((select s.lanes from forebay.spread s where s.queue = p_queue), 1) $$;
+as $$ select coalesce((select s.lanes from forebay.queue_shards s where s.queue = p_queue), 1) $$;
 
 
--- A public lane for one job, noted in the registry: any of an unordered queue's.
+-- A public lane for one job, noted in the registry: any of an sharded queue's.
 create function forebay._pick_lane(p_queue text, p_priority integer) returns bigint
 language plpgsql volatile
 as $$
 declare
-    v_part integer := floor(random() * forebay._spread_of(p_queue));
+    v_part integer := floor(random() * forebay._shards_of(p_queue));
 begin
-    return forebay._note(forebay._part_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
+    return forebay._note(forebay._shard_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
 end
 $$;
 
 
--- Over how many public lanes the jobs of some queues are spread, by queue; null: of no queue.
-create function forebay._spreads(p_queues text[]) returns jsonb
+-- Over how many public lanes the jobs of some queues are queue_shards, by queue; null: of no queue.
+create function forebay._shards(p_queues text[]) returns jsonb
 language sql volatile
 as $$
-    select case when pg_sequence_last_value('forebay.spread_seq') is not null then
-        (select jsonb_object_agg(s.queue, s.lanes) from forebay.spread s where s.queue = any (p_queues)) end
+    select case when pg_sequence_last_value('forebay.shard_seq') is not null then
+        (select jsonb_object_agg(s.queue, s.lanes) from forebay.queue_shards s where s.queue = any (p_queues)) end
 $$;
 
 
 -- Which of so many public lanes the job of a place goes to.
-create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_spreads jsonb) returns bigint
+create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
 language sql immutable
 as $$
-    select case when p_spreads is null then forebay._lane_id(p_queue, p_priority, 0)
-                else forebay._part_id(p_queue, p_priority, (p_place % coalesce((p_spreads ->> p_queue)::integer, 1))::integer) end
+    select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
+                else forebay._shard_id(p_queue, p_priority, (p_place % coalesce((p_shards ->> p_queue)::integer, 1))::integer) end
 $$;

@@ -1,10 +1,10 @@
--- The bell of a queue.
-create function forebay._bell(p_queue text) returns regclass
+-- The wake-up of a queue.
+create function forebay._wakeup(p_queue text) returns regclass
 language sql stable
 as $$
     select (array[
-        'forebay.bell_0', 'forebay.bell_1', 'forebay.bell_2', 'forebay.bell_3', 'forebay.bell_4', 'forebay.bell_5', 'forebay.bell_6', 'forebay.bell_7',
-        'forebay.bell_8', 'forebay.bell_9', 'forebay.bell_10', 'forebay.bell_11', 'forebay.bell_12', 'forebay.bell_13', 'forebay.bell_14', 'forebay.bell_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
+        'forebay.wakeup_0', 'forebay.wakeup_1', 'forebay.wakeup_2', 'forebay.wakeup_3', 'forebay.wakeup_4', 'forebay.wakeup_5', 'forebay.wakeup_6', 'forebay.wakeup_7',
+        'forebay.wakeup_8', 'forebay.wakeup_9', 'forebay.wakeup_10', 'forebay.wakeup_11', 'forebay.wakeup_12', 'forebay.wakeup_13', 'forebay.wakeup_14', 'forebay.wakeup_15']::regclass[])[(hashtext(p_queue) & 15) + 1]
 $$;
 
 
@@ -12,7 +12,7 @@ $$;
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._bell(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
 $$;
 
 
@@ -20,12 +20,12 @@ $$;
 --
 -- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
 -- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
--- over a producer's commit. The parameter forebay.bell, on or off, overrides that for a server, a database, a role or a
+-- over a producer's commit. The parameter forebay.wakeup, on or off, overrides that for a server, a database, a role or a
 -- session.
 create function forebay._may_notify() returns boolean
 language sql volatile
 as $$
-    select coalesce(nullif(current_setting('forebay.bell', true), '') = 'on',
+    select coalesce(nullif(current_setting('forebay.wakeup', true), '') = 'on',
                     current_setting('max_prepared_transactions') = '0')
            and pg_notification_queue_usage() < 0.25
 $$;
@@ -33,14 +33,14 @@ $$;
 
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
--- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The bell shortens the wait and guarantees
+-- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
 -- nothing; workers poll.
-create function forebay._ring(p_queue text) returns void
+create function forebay._notify(p_queue text) returns void
 language plpgsql volatile
 as $$
 begin
     if forebay._is_awaited(p_queue) and forebay._may_notify() then
-        perform pg_notify('forebay_bell', p_queue);
+        perform pg_notify('forebay_wakeup', p_queue);
     end if;
 end
 $$;

@@ -6,7 +6,7 @@
 -- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
 --
 -- Errors: JQ001 an unknown action, or something missing.
-create function forebay.note_act(
+create function forebay.record_act(
     p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
     p_application text default null, p_database text default null, p_state text default null,
     p_xact_start timestamptz default null, p_seconds double precision default null, p_age bigint default null,

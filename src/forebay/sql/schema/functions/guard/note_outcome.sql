@@ -3,7 +3,7 @@
 -- Record what came of an act: once, and only by whoever recorded the act.
 --
 -- Errors: JQ001 no such act of this role that is without an outcome.
-create function forebay.note_outcome(p_event_id bigint, p_outcome text) returns void
+create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -6,6 +6,6 @@ begin
     insert into forebay.log (lane, enqueued_at, kind, args, ordering_key)
     select l.lane, l.at, '', '{}', k.key
     from unnest(p_keys) k (key),
-         (select forebay._note_keyed_lane(p_queue, p_priority, p_group_id) as lane, forebay._now() as at offset 0) l;
+         (select forebay._record_keyed_lane(p_queue, p_priority, p_group_id) as lane, forebay._now() as at offset 0) l;
 end
 $$;

@@ -6,7 +6,7 @@ as $$
         select from forebay._key_states(p_group_id, array[p_ordering_key]) s
         where p_seq = any (s.waiting_seqs)
            or exists (select from forebay.parked p
-                      where p.seq = p_seq and p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > s.mark))
+                      where p.seq = p_seq and p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > s.taken_up_to))
 $$;
 
 
@@ -18,7 +18,7 @@ declare
     v_batch forebay.batch;
 begin
     for v_batch in
-        select b.* from forebay.key_turn t
+        select b.* from forebay.key_run t
         join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
         where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
           and p_seq = any (b.seqs)
@@ -31,17 +31,17 @@ end
 $$;
 
 
--- All keyed jobs that wait behind a cursor: parked or kept back.
+-- All keyed jobs that wait behind a cursor: parked or requeued.
 create function forebay._all_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
     with recursive key as (
-        (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+        (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
         union all
         select n.group_id, n.ordering_key
         from key k, lateral (
-            select t.group_id, t.ordering_key from forebay.key_turn t
+            select t.group_id, t.ordering_key from forebay.key_run t
             where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
             order by t.group_id, t.ordering_key limit 1) n
     ), state as materialized (
@@ -55,5 +55,5 @@ as $$
     select p.group_id, p.ordering_key, p.lane, p.seq, p.parked_no
     from forebay.parked p
     left join state s on s.group_id = p.group_id and s.ordering_key = p.ordering_key
-    where p.parked_no > coalesce(s.mark, 0)
+    where p.parked_no > coalesce(s.taken_up_to, 0)
 $$;

@@ -1,6 +1,6 @@
 -- The outcomes of a flush, with k for every job that would go on although an earlier one of its key has not ended: it
 -- stays behind that one. So of a key at most one job is on its way in a new row.
-create function forebay._kept_back(
+create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
 language sql stable
@@ -56,7 +56,7 @@ declare
 begin
     if v_looks then
         perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
-        -- Nobody parked anything since the claim, and nothing of these keys goes on or was kept back.
+        -- Nobody parked anything since the claim, and nothing of these keys goes on or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
                            where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and s.outcomes is not null) then
@@ -89,11 +89,11 @@ begin
         v_keys := array(
             select k.key
             from unnest(v_keys) k (key)
-            left join lateral (select i.mark, i.rest_seqs from forebay.key_turn i
+            left join lateral (select i.taken_up_to, i.rest_seqs from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t on true
             where t.rest_seqs is not null
                or exists (select from forebay.parked p
-                          where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)));
+                          where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)));
     end if;
     if v_keys <> '{}' then
         select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;

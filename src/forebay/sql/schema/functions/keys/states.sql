@@ -1,30 +1,30 @@
 -- Where keys stand for a group: one row for each.
 --
 -- open: how many jobs of its newest turns have not ended; the lease holder has them, the first is of turn first_open. head: the
--- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was kept back, in order; the
+-- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was requeued, in order; the
 -- first is next, before all that is parked.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
-    ordering_key text, no bigint, since bigint, mark bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
+    ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
     waiting_lanes bigint[], waiting_seqs bigint[])
 language sql stable
 -- planner: arrays
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.mark, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
         from unnest(p_keys) k (key)
-        left join lateral (select * from forebay.key_turn i
+        left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
                            order by i.no desc limit 1) t on true
-    ), turn as materialized (
+    ), key_run as materialized (
         select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
         from last l
-        cross join lateral (select * from forebay.key_turn i
+        cross join lateral (select * from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
                               and i.lease_id is not null offset 0) t
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets, s.outcomes
-        from (select distinct t.lease_id, t.claim_no from turn t) b
+        from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select i.offsets, i.outcomes from forebay.settlement i
                             where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) s
     ), ended as materialized (
@@ -33,14 +33,14 @@ as $$
     ), open as materialized (
         -- Batches that are not settled as a whole. One that was removed meanwhile ended long ago.
         select b.lease_id, b.claim_no
-        from (select distinct t.lease_id, t.claim_no from turn t) b
+        from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select from forebay.batch i
                             where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i
         where not exists (select from flush f where f.lease_id = b.lease_id and f.claim_no = b.claim_no and f.offsets is null)
     ), partial as materialized (
         select t.key, t.no, t.lease_id, t.claim_no, u.place, u.job, e.code
         from open o
-        join turn t on t.lease_id = o.lease_id and t.claim_no = o.claim_no
+        join key_run t on t.lease_id = o.lease_id and t.claim_no = o.claim_no
         cross join lateral unnest(t.offsets, t.jobs) u (place, job)
         left join ended e on e.lease_id = t.lease_id and e.claim_no = t.claim_no and e.place = u.place
     ), kept as materialized (
@@ -61,7 +61,7 @@ as $$
         from partial p
         group by p.key
     )
-    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.mark, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
            coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
     from last l
     left join state s on s.key = l.key

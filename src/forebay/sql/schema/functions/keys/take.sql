@@ -1,7 +1,7 @@
 -- The claim of a keyed lane: what forebay._take() is for the others.
 --
 -- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
--- numbers of its claims; a turn is the first of what waits, in the order: what was kept back, what is parked, what the cursor
+-- numbers of its claims; a turn is the first of what waits, in the order: what was requeued, what is parked, what the cursor
 -- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
 -- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
 --
@@ -114,47 +114,47 @@ begin
                    min(m.seq) as low, max(m.seq) as high
             from met m group by m.key
         ), last as materialized (
-            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.mark, t.is_suspect,
+            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
                    or exists (select from forebay.parked p
-                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.mark, 0)) as waits
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)) as waits
             from key k
-            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.mark, i.is_suspect, i.rest_seqs is not null as has_rest
-                               from forebay.key_turn i
+            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
+                               from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key
                                order by i.no desc limit 1) t on true
-        ), turn as materialized (
+        ), key_run as materialized (
             select l.key, l.no, l.lease_id, l.claim_no, l.is_suspect from last l where l.since = l.no and l.lease_id is not null
             union all
             select l.key, t.no, t.lease_id, t.claim_no, l.is_suspect
             from last l
-            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_turn i
+            cross join lateral (select i.no, i.lease_id, i.claim_no from forebay.key_run i
                                 where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
                                   and i.lease_id is not null offset 0) t
             where l.since < l.no
-        ), lot as materialized (
-            select b.lease_id, b.is_suspect, s.goes_on, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
-            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from turn t group by t.lease_id, t.claim_no) b
+        ), batch_state as materialized (
+            select b.lease_id, b.is_suspect, s.continues, case when s.is_whole then 0 else coalesce(i.size, 0) - s.ended end as open
+            from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from key_run t group by t.lease_id, t.claim_no) b
             cross join lateral (
                 select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
-                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as goes_on
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as continues
                 from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
             left join lateral (select cardinality(i.seqs) as size from forebay.batch i
                                where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
         ), verdict as materialized (
             select not exists (select from last l where l.waits)
-               and not exists (select from lot b where b.goes_on or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
-               and coalesce((select sum(b.open) from lot b where b.lease_id = p_lease_id), 0) <= v_ahead
+               and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
+               and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
                and (select min(m.expires) from met m) > c.at
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
-            insert into forebay.key_turn (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, low_seq, high_seq, is_suspect, taken_at)
+            insert into forebay.key_run (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, low_seq, high_seq, is_suspect, taken_at)
             select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
-                   coalesce(l.mark, 0), k.low, k.high, false, c.at
+                   coalesce(l.taken_up_to, 0), k.low, k.high, false, c.at
             from key k
             join last l on l.key = k.key
-            left join (select t.key, min(t.no) as no from turn t
+            left join (select t.key, min(t.no) as no from key_run t
                        where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
             where (select v.is_plain from verdict v)
         )
@@ -172,25 +172,25 @@ begin
     else
         v_public := array(select l.lane from forebay.lane l where l.queue = c.queue and l.audience = 0 and l.sort = 'keyed');
         with met as materialized (
-            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_token, coalesce(u.job_id, u.seq) as job_id
+            select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_recheck, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
         ), stands as materialized (
             select s.*, s.open > 0 as is_busy,
                    s.head is not null
-                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_token) as waits,
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
-                   and s.head is null and s.waiting_seqs = '{}' as goes_on
+                   and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.mark, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
-                   case when s.goes_on then s.first_open else s.no + 1 end as since,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+                   case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
-            from stands s cross join lateral (select s.is_busy and not s.goes_on or s.waits as is_taken) t
+            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits as is_taken) t
         ), parked as materialized (
             select s.key, i.parked_no, i.lane, i.seq
             from state s, lateral (
                 select p.parked_no, p.lane, p.seq from forebay.parked p
-                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.mark
+                where p.group_id = p_group_id and p.ordering_key = s.key and p.parked_no > s.taken_up_to
                 order by p.parked_no limit s.quota) i
             where not s.is_taken
         ), behind as materialized (
@@ -199,9 +199,9 @@ begin
             -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_token and not s.is_busy
+            where m.job_id = s.head and not m.is_recheck and not s.is_busy
             union all
-            -- 1: kept back. 2: parked.
+            -- 1: requeued. 2: parked.
             select s.key, 1, u.nr, u.lane, u.seq, null
             from state s, unnest(s.waiting_lanes, s.waiting_seqs) with ordinality u (lane, seq, nr)
             where not s.is_taken
@@ -213,12 +213,12 @@ begin
                                     or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
                    m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
-            where m.job_id is distinct from s.head and not m.is_token
+            where m.job_id is distinct from s.head and not m.is_recheck
             union all
             -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_token and s.is_busy
+            where m.job_id = s.head and not m.is_recheck and s.is_busy
         ), listed as materialized (
             select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
         )
@@ -232,7 +232,7 @@ begin
                array(select s.key from state s order by s.key) as state_keys,
                array(select s.no from state s order by s.key) as state_nos,
                array(select s.since from state s order by s.key) as state_since,
-               array(select s.mark from state s order by s.key) as state_marks
+               array(select s.taken_up_to from state s order by s.key) as state_positions
         into v_found;
 
         with row_of as materialized (
@@ -262,28 +262,28 @@ begin
             order by i.rank, i.nr limit v_limit
         ), reach as materialized (
             -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
-            select s.key, s.no, s.since, s.mark, h.places, h.jobs, h.low, h.high,
+            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
                    coalesce(h.upto, case when not i.runs then i.upto end) as upto
-            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_marks) s (key, no, since, mark)
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
                        from chosen x group by x.key) h on h.key = s.key
             left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
                        from candidate x group by x.key) i on i.key = s.key
         ), rest as materialized (
-            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as mark,
+            select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as taken_up_to,
                    array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
                    array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
                    min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
             from candidate i join reach t on t.key = i.key
             where t.upto is not null
             group by i.key
-        ), turn as (
-            insert into forebay.key_turn (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, mark, rest_lanes, rest_seqs, low_seq, high_seq,
+        ), key_run as (
+            insert into forebay.key_run (
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
                 is_suspect, taken_at)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
-                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.mark, r.mark), r.lanes, r.seqs,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
                    coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
                    c.at
             from reach t join rest r on r.key = t.key
@@ -308,9 +308,9 @@ begin
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
-               (select count(forebay._bury(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
+               (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
                 from skipped i where i.verdict = 'e') as buried,
-               (select count(forebay._bounce(i.job, c.at)) from candidate i where i.class = 5) as bounced,
+               (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- Nothing of these is taken, and there may be more of them than was read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again
         into v_taken;
@@ -358,7 +358,7 @@ $$;
 
 
 -- Let a key's next job, that came too early, come again in a moment.
-create function forebay._bounce(p_row forebay.log, p_at timestamptz) returns boolean
+create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin

@@ -1,6 +1,6 @@
 -- Delete parked rows whose jobs have been taken, and turns that say nothing any more: not the newest of their key, or of jobs
 -- that all left the archive. Returns how many rows.
-create function forebay._trim_turns(p_most integer) returns bigint
+create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -15,29 +15,29 @@ begin
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
     for v_key in
         with recursive key as (
-            (select t.group_id, t.ordering_key from forebay.key_turn t order by t.group_id, t.ordering_key limit 1)
+            (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
             union all
             select n.group_id, n.ordering_key
             from key k, lateral (
-                select t.group_id, t.ordering_key from forebay.key_turn t
+                select t.group_id, t.ordering_key from forebay.key_run t
                 where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
                 order by t.group_id, t.ordering_key limit 1) n
         )
-        select k.group_id, k.ordering_key, s.mark, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
+        select k.group_id, k.ordering_key, s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
         from (select k.* from key k
               -- Most keys have nothing that could go: numbers rise from turn to turn.
               where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-                 or v_first > (select t.high_seq from forebay.key_turn t
+                 or v_first > (select t.high_seq from forebay.key_run t
                                where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
               offset 0) k,
              lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
     loop
         exit when v_total >= p_most;
         delete from forebay.parked p
-        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.mark;
+        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.taken_up_to;
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
-        delete from forebay.key_turn t
+        delete from forebay.key_run t
         where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
           and (t.no < v_key.since or not v_key.is_needed);
         get diagnostics v_rows = row_count;

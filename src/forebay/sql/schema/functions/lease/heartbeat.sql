@@ -1,22 +1,22 @@
 -- grant: worker
 
--- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which posts nobody
--- holds, and how large the crowd is: how many leases are open in all, at most 1,000, or null for who runs jobs.
+-- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
+-- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
 --
 -- Touches no lease row and takes no lock that anything else holds.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_posts, posts it would take.
-create function forebay.beat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_posts bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], vacant_posts bigint[], crowd integer)
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
+create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 declare
-    v_post bigint;
+    v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
     select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
@@ -25,14 +25,14 @@ begin
         cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
                                 where t.job_id = any (p_job_ids) and t.reason = 'c');
     end if;
-    vacant_posts := '{}';
-    foreach v_post in array p_posts loop
-        if forebay._holder(v_post) is null then
-            vacant_posts := vacant_posts || v_post;
+    leaderless := '{}';
+    foreach v_duty in array p_duties loop
+        if forebay._leader_of(v_duty) is null then
+            leaderless := leaderless || v_duty;
         end if;
     end loop;
     if cardinality(p_job_ids) = 0 then
-        crowd := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
+        lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
     return next;
 end

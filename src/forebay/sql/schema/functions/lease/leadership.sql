@@ -1,17 +1,17 @@
--- The register of a post; null when there is none.
-create function forebay._register(p_post bigint) returns regclass
+-- The flag sequence of a duty; null when there is none.
+create function forebay._leader_flag(p_duty bigint) returns regclass
 language sql stable
-as $$ select to_regclass('forebay."post_' || p_post::text || '"') $$;
+as $$ select to_regclass('forebay."post_' || p_duty::text || '"') $$;
 
 
--- Who holds a post now, a number below 2^20; null when nobody does, or it has no register.
+-- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.
 --
 -- A time too far ahead was written before the clock was set back.
-create function forebay._holder(p_post bigint) returns integer
+create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$
 declare
-    v_value constant bigint := pg_sequence_last_value(forebay._register(p_post));
+    v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
     if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
         return (v_value & 1048575)::integer;

@@ -25,9 +25,9 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
-    if not forebay._is_home() then
-        perform forebay._require_home();
-        perform forebay._note_home();
+    if not forebay._is_same_cluster() then
+        perform forebay._require_same_cluster();
+        perform forebay._record_same_cluster();
     end if;
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
@@ -40,7 +40,7 @@ begin
             detail = jsonb_build_object('found', forebay.schema_version(), 'needed', p_version),
             hint = 'Install a newer version of the library; a schema is never downgraded.';
     end if;
-    insert into forebay.heartbeat (lease_id, beat_at, backend_pid)
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
     values (v_lease_id, forebay._now(), pg_backend_pid());
     return v_lease_id;
 end

@@ -74,10 +74,10 @@ begin
             v_attempt := coalesce(v_row.attempt, 0);
             if p_suspects and v_started then
                 v_attempt := v_attempt + 1;
-                perform forebay._note_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
+                perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
-                    perform forebay._bury(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
                     if v_row.ordering_key is not null then
@@ -89,7 +89,7 @@ begin
             if v_row.ordering_key is not null then
                 v_held := v_held || v_row.ordering_key;
             end if;
-            v_target := forebay._note_private_lane(
+            v_target := forebay._record_private_lane(
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);

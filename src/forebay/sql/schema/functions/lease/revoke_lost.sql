@@ -22,26 +22,26 @@ declare
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     for v_lost in
         select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
         from forebay.lease l
         cross join lateral (
-            select b.beat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h
+            select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
+            where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h
         left join lateral (
             select b.claimed_at, b.floor from forebay.batch b
             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (select extract(epoch from v_at - greatest(h.beat_at, c.claimed_at)) as silent) s
+        cross join lateral (select extract(epoch from v_at - greatest(h.heartbeat_at, c.claimed_at)) as silent) s
         where l.closed_at is null
-          and extract(epoch from v_at - h.beat_at) > l.suspect_seconds
+          and extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds
           and s.silent > l.suspect_seconds
           and (s.silent > l.lease_seconds
                or exists (select from forebay.batch b
                           where b.lease_id = l.lease_id and b.claim_no >= c.floor
                             and not exists (select from forebay.settlement t
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.beat_at
+        order by h.heartbeat_at
     loop
         -- Only now, since a look at one session is a look at all of them.
         if v_session is null then

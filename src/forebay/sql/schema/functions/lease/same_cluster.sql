@@ -7,7 +7,7 @@ as $$
 $$;
 
 
-create function forebay._home_token() returns bigint
+create function forebay._cluster_stamp() returns bigint
 language sql stable
 as $$
     select hashtextextended(pg_relation_filepath('forebay.cluster') collate "C",
@@ -15,33 +15,33 @@ as $$
 $$;
 
 
-create function forebay._is_home() returns boolean
+create function forebay._is_same_cluster() returns boolean
 language sql volatile
-as $$ select coalesce(pg_sequence_last_value('forebay.home_seq') = forebay._home_token(), false) $$;
+as $$ select coalesce(pg_sequence_last_value('forebay.same_cluster_seq') = forebay._cluster_stamp(), false) $$;
 
 
 -- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
 -- written can ask.
 --
 -- Errors: JQ030.
-create function forebay._require_home() returns void
+create function forebay._require_same_cluster() returns void
 language plpgsql volatile
 as $$
 declare
-    v_noted record;
+    v_recorded record;
     v_here  record;
 begin
-    if forebay._is_home() then
+    if forebay._is_same_cluster() then
         return;
     end if;
-    select c.system_identifier, c.database_oid into v_noted from forebay.cluster c order by c.cluster_no desc limit 1;
+    select c.system_identifier, c.database_oid into v_recorded from forebay.cluster c order by c.cluster_no desc limit 1;
     select i.* into v_here from forebay._identity() i;
-    if v_noted.system_identifier is distinct from v_here.system_identifier
-       or v_noted.database_oid is distinct from v_here.database_oid then
+    if v_recorded.system_identifier is distinct from v_here.system_identifier
+       or v_recorded.database_oid is distinct from v_here.database_oid then
         raise exception using errcode = 'JQ030',
             message = format('this schema belongs to cluster %s, database %s; this is cluster %s, database %s',
-                             v_noted.system_identifier, v_noted.database_oid, v_here.system_identifier, v_here.database_oid),
-            detail = jsonb_build_object('recorded', format('%s/%s', v_noted.system_identifier, v_noted.database_oid),
+                             v_recorded.system_identifier, v_recorded.database_oid, v_here.system_identifier, v_here.database_oid),
+            detail = jsonb_build_object('recorded', format('%s/%s', v_recorded.system_identifier, v_recorded.database_oid),
                                         'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
             hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
     end if;
@@ -49,8 +49,8 @@ end
 $$;
 
 
--- Remember until the server starts again that this schema is at home. Only after forebay._require_home(), and where a
+-- Remember until the server starts again that this schema is at same cluster. Only after forebay._require_same_cluster(), and where a
 -- transaction may get its id.
-create function forebay._note_home() returns void
+create function forebay._record_same_cluster() returns void
 language sql volatile
-as $$ select setval('forebay.home_seq', forebay._home_token()) $$;
+as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;

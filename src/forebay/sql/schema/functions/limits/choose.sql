@@ -1,24 +1,24 @@
--- The lanes of limit keys that a gate lets through, best first, with at most how many jobs of each: the key with the fewest jobs
+-- The lanes of limit keys that a limiter lets through, best first, with at most how many jobs of each: the key with the fewest jobs
 -- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
-create function forebay._line_up(v forebay._gate_view, p_lane bigint, p_limit integer)
-returns table (lane bigint, key bigint, desk bigint, most integer)
+create function forebay._line_up(v forebay._limiter_view, p_lane bigint, p_limit integer)
+returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
 -- planner: arrays
 as $$
 #variable_conflict use_column
 begin
     return query
-    select w.lane, w.key, w.desk, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
-    from (select l.lane, l.key, l.desk, coalesce(o.open, 0) as open, k.turn,
+    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.key_run,
                  least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
                        case when (v.limits).key_rate is null then 9223372036854775807
-                            else forebay._tokens(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
-          from unnest(v.lanes, v.lane_keys, v.desks) l (lane, key, desk)
-          left join unnest(v.keys, v.turns, v.tats) k (key, turn, tat) on k.key = l.key
+                            else forebay._permits(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
+          from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) l (lane, key, dispatch_lane)
+          left join unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
-          where v.room > 0 and (p_lane is null or l.desk = p_lane or l.lane = p_lane)) w
+          where v.room > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
     where w.most > 0
-    order by w.open, w.turn nulls first, random();
+    order by w.open, w.key_run nulls first, random();
 end
 $$;

@@ -1,15 +1,15 @@
--- forebay.claim_v1() of a desk, or of a lane whose queue has limits on starts: jobs of one lane, as many as the gate lets through.
+-- forebay.claim_v1() of a dispatch lane, or of a lane whose queue has limits on starts: jobs of one lane, as many as the limiter lets through.
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
--- and the gate's row and the batch are one commit.
--- Locks, in order: the gate, then as any claim.
-create function forebay._claim_at_gate(
+-- and the limiter's row and the batch are one commit.
+-- Locks, in order: the limiter, then as any claim.
+create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
 language plpgsql volatile
 as $$
 declare
-    v      forebay._gate_view;
+    v      forebay._limiter_view;
     v_lane record;
     v_try  record;
     v_jobs text;
@@ -17,7 +17,7 @@ declare
     v_gone bigint[] := '{}';
 begin
     perform set_config('synchronous_commit', 'off', true),
-            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('gate', p_group_id)));
+            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
     -- Later statements than the lock: they see whatever its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -27,7 +27,7 @@ begin
     elsif v_lane.paused_at is not null then
         return null;
     end if;
-    v := forebay._look_at_gate(p_group_id, v_lane.queue);
+    v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
         select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
@@ -48,7 +48,7 @@ begin
         exit when v_jobs is not null;
     end loop;
     if v_jobs is not null or v_gone <> '{}' or v.is_changed then
-        perform forebay._note_gate(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
+        perform forebay._record_limiter(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
                                    case when v_jobs is not null then v_took.size else 0 end);
     end if;
     return v_jobs;
@@ -56,7 +56,7 @@ end
 $$;
 
 
--- The claim of one lane behind a gate: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+-- The claim of one lane behind a limiter: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text

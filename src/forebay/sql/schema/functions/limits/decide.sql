@@ -1,29 +1,29 @@
--- Append what a gate knows after a claim that took p_count jobs of a key and found p_gone without any more.
+-- Append what a limiter knows after a claim that took p_count jobs of a key and found p_gone without any more.
 --
 -- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
 -- comes again at once shall not come first.
-create function forebay._note_gate(
-    v forebay._gate_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
 returns void
 language plpgsql volatile
 -- planner: arrays
 as $$
 begin
     with line as materialized (
-        select l.lane, l.key, l.desk, l.nr from unnest(v.lanes, v.lane_keys, v.desks) with ordinality l (lane, key, desk, nr)
+        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
         where l.lane <> all (p_gone)
     ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.turn end as turn,
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
                case when k.key = p_key and p_count > 0
                     then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.turns, v.tats) k (key, turn, tat)
+        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
         union all
         select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
-        select min(coalesce(k.turn, 0)) as turn from line l left join known k on k.key = l.key
+        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
     ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.turn >= f.turn
+        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
     ), flight as materialized (
         select b.* from (
             select u.*, count(*) over () - u.nr as younger
@@ -34,18 +34,18 @@ begin
         -- Without a limit on what runs at once this only says whose turn it is.
         where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
     )
-    insert into forebay.gate (
-        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, desks,
-        keys, turns, tats)
+    insert into forebay.limiter (
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
+        keys, key_runs, tats)
     select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
            case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.desks, k.keys, k.turns, k.tats
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
           from flight i) f,
          (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
-                 coalesce(array_agg(i.desk order by i.nr), '{}') as desks from line i) l,
-         (select coalesce(array_agg(i.key order by i.turn), '{}') as keys, coalesce(array_agg(i.turn order by i.turn), '{}') as turns,
-                 coalesce(array_agg(i.tat order by i.turn), '{}') as tats from kept i) k;
+                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
+         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
+                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
 end
 $$;

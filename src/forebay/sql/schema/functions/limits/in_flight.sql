@@ -1,4 +1,4 @@
--- A limit key as gates know it; 0 is none.
+-- A limit key as limiters know it; 0 is none.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
 language sql immutable
 as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;

@@ -76,7 +76,7 @@ begin
             when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
     end if;
     if v_after.starts_set_at is not null then
-        perform nextval('forebay.gate_seq');
+        perform nextval('forebay.limiter_seq');
     end if;
     if v_after.max_waiting is not null then
         perform nextval('forebay.limit_seq');
@@ -96,7 +96,7 @@ begin
         from forebay.queue_group g where g.queue = v_given.queue;
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
-        perform forebay._ring(v_given.queue);
+        perform forebay._notify(v_given.queue);
     end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end

@@ -13,7 +13,7 @@ as $$
 #variable_conflict use_column
 declare
     v_group record;
-    v       forebay._gate_view;
+    v       forebay._limiter_view;
 begin
     for v_group in
         select q.queue, g.group_id, g.name
@@ -22,7 +22,7 @@ begin
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
     loop
-        v := forebay._look_at_gate(coalesce(v_group.group_id, 0), v_group.queue);
+        v := forebay._read_limiter(coalesce(v_group.group_id, 0), v_group.queue);
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
         max_waiting := (v.limits).max_waiting;
@@ -34,7 +34,7 @@ begin
         key_concurrency := (v.limits).key_concurrency;
         running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
         keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
-        next_start_at := case when rate is not null and forebay._tokens(v.tat, rate, burst, v.at) = 0
+        next_start_at := case when rate is not null and forebay._permits(v.tat, rate, burst, v.at) = 0
                               then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
         return next;
     end loop;

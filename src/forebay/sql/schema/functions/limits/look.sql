@@ -1,18 +1,18 @@
--- What a group's gate sees now: its newest row, less what has ended, plus what has come.
+-- What a group's limiter sees now: its newest row, less what has ended, plus what has come.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the gate.
-create function forebay._look_at_gate(p_group_id bigint, p_queue text) returns forebay._gate_view
+-- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the limiter.
+create function forebay._read_limiter(p_group_id bigint, p_queue text) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
-    v forebay._gate_view;
+    v forebay._limiter_view;
 begin
     -- One statement: in each transaction an expression costs more to make than to evaluate.
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
-           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.desks, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.turns, '{}'), coalesce(c.tats, '{}'),
+           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.key_runs, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
@@ -21,7 +21,7 @@ begin
     into v
     from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
-    left join lateral (select g.* from forebay.gate g where g.group_id = p_group_id order by g.no desc limit 1) c on true
+    left join lateral (select g.* from forebay.limiter g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
                array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
@@ -35,18 +35,18 @@ begin
           and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
 
     if v.is_changed or v.seed_until >= v.at then
-        v := forebay._look_closely(v, p_group_id);
+        v := forebay._read_limiter_fully(v, p_group_id);
     end if;
     v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
-                    forebay._tokens(v.tat, (v.limits).rate, (v.limits).burst, v.at));
+                    forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then
             v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
             v.is_changed := true;
         end if;
         select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
-               v.desks || coalesce(array_agg(forebay._desk_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
-        into v.lanes, v.lane_keys, v.desks, v.is_changed
+               v.dispatch_lanes || coalesce(array_agg(forebay._dispatch_lane_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
+        into v.lanes, v.lane_keys, v.dispatch_lanes, v.is_changed
         from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
         cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
         where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
@@ -56,9 +56,9 @@ end
 $$;
 
 
--- What a gate has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
+-- What a limiter has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
 -- it can hold; a clock that was set back takes the buckets with it.
-create function forebay._look_closely(v forebay._gate_view, p_group_id bigint) returns forebay._gate_view
+create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
@@ -74,7 +74,7 @@ begin
         from forebay._in_flight(p_group_id) f;
     end if;
     if v.is_back then
-        v_back := (select g.decided_at - v.at from forebay.gate g where g.group_id = p_group_id and g.no = v.no);
+        v_back := (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
     end if;
     v.tat := v.tat - v_back;
     v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);

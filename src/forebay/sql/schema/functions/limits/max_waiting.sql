@@ -82,7 +82,7 @@ $$;
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
 -- Errors: 53400.
-create function forebay._require_room(p_queue text, p_more bigint) returns void
+create function forebay._require_below_limit(p_queue text, p_more bigint) returns void
 language plpgsql volatile
 -- planner: indexed
 as $$

@@ -1,8 +1,8 @@
 -- How many jobs a bucket lets start now: the burst, less what it owes.
 --
 -- A bucket is one time, when it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
--- upkeep between two claims.
-create function forebay._tokens(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
+-- maintenance between two claims.
+create function forebay._permits(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
 language sql immutable
 as $$
     select case when p_rate is null then 9223372036854775807

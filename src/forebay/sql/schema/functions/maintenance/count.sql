@@ -15,7 +15,7 @@ as $$
 declare
     v_group record;
 begin
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
@@ -24,7 +24,7 @@ begin
             return next;
         end if;
     end loop;
-    perform forebay._trim_gates(100000);
+    perform forebay._trim_limiters(100000);
     delete from forebay.queue_count c
     where c.no < (select n.no from forebay.queue_count n
                   where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);

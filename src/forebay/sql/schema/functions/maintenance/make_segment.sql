@@ -24,7 +24,7 @@ begin
     -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
-    perform forebay._make_readers(p_segment_id, p_hi);
+    perform forebay._make_segment_functions(p_segment_id, p_hi);
     insert into forebay.segment (segment_id, lo, hi, created_at)
     values (p_segment_id, p_lo, p_hi, forebay._now());
 end

@@ -17,7 +17,7 @@ declare
     v_sealed integer;
 begin
     perform forebay._require_alone('forebay.seal_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
         return 0;
     end if;

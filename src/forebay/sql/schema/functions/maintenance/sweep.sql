@@ -37,7 +37,7 @@ begin
             message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
@@ -135,9 +135,9 @@ begin
     elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
         return 0;
     end if;
-    insert into forebay.tombstone (job_id, group_id, reason, noted_at, enqueued_at)
+    insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    perform forebay._bury(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
+    perform forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
     return 1;
 end
 $$;

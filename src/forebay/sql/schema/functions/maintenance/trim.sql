@@ -44,7 +44,7 @@ declare
     v_rows   bigint;
     v_total  bigint;
 begin
-    perform forebay._require_home();
+    perform forebay._require_same_cluster();
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
         return 0;
     end if;
@@ -52,7 +52,7 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_turns(p_most) + forebay._trim_batches(p_most) + forebay._trim_gates(null);
+        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
@@ -63,7 +63,7 @@ end
 $$;
 
 
--- Promoted rows, from the mark on or from the beginning, and the promoter's old cursors.
+-- Promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
 as $$
@@ -78,7 +78,7 @@ begin
         return 0;
     end if;
     if not p_from_the_beginning then
-        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_mark_seq'), 0) / 1000000.0);
+        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_position_seq'), 0) / 1000000.0);
     end if;
     with gone as (
         delete from forebay.deferred d
@@ -90,8 +90,8 @@ begin
             order by i.run_at, i.deferred_id limit p_most))
         returning d.run_at)
     select count(*), max(g.run_at) into v_rows, v_gone from gone g;
-    -- Just below: of what is as old as the mark, some may be left.
-    perform setval('forebay.trim_mark_seq', greatest(
+    -- Just below: of what is as old as the position, some may be left.
+    perform setval('forebay.trim_position_seq', greatest(
         1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
     delete from forebay.promotion p
     where p.no < v_cursor.no - 100 and (p_from_the_beginning or p.no >= v_cursor.no - 10000);
@@ -134,7 +134,7 @@ begin
               -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
               and (b.keys is null or not exists (
                   select from unnest(b.keys) k (key)
-                  join forebay.key_turn t on t.group_id = b.group_id and t.ordering_key = k.key
+                  join forebay.key_run t on t.group_id = b.group_id and t.ordering_key = k.key
                                          and t.lease_id = b.lease_id and t.claim_no = b.claim_no))
             returning b.lease_id, b.claim_no),
         settled as (
@@ -160,8 +160,8 @@ declare
     v_days constant bigint := forebay._setting_value('retention_days');
 begin
     delete from forebay.heartbeat h
-    where h.beat_at < forebay._now() - interval '10 minutes'
-      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.beat_at > h.beat_at)
+    where h.heartbeat_at < forebay._now() - interval '10 minutes'
+      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
            or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
     delete from forebay.lease l
@@ -173,9 +173,9 @@ begin
     delete from forebay.guard_event e
     where e.at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.tombstone t
-    where t.noted_at < forebay._now() - make_interval(days => 2 * v_days::integer)
+    where t.recorded_at < forebay._now() - make_interval(days => 2 * v_days::integer)
       and not forebay._is_unfinished(t.job_id);
-    v_rows := v_rows + forebay._trim_results() + forebay._trim_syncs();
+    v_rows := v_rows + forebay._trim_results() + forebay._trim_mirrors();
     return v_rows;
 end
 $$;

@@ -1,10 +1,10 @@
 -- grant: worker, operator, reader
 
--- The newest audits of a synchronisation, newest first, as a JSON array.
-create function forebay.sync_audits(name text, most integer default 100) returns jsonb
+-- The newest audits of a mirror, newest first, as a JSON array.
+create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.sync_audit a where a.sync = sync_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
 $$;

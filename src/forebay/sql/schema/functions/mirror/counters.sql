@@ -1,21 +1,21 @@
 -- Append what a pass or a direct write counted.
 --
--- Parameters: p_tally, {"sync", "counts": [[outcome, tag, priority, count], ..],
+-- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
 --   p_who, the worker or the process.
-create function forebay._note_tally(p_tally jsonb, p_who text) returns void
+create function forebay._record_counters(p_counters jsonb, p_who text) returns void
 language plpgsql volatile
 as $$
 declare
     v_now  constant timestamptz := forebay._now();
-    v_open constant jsonb := p_tally -> 'breaker';
+    v_open constant jsonb := p_counters -> 'breaker';
 begin
-    insert into forebay.sync_count (sync, at, outcome, tag, priority, count)
-    select left(p_tally ->> 'sync', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
-    from jsonb_array_elements(p_tally -> 'counts') c;
+    insert into forebay.mirror_count (mirror, at, outcome, tag, priority, count)
+    select left(p_counters ->> 'mirror', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
+    from jsonb_array_elements(p_counters -> 'counts') c;
     if v_open is not null then
-        insert into forebay.sync_breaker (sync, at, who, place, open_until, why)
-        values (left(p_tally ->> 'sync', 200), v_now, left(p_who, 200), v_open ->> 'place',
+        insert into forebay.mirror_breaker (mirror, at, who, place, open_until, why)
+        values (left(p_counters ->> 'mirror', 200), v_now, left(p_who, 200), v_open ->> 'place',
                 v_now + make_interval(secs => (v_open ->> 'open_seconds')::double precision), left(v_open ->> 'why', 500));
     end if;
 end

@@ -2,19 +2,19 @@
 
 -- Keep what an audit found; returns its number.
 --
--- Parameters: p_found, an object with the columns of forebay.sync_audit.
-create function forebay.note_audit(p_name text, p_found jsonb) returns bigint
+-- Parameters: p_found, an object with the columns of forebay.mirror_audit.
+create function forebay.record_audit(p_name text, p_found jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.sync_audit (sync, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
     select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
-    from jsonb_populate_record(null::forebay.sync_audit, p_found) f
+    from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
     return v_id;
 end

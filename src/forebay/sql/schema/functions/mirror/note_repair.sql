@@ -1,9 +1,9 @@
 -- grant: worker, operator
 
 -- Note how many jobs were enqueued to repair what an audit had found.
-create function forebay.note_repair(p_audit_id bigint, p_jobs bigint) returns void
+create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    update forebay.sync_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
+    update forebay.mirror_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
 $$;

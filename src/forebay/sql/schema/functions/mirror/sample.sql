@@ -1,10 +1,10 @@
 -- grant: worker, operator
 
--- Take a sample of how many jobs of a synchronisation are due, unless there is one of the last 50 seconds; returns whether.
+-- Take a sample of how many jobs of a mirror are due, unless there is one of the last 50 seconds; returns whether.
 --
--- Parameters: as of forebay.sync_status.
+-- Parameters: as of forebay.mirror_status.
 -- Locks: the maintenance key 21, tried only: somebody else is at it.
-create function forebay.sample_sync(
+create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
 language plpgsql volatile security definer
@@ -14,17 +14,17 @@ as $$
 declare
     v_now constant timestamptz := forebay._now();
 begin
-    if exists (select from forebay.sync_sample s where s.sync = p_name and s.at > v_now - interval '50 seconds')
+    if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
        or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.sync_sample (sync, at, due, due_all, waiting)
+    insert into forebay.mirror_sample (mirror, at, due, due_all, waiting)
     select p_name, v_now,
            coalesce(sum(o.due) filter (where not forebay._is_bulk(o.tag, o.priority, p_bulk_tags, p_bulk_priority)), 0),
            coalesce(sum(o.due), 0), coalesce(sum(o.waiting), 0)
     from (select u.tag, u.priority, count(*) as waiting, count(*) filter (where u.due_at <= v_now) as due
-          from forebay.unfinished('sync.' || p_name, p_queue, p_group_name, p_expires_seconds) u
+          from forebay.unfinished('mirror.' || p_name, p_queue, p_group_name, p_expires_seconds) u
           group by u.tag, u.priority) o;
     return true;
 end

@@ -1,6 +1,6 @@
 -- grant: worker, operator, reader
 
--- All that is known of a synchronisation, as JSON; what of it is an alert, `forebay sync status` says.
+-- All that is known of a mirror, as JSON; what of it is an alert, `forebay mirror status` says.
 --
 -- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
 --
@@ -8,8 +8,8 @@
 --   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
 --   one that goes on with a full stop, or with this priority or a higher number.
 -- Errors: none; a name that nobody has used has nothing.
-create function forebay.sync_status(
-    name text, queue text default 'sync', group_name text default 'default', expires_seconds double precision default 2592000,
+create function forebay.mirror_status(
+    name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
     within_seconds double precision default 600, most bigint default 10000,
     bulk_tags text[] default '{audit,backfill}', bulk_priority integer default 1000)
 returns jsonb
@@ -19,7 +19,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_kind   constant text := 'sync.' || name;
+    v_kind   constant text := 'mirror.' || name;
     v_now    constant timestamptz := forebay._now();
     v_since  constant timestamptz := v_now - make_interval(secs => within_seconds);
     v_jobs   jsonb;
@@ -27,7 +27,7 @@ declare
     v_facts  jsonb;
 begin
     with every as materialized (
-        select u.* from forebay.unfinished(v_kind, sync_status.queue, sync_status.group_name, expires_seconds) u),
+        select u.* from forebay.unfinished(v_kind, mirror_status.queue, mirror_status.group_name, expires_seconds) u),
     origins as materialized (  -- Asked once for each, not for each job.
         select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
         from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
@@ -63,7 +63,7 @@ begin
         select c.outcome, c.tag, c.priority, sum(c.count) as total,
                coalesce(sum(c.count) filter (where c.at > v_since), 0) as lately,
                max(c.at) filter (where isfinite(c.at)) as last_at
-        from forebay.sync_count c where c.sync = name
+        from forebay.mirror_count c where c.mirror = name
         group by c.outcome, c.tag, c.priority)
     select jsonb_build_object(
         'counts', coalesce(jsonb_agg(jsonb_build_object('outcome', s.outcome, 'tag', s.tag, 'priority', s.priority,
@@ -79,22 +79,22 @@ begin
     select jsonb_build_object(
         'at', v_now,
         'expired', (select count(*) from forebay.dead_letter d
-                    where d.queue = sync_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
+                    where d.queue = mirror_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
         'dead', (select count(*) from forebay.dead_letter d
-                 where d.queue = sync_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
+                 where d.queue = mirror_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
         'paused_at', (select g.paused_at from forebay.queue_group g
-                      where g.queue = sync_status.queue and g.name = sync_status.group_name),
+                      where g.queue = mirror_status.queue and g.name = mirror_status.group_name),
         'breakers', coalesce((
             select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
                              order by o.place desc, o.who)
-            from (select distinct on (b.who, b.place) b.* from forebay.sync_breaker b
-                  where b.sync = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
+            from (select distinct on (b.who, b.place) b.* from forebay.mirror_breaker b
+                  where b.mirror = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
             -- One that lives is tried at least every minute, and tells how that went.
             where o.open_until > v_now - interval '3 minutes'), '[]'),
         'samples', coalesce((
             select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)
-            from (select s.at, s.due from forebay.sync_sample s where s.sync = name order by s.at desc limit 200) o), '[]'),
-        'audits', forebay.sync_audits(name, 5))
+            from (select s.at, s.due from forebay.mirror_sample s where s.mirror = name order by s.at desc limit 200) o), '[]'),
+        'audits', forebay.mirror_audits(name, 5))
     into v_facts;
     return v_facts || v_jobs || v_counts;
 end

@@ -1,7 +1,7 @@
 -- Fold counts, and delete samples, notes of breakers and audits that are old; returns how many rows went.
 --
--- Invariant: the sum of a synchronisation's counts stays what it was.
-create function forebay._trim_syncs() returns bigint
+-- Invariant: the sum of a mirror's counts stays what it was.
+create function forebay._trim_mirrors() returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -11,38 +11,38 @@ declare
     v_all  bigint := 0;
 begin
     with gone as (
-        delete from forebay.sync_count c
+        delete from forebay.mirror_count c
         where c.level = 0 and c.at < date_trunc('minute', v_now - interval '10 minutes') returning c.*),
     kept as (
-        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-        select g.sync, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+        select g.mirror, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
     select count(*) into v_rows from gone;
     v_all := v_all + v_rows;
     with gone as (
-        delete from forebay.sync_count c
+        delete from forebay.mirror_count c
         where c.level = 1 and c.at < date_trunc('hour', v_now - interval '1 day') returning c.*),
     kept as (
-        insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-        select g.sync, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
+        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+        select g.mirror, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
     select count(*) into v_rows from gone;
     v_all := v_all + v_rows;
-    if exists (select from forebay.sync_count c where c.level = 2 and c.at < v_now - v_days) then
+    if exists (select from forebay.mirror_count c where c.level = 2 and c.at < v_now - v_days) then
         with gone as (
-            delete from forebay.sync_count c
+            delete from forebay.mirror_count c
             where c.level = 3 or (c.level = 2 and c.at < v_now - v_days) returning c.*),
         kept as (
-            insert into forebay.sync_count (sync, at, level, outcome, tag, priority, count)
-            select g.sync, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
+            insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
+            select g.mirror, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
         select count(*) into v_rows from gone;
         v_all := v_all + v_rows;
     end if;
-    delete from forebay.sync_sample s where s.at < v_now - interval '2 days';
+    delete from forebay.mirror_sample s where s.at < v_now - interval '2 days';
     get diagnostics v_rows = row_count;
     v_all := v_all + v_rows;
-    delete from forebay.sync_breaker b where b.at < v_now - interval '2 days';
+    delete from forebay.mirror_breaker b where b.at < v_now - interval '2 days';
     get diagnostics v_rows = row_count;
     v_all := v_all + v_rows;
-    delete from forebay.sync_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
+    delete from forebay.mirror_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
     get diagnostics v_rows = row_count;
     return v_all + v_rows;
 end

@@ -15,12 +15,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_mark     forebay.promotion;
+    v_position     forebay.promotion;
     v_archived constant bigint := forebay._archived_below();
     v_now      constant timestamptz := forebay._now();
     v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (
         select l.lane, l.priority, l.audience, g.group_id, g.start_after,
@@ -59,8 +59,8 @@ begin
                case when d.attempt is null and d.pauses is null then d.run_at else v_now end
         from readers r
         join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
-        where not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id)))
+        where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
     select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
            -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))

@@ -32,7 +32,7 @@ begin
     if not exists (select from forebay.tombstone t
                    where t.job_id = cancel.job_id and t.reason = 'c'
                      and (t.group_id is null or t.group_id = v_group_id)) then
-        insert into forebay.tombstone (job_id, group_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
     end if;
     return 'requested';

@@ -11,10 +11,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_mark     forebay.promotion;
+    v_position     forebay.promotion;
     v_archived constant bigint := forebay._archived_below();
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
@@ -52,8 +52,8 @@ begin
            coalesce(sum(o.open), 0)::bigint,
            sum((select count(*) from forebay.deferred d
                 where d.lane = r.lane
-                  and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                           and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))))::bigint
+                  and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                           and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))))::bigint
     from readers r
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     group by r.queue, r.priority, r.name

@@ -51,14 +51,14 @@ declare
     v_group record;
     v_row   record;
     v_wait  record;
-    v_mark  forebay.promotion;
+    v_position  forebay.promotion;
     v_batch forebay.batch;
     v_cur   record;
     v_end   record;
     v_id    constant bigint := job.id;
     v_archived constant bigint := forebay._archived_below();
 begin
-    select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
         from (select i.queue from forebay.lane i
@@ -81,8 +81,8 @@ begin
         from forebay.deferred d
         join lateral (select l.priority, l.audience from forebay.lane l where l.lane = d.lane limit 1) i on true
         where d.job_id = v_id and i.audience in (0, v_group.group_id, -v_group.group_id)
-          and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                   and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.deferred_id desc limit 1;
         select r.*, i.priority as lane_priority, i.audience into v_row
         from forebay._rows_of(v_id) r

@@ -36,7 +36,7 @@ begin
     on conflict do nothing
     returning group_id into v_id;
     if v_id is not null then
-        execute format('create sequence forebay.post_%s as bigint cache 1', v_id);
+        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
         return v_id;
     end if;
     select g.group_id into v_id from forebay.queue_group g

@@ -12,7 +12,7 @@ begin
     update forebay.queue_group g set paused_at = null
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
     get diagnostics v_count = row_count;
-    perform forebay._ring(resume_queue.queue);
+    perform forebay._notify(resume_queue.queue);
     return v_count;
 end
 $$;

@@ -5,7 +5,7 @@
 -- errors: a JSON array of attempt, failed_at, outcome, type, message, traceback and worker, oldest first.
 -- Errors: none; no row for a group without any of it.
 create function forebay.job_history(job_id bigint)
-returns table (group_name text, errors jsonb, done double precision, note text, noted_at timestamptz,
+returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -28,9 +28,9 @@ begin
                    'message', f.message, 'traceback', f.traceback, 'worker', f.worker) order by f.failed_at), '[]')
         into errors
         from forebay.failure f where f.job_id = job_history.job_id and f.group_id = v_group.group_id;
-        select p.done, p.note, p.noted_at into done, note, noted_at
+        select p.done, p.note, p.recorded_at into done, note, recorded_at
         from forebay.progress p where p.job_id = job_history.job_id and p.group_id = v_group.group_id
-        order by p.noted_at desc limit 1;
+        order by p.recorded_at desc limit 1;
         select r.value, r.problem, r.kept_at, r.kept_until into value, problem, kept_at, kept_until
         from forebay.result r where r.job_id = job_history.job_id and r.group_id = v_group.group_id
         order by r.kept_at desc limit 1;

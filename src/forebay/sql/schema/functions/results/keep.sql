@@ -24,13 +24,13 @@ end
 $$;
 
 
--- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' bell; who waits looks
+-- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' wake-up; who waits looks
 -- for himself now and then.
-create function forebay._tell_ended(p_job_id bigint) returns void
+create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_bell'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;

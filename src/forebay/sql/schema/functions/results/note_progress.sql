@@ -4,7 +4,7 @@
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
 -- A closed lease notes nothing. Locks: none.
-create function forebay.note_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
+create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -12,7 +12,7 @@ declare
     v_rows integer;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.progress (job_id, group_id, noted_at, done, note)
+    insert into forebay.progress (job_id, group_id, recorded_at, done, note)
     select (i.value ->> 'job_id')::bigint, (i.value ->> 'group_id')::bigint, forebay._now(),
            greatest(0, least(1, (i.value ->> 'done')::double precision)), left(coalesce(i.value ->> 'note', ''), 200)
     from jsonb_array_elements(p_items) i

@@ -24,9 +24,9 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_bell'), 0) < v_now + wait_millis then
-        -- Before the look: who settles after it rings. For longer than asked, since it is asked again.
-        perform setval('forebay.result_bell', v_now + wait_millis + 5000);
+    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+        -- Before the look: who settles after it notifies. For longer than asked, since it is asked again.
+        perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
     select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
     from forebay.result r join forebay.queue_group g on g.group_id = r.group_id

@@ -10,7 +10,7 @@ begin
         select o.ctid from forebay.result o where o.kept_until < forebay._now() limit 10000));
     get diagnostics v_results = row_count;
     delete from forebay.progress p where p.ctid = any (array(
-        select o.ctid from forebay.progress o where o.noted_at < forebay._now() - interval '1 day' limit 10000));
+        select o.ctid from forebay.progress o where o.recorded_at < forebay._now() - interval '1 day' limit 10000));
     get diagnostics v_progress = row_count;
     return v_results + v_progress;
 end

@@ -11,12 +11,12 @@
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
---    "tallies": [..], for forebay._note_tally(), counted if and only if the flush is settled}
+--    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
---   handed_back, cancelled, dead (reason exhausted, permanent or worker lost).
+--   released, cancelled, dead (reason exhausted, permanent or worker lost).
 --   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
---   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is kept back
+--   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever was said about it, at no attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
@@ -73,7 +73,7 @@ begin
             on conflict do nothing;
             if found then
                 if v_flush ? 'tallies' then
-                    perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                    perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
                 end if;
                 status := 'settled';
                 return next;
@@ -116,7 +116,7 @@ begin
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
                 if v_batch.keys is not null then
-                    v_outcomes := forebay._kept_back(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
+                    v_outcomes := forebay._requeued(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
                 end if;
             end if;
         end if;
@@ -149,7 +149,7 @@ begin
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
         if v_flush ? 'tallies' then
-            perform forebay._note_tally(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+            perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
         end if;
         status := 'settled';
         return next;
@@ -173,9 +173,9 @@ begin
         return 'c';
     elsif p_outcome = 'dead' then
         return 'x';
-    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'handed_back', 'unknown', 'lost') then
+    elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
-            hint = 'One of done, retried, lost, snoozed, unknown, handed_back, cancelled, dead.';
+            hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';
     end if;
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
         v_row := forebay._row(p_lane, coalesce(p_xids[p_offset], p_xids[1]), p_seq);
@@ -185,7 +185,7 @@ begin
             return 'c';
         end if;
     end if;
-    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'handed_back' then 'h'
+    return case p_outcome when 'retried' then 'r' when 'snoozed' then 's' when 'released' then 'h'
                           when 'unknown' then 'u' else 'l' end;
 end
 $$;
@@ -205,18 +205,18 @@ declare
 begin
     select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
-        perform forebay._note_failure(
+        perform forebay._record_failure(
             p_row, p_group_id, v_attempt,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
             p_item -> 'error', p_worker);
     end if;
     if p_code = 'x' then
-        perform forebay._bury(
+        perform forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
-        -- A suspect that is handed back unstarted stays one; a suspect that ended normally is cleared.
-        v_target := forebay._note_private_lane(
+        -- A suspect that is released unstarted stays one; a suspect that ended normally is cleared.
+        v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
             p_row.ordering_key, v_lane.limit_key);
@@ -230,7 +230,7 @@ begin
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
     end if;
     if p_code in ('d', 'x', 'c') then
-        perform forebay._tell_ended(coalesce(p_row.job_id, p_row.seq));
+        perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
 end
 $$;

@@ -1,5 +1,5 @@
 -- Write a dead letter, with the whole error history of the job in this group; returns its id.
-create function forebay._bury(
+create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
 returns bigint
 language sql volatile

@@ -6,18 +6,18 @@ language plpgsql volatile
 as $$
 declare
     v_now    constant timestamptz := forebay._now();
-    v_spreads constant jsonb := forebay._spreads(array(select distinct j.queue from unnest(p_jobs) j));
+    v_shards constant jsonb := forebay._shards(array(select distinct j.queue from unnest(p_jobs) j));
     v_row    record;
 begin
     for v_row in
         select u.ordinality - 1 as index,
                forebay._unique_problem(u.unique_as, make_interval(secs => u.delay), u.run_at, u.expires_at) as problem
-        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._intent(j.unnest) as intent, j.ordinality
+        from (select j.delay, j.run_at, j.expires_at, j.unnest as unique_as, forebay._uniqueness_mode(j.unnest) as mode, j.ordinality
               from unnest(p_jobs, p_unique_as) with ordinality j
               where j.unnest is not null offset 0) u
-        where (u.intent in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.intent) = 'string'
-               and length(u.unique_as ->> u.intent) between 1 and 200 and u.unique_as ->> u.intent !~ '[\x01-\x1f\x7f]'
-               and u.unique_as - u.intent = '{}') is not true
+        where (u.mode in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.mode) = 'string'
+               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ '[\x01-\x1f\x7f]'
+               and u.unique_as - u.mode = '{}') is not true
         order by u.ordinality
     loop
         if v_row.problem is not null then
@@ -30,23 +30,23 @@ begin
         select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
         if v_row.limit_key is null then
-            perform forebay._note_lanes(v_row.queue, v_row.priority, v_spreads);
+            perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
         else
-            perform forebay._note_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+            perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
         end if;
     end loop;
     return array(
-        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.intent, 1)::"char", u.word,
+        select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.mode, 1)::"char", u.word,
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
-        from (select j.ordinality as nr, j.queue, j.intent, j.unique_as ->> j.intent as word, j.unique_as, j.expires_at,
+        from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_spreads) end as lane,
+                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
-                     case when j.intent = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
-              from (select i.*, i.unnest as unique_as, forebay._intent(i.unnest) as intent from unnest(p_jobs, p_unique_as) with ordinality i
+                     case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
+              from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
                     where i.unnest is not null offset 0) j) u
-        window same as (partition by u.queue collate "C", u.intent collate "C", u.word collate "C" order by u.nr)
-        order by u.queue collate "C", u.intent collate "C", u.word collate "C", u.nr);
+        window same as (partition by u.queue collate "C", u.mode collate "C", u.word collate "C" order by u.nr)
+        order by u.queue collate "C", u.mode collate "C", u.word collate "C", u.nr);
 end
 $$;
 
@@ -90,9 +90,9 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(v_row.queue, v_row.more);
+            perform forebay._require_below_limit(v_row.queue, v_row.more);
         end if;
-        perform forebay._ring(v_row.queue);
+        perform forebay._notify(v_row.queue);
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (

@@ -1,7 +1,7 @@
 -- Enqueue a checked job that has a unique key.
 --
 -- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
--- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that upkeep, which deletes
+-- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that maintenance, which deletes
 -- old generations, cannot let the numbering begin anew between the look and the insert.
 --
 -- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
@@ -14,75 +14,75 @@ as $$
 #variable_conflict use_column
 declare
     v_now     constant timestamptz := forebay._now();
-    v_intent  constant text := forebay._intent(p_unique_as);
-    v_code    constant "char" := left(v_intent, 1);
-    v_key     constant text := p_unique_as ->> v_intent;
+    v_mode  constant text := forebay._uniqueness_mode(p_unique_as);
+    v_code    constant "char" := left(v_mode, 1);
+    v_key     constant text := p_unique_as ->> v_mode;
     v_raise   constant boolean := coalesce(p_unique_as ->> 'on_busy' = 'raise', false);
     v_payload bytea;
     v_start   timestamptz := p_start;
     v_first   timestamptz;
     v_last    forebay.unique_key;
-    v_stage   text;
+    v_key_state   text;
     v_lane    bigint;
 begin
     is_new := false;
-    if v_intent = 'idempotent' then
+    if v_mode = 'idempotent' then
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
     v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._note_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
+                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
     loop
         replaced := null;
-        v_stage := 'ended';
+        v_key_state := 'ended';
         select u.* into v_last from forebay.unique_key u
-        where u.queue = p_job.queue and u.intent = v_code and u.key = v_key
+        where u.queue = p_job.queue and u.mode = v_code and u.key = v_key
         order by u.gen desc limit 1;
         if v_last.gen is not null then
-            if v_intent = 'throttle' then
-                v_stage := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
+            if v_mode = 'throttle' then
+                v_key_state := case when v_last.free_at > v_now then 'waiting' else 'ended' end;
             else
-                v_stage := forebay._stage(v_last);
+                v_key_state := forebay._key_state(v_last);
             end if;
             job_id := v_last.job_id;
-            if v_intent in ('once', 'idempotent', 'throttle') and v_stage <> 'ended' then
+            if v_mode in ('once', 'idempotent', 'throttle') and v_key_state <> 'ended' then
                 if v_payload <> v_last.payload then
                     perform forebay._raise_differs(v_key, v_last.job_id, p_where);
                 end if;
                 return;
             end if;
-            if not forebay._hold_key(v_last, v_intent = 'coalesce' and v_stage = 'waiting', v_raise, p_where) then
+            if not forebay._hold_key(v_last, v_mode = 'coalesce' and v_key_state = 'waiting', v_raise, p_where) then
                 continue;
             end if;
-            if v_intent = 'coalesce' and v_stage = 'waiting' then
-                if forebay._stage(v_last) = 'waiting' then
+            if v_mode = 'coalesce' and v_key_state = 'waiting' then
+                if forebay._key_state(v_last) = 'waiting' then
                     return;
                 end if;
                 continue;
             end if;
         end if;
 
-        if v_intent = 'debounce' then
-            v_first := case when v_stage = 'waiting' then v_last.first_at else v_now end;
+        if v_mode = 'debounce' then
+            v_first := case when v_key_state = 'waiting' then v_last.first_at else v_now end;
             v_start := least(v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')),
                              v_first + make_interval(secs => forebay._unique_seconds(p_unique_as, 'max_wait')));
         end if;
         job_id := forebay._make_generation(
             p_job.queue, v_code, v_key, v_last, v_raise, p_where, v_lane, v_start > v_now,
             coalesce(p_job.expires_at, greatest(v_start, v_now) + interval '30 days'),
-            case when v_intent = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
-            v_first, v_payload, case when v_stage = 'running' then v_last.gen end);
+            case when v_mode = 'throttle' then v_now + make_interval(secs => forebay._unique_seconds(p_unique_as, 'period')) end,
+            v_first, v_payload, case when v_key_state = 'running' then v_last.gen end);
         exit when job_id is not null;
     end loop;
     is_new := true;
-    if v_stage <> 'ended' then
+    if v_key_state <> 'ended' then
         -- Whatever becomes of the predecessor, it does not start again.
-        insert into forebay.tombstone (job_id, reason, noted_at) values (v_last.job_id, 'r', v_now);
-        if v_stage = 'waiting' then
+        insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
+        if v_key_state = 'waiting' then
             replaced := v_last.job_id;
         end if;
     end if;
-    if v_intent = 'coalesce' then
-        insert into forebay.tombstone (job_id, reason, noted_at) values (job_id, 'k', v_now);
+    if v_mode = 'coalesce' then
+        insert into forebay.tombstone (job_id, reason, recorded_at) values (job_id, 'k', v_now);
     end if;
 
     if v_start > v_now then
@@ -93,7 +93,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_room(p_job.queue, 1);
+            perform forebay._require_below_limit(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
@@ -101,13 +101,13 @@ begin
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
             p_job.correlation_id, p_job.headers, v_key);
-        perform forebay._ring(p_job.queue);
+        perform forebay._notify(p_job.queue);
     end if;
 end
 $$;
 
 
--- Hold the row of a generation until the transaction ends; false when upkeep has deleted it.
+-- Hold the row of a generation until the transaction ends; false when maintenance has deleted it.
 --
 -- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
 -- Errors: JQ004 with p_raise, when it cannot be held at once.
@@ -129,10 +129,10 @@ begin
         end;
     elsif p_join then
         perform from forebay.unique_key u
-        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for share;
+        where u.queue = p_key.queue and u.mode = p_key.mode and u.key = p_key.key and u.gen = p_key.gen for share;
     else
         perform from forebay.unique_key u
-        where u.queue = p_key.queue and u.intent = p_key.intent and u.key = p_key.key and u.gen = p_key.gen for key share;
+        where u.queue = p_key.queue and u.mode = p_key.mode and u.key = p_key.key and u.gen = p_key.gen for key share;
     end if;
     return found;
 end

@@ -2,7 +2,7 @@
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the gate".
+-- Invariants "one generation", "commit is the limiter".
 --
 -- Parameters: unique_as, one of
 --     {"once": key}                                nothing new while a job of the key waits or runs
@@ -12,7 +12,7 @@
 --     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
 --     {"throttle": key, "period": s}               nothing new within s of the last new one
 --   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
---   text of 1 to 200 characters and belongs to its queue and intent. The others as for forebay.enqueue.
+--   text of 1 to 200 characters and belongs to its queue and uniqueness mode. The others as for forebay.enqueue.
 -- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.

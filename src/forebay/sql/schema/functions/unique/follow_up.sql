@@ -20,7 +20,7 @@ begin
     v_keys := array(
         select k.u from unnest(p_rows) r,
              lateral (select u, u.queue, u.key from forebay.unique_key u
-                      where u.job_id = coalesce(r.job_id, r.seq) and u.intent = 'c'
+                      where u.job_id = coalesce(r.job_id, r.seq) and u.mode = 'c'
                       offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
         where r.unique_key is not null
         order by k.queue, k.key);
@@ -31,14 +31,14 @@ begin
     foreach v_key in array v_keys loop
         -- A key that has a newer generation, or was started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
-                              where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen > v_key.gen);
-        continue when forebay._stage(v_key) <> 'waiting';
+                              where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
+        continue when forebay._key_state(v_key) <> 'waiting';
         v_free := array(
             select u.gen from forebay.unique_key u
-            where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+            where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
             for update skip locked);
         select min(u.gen) into v_open from forebay.unique_key u
-        where u.queue = v_key.queue and u.intent = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
+        where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
           and u.gen <> all (v_free);
         continue when v_open is null;
         begin
@@ -48,7 +48,7 @@ begin
             continue;  -- An open transaction is making the successor.
         end;
         continue when v_job_id is null;
-        insert into forebay.tombstone (job_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, reason, recorded_at)
         values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
         select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
         v_row.job_id := v_job_id;

@@ -3,7 +3,7 @@
 -- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
 --   one has made it.
 create function forebay._make_generation(
-    p_queue text, p_intent "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
+    p_queue text, p_mode "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
     p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)
 returns bigint
 language plpgsql volatile
@@ -16,9 +16,9 @@ declare
 begin
     if not p_raise then
         insert into forebay.unique_key (
-            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+            queue, mode, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
         values (
-            p_queue, p_intent, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
+            p_queue, p_mode, p_key, v_gen, p_lane, coalesce(p_is_deferred, false), forebay._now(), p_expires_at, p_free_at,
             p_first_at, p_payload, coalesce(p_origin, v_gen))
         on conflict do nothing
         returning job_id into v_job_id;
@@ -27,7 +27,7 @@ begin
     begin
         perform set_config('lock_timeout', '10ms', true);
         v_job_id := forebay._make_generation(
-            p_queue, p_intent, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
+            p_queue, p_mode, p_key, p_last, false, p_where, p_lane, p_is_deferred, p_expires_at, p_free_at, p_first_at, p_payload, p_origin);
         perform set_config('lock_timeout', v_timeout, true);
         return v_job_id;
     exception when lock_not_available then

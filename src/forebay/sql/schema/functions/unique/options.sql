@@ -1,5 +1,5 @@
--- The intent that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
-create function forebay._intent(p_unique_as jsonb) returns text
+-- The uniqueness mode that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
+create function forebay._uniqueness_mode(p_unique_as jsonb) returns text
 language sql immutable
 as $$
     select case when jsonb_typeof(p_unique_as) = 'object'
@@ -29,24 +29,24 @@ create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_r
 language plpgsql stable
 as $$
 declare
-    v_intent constant text := forebay._intent(p_unique_as);
-    v_known  constant text[] := array['on_busy'] || v_intent
-        || case v_intent when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
-    v_key    constant text := p_unique_as ->> v_intent;
+    v_mode constant text := forebay._uniqueness_mode(p_unique_as);
+    v_known  constant text[] := array['on_busy'] || v_mode
+        || case v_mode when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
+    v_key    constant text := p_unique_as ->> v_mode;
 begin
-    if v_intent is null then
+    if v_mode is null then
         return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
                       left(p_unique_as::text, 80));
-    elsif jsonb_typeof(p_unique_as -> v_intent) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
         return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
-                      left((p_unique_as -> v_intent)::text, 40));
+                      left((p_unique_as -> v_mode)::text, 40));
     elsif (p_unique_as - v_known) <> '{}' then
         return format('unique_as has the unknown entry %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_unique_as - v_known) k limit 1));
     elsif p_unique_as ? 'on_busy' and ((p_unique_as ->> 'on_busy') in ('wait', 'raise')) is not true then
         return format('on_busy %s is neither wait nor raise', left((p_unique_as -> 'on_busy')::text, 40));
-    elsif v_intent = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
+    elsif v_mode = 'throttle' and forebay._unique_seconds(p_unique_as, 'period') is null then
         return format('period %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'period')::text, 40), 'null'));
-    elsif v_intent = 'debounce' then
+    elsif v_mode = 'debounce' then
         if forebay._unique_seconds(p_unique_as, 'wait') is null then
             return format('wait %s is not a number of seconds within 0.001 and ten years', coalesce(left((p_unique_as -> 'wait')::text, 40), 'null'));
         elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then

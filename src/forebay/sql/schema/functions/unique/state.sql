@@ -2,7 +2,7 @@
 --
 -- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
 -- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
-create function forebay._fate(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
+create function forebay._row_state(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
 language plpgsql stable
 as $$
 declare
@@ -71,12 +71,12 @@ $$;
 -- the group does not read it.
 --
 -- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
-create function forebay._stage_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
+create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
 language plpgsql stable
 as $$
 declare
-    v_fate    text := 'on';
-    v_mark    forebay.promotion;
+    v_row_state    text := 'on';
+    v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
 begin
@@ -84,19 +84,19 @@ begin
         if pg_visible_in_snapshot(p_key.xid, p_start_after) then
             return null;
         end if;
-        v_fate := forebay._fate(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_fate = 'on' then
-        select p.* into v_mark from forebay.promotion p order by p.no desc limit 1;
+    if v_row_state = 'on' then
+        select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
             join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) a on true
             where d.job_id = p_key.job_id and a.audience in (0, p_group_id, -p_group_id)
-              and not (v_mark.no is not null and pg_visible_in_snapshot(d.xid, v_mark.snap)
-                       and (d.run_at, d.deferred_id) <= (v_mark.run_at, v_mark.deferred_id))) then
-            v_fate := 'waiting';
+              and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                       and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) then
+            v_row_state := 'waiting';
         else
-            v_fate := 'ended';
+            v_row_state := 'ended';
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
@@ -113,30 +113,30 @@ begin
                     if v_row.audience = 0 and pg_visible_in_snapshot(v_row.xid, p_start_after) then
                         return null;
                     end if;
-                    v_fate := forebay._fate(p_group_id, v_row.lane, v_row.xid, v_row.seq);
+                    v_row_state := forebay._row_state(p_group_id, v_row.lane, v_row.xid, v_row.seq);
                     exit;
                 end if;
             end loop;
         end if;
     end if;
-    if v_fate = 'waiting'
+    if v_row_state = 'waiting'
        and (p_key.expires_at <= forebay._now()
             or exists (select from forebay.tombstone t
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_fate when 'on' then 'ended' else v_fate end;
+    return case v_row_state when 'on' then 'ended' else v_row_state end;
 end
 $$;
 
 
 -- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
-create function forebay._stage(p_key forebay.unique_key) returns text
+create function forebay._key_state(p_key forebay.unique_key) returns text
 language plpgsql stable
 as $$
 declare
     v_group   record;
-    v_stage   text;
+    v_key_state   text;
     v_waiting boolean := false;
     v_ended   boolean := false;
     v_any     boolean := false;
@@ -145,15 +145,15 @@ begin
         select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
     loop
         v_any := true;
-        v_stage := forebay._stage_in(p_key, v_group.group_id, v_group.start_after);
-        if v_stage = 'running' then
-            return v_stage;
+        v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
+        if v_key_state = 'running' then
+            return v_key_state;
         end if;
-        v_waiting := v_waiting or coalesce(v_stage = 'waiting', false);
-        v_ended := v_ended or coalesce(v_stage = 'ended', false);
+        v_waiting := v_waiting or coalesce(v_key_state = 'waiting', false);
+        v_ended := v_ended or coalesce(v_key_state = 'ended', false);
     end loop;
     if not v_any then
-        return coalesce(forebay._stage_in(p_key, null, null), 'ended');
+        return coalesce(forebay._key_state_in(p_key, null, null), 'ended');
     end if;
     return case when not v_waiting then 'ended' when v_ended then 'running' else 'waiting' end;
 end

@@ -1,5 +1,5 @@
--- What two groups say of one job, taken together: n not read, ? not known, else as forebay._stage().
-create function forebay._both_stages(p_one text, p_other text) returns text
+-- What two groups say of one job, taken together: n not read, ? not known, else as forebay._key_state().
+create function forebay._merged_key_state(p_one text, p_other text) returns text
 language sql immutable
 as $$
     select case when p_one is null or p_one = 'n' then p_other
@@ -9,18 +9,18 @@ as $$
 $$;
 
 
--- Where the jobs of many generations stand, as forebay._stage() says it, in the order of the generations, of which some may
+-- Where the jobs of many generations stand, as forebay._key_state() says it, in the order of the generations, of which some may
 -- be null: ended. A throttle's is waiting until its period is over.
 --
 -- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
--- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._stage().
-create function forebay._stages(p_keys forebay.unique_key[]) returns text[]
+-- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._key_state().
+create function forebay._key_states_of(p_keys forebay.unique_key[]) returns text[]
 language plpgsql stable
 as $$
 declare
     v_now      constant timestamptz := forebay._now();
     v_archived constant bigint := forebay._archived_below();
-    v_stages   text[] := array_fill(null::text, array[cardinality(p_keys)]);
+    v_key_states   text[] := array_fill(null::text, array[cardinality(p_keys)]);
     v_lane     record;
     v_newest   record;
     v_row      record;
@@ -36,7 +36,7 @@ begin
     for v_lane in
         select l.queue, l.lane, g.group_id, g.start_after
         from (select k.queue, k.lane from unnest(p_keys) k
-              where not k.is_deferred and k.intent <> 't' group by 1, 2 having count(*) >= 8) l
+              where not k.is_deferred and k.mode <> 't' group by 1, 2 having count(*) >= 8) l
         left join forebay.queue_group g on g.queue = l.queue
     loop
         select b.no, b.high_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_newest
@@ -55,15 +55,15 @@ begin
                              or exists (select from forebay.tombstone t
                                         where t.job_id = k.job_id and t.reason <> 'k'
                                           and (t.group_id is null or t.group_id = v_lane.group_id)) then 'ended'
-                        else 'waiting' end as stage
+                        else 'waiting' end as key_state
             from unnest(p_keys) with ordinality k
-            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.intent <> 't'
+            where k.queue = v_lane.queue and k.lane = v_lane.lane and not k.is_deferred and k.mode <> 't'
         loop
-            if v_row.stage is null then
+            if v_row.key_state is null then
                 v_places := v_places || v_row.place;
                 v_seqs := v_seqs || v_row.job_id;
             else
-                v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+                v_key_states[v_row.place] := forebay._merged_key_state(v_key_states[v_row.place], v_row.key_state);
             end if;
         end loop;
         continue when cardinality(v_places) = 0;
@@ -108,7 +108,7 @@ begin
                             from forebay.settlement s
                             where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
                         when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'
-                        else '?' end as stage
+                        else '?' end as key_state
             from (select q.hi as no, array_agg(q.place) as places, array_agg(q.seq) as seqs from sought q
                   where q.hi - q.lo = 1 group by q.hi) n
             cross join lateral (
@@ -120,18 +120,18 @@ begin
             cross join lateral unnest(n.places, n.seqs) q (place, seq)
             cross join lateral (select array_position(b.seqs, q.seq)::smallint as at offset 0) f
         loop
-            v_stages[v_row.place] := forebay._both_stages(v_stages[v_row.place], v_row.stage);
+            v_key_states[v_row.place] := forebay._merged_key_state(v_key_states[v_row.place], v_row.key_state);
         end loop;
     end loop;
 
     foreach v_key in array p_keys loop
         v_place := v_place + 1;
-        if v_stages[v_place] is null or v_stages[v_place] in ('?', 'n') then
-            v_stages[v_place] := case when v_key.gen is null or v_stages[v_place] = 'n' then 'ended'
-                                      when v_key.intent <> 't' then forebay._stage(v_key)
+        if v_key_states[v_place] is null or v_key_states[v_place] in ('?', 'n') then
+            v_key_states[v_place] := case when v_key.gen is null or v_key_states[v_place] = 'n' then 'ended'
+                                      when v_key.mode <> 't' then forebay._key_state(v_key)
                                       when v_key.free_at > v_now then 'waiting' else 'ended' end;
         end if;
     end loop;
-    return v_stages;
+    return v_key_states;
 end
 $$;

@@ -1,9 +1,9 @@
 -- What a call has to do about a key: keep the job there is, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_stage text) returns text
+create function forebay._key_duty(p_code "char", p_state text) returns text
 language sql immutable
 as $$
-    select case when p_stage <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
-                when p_stage = 'waiting' and p_code = 'c' then 'join'
+    select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
+                when p_state = 'waiting' and p_code = 'c' then 'join'
                 else 'make' end
 $$;
 
@@ -12,7 +12,7 @@ $$;
 -- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
 -- is always a beginning of its keys. The first one is tried whatever the time.
 --
--- How many were made stands in a register, forebay.taken, which each row that is written moves on; a row is taken up only when all
+-- How many were made stands in a flag sequence, forebay.taken, which each row that is written moves on; a row is taken up only when all
 -- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
@@ -23,8 +23,8 @@ begin
     perform set_config('forebay.taken', '0', true);
     with made as (
         insert into forebay.unique_key (
-            queue, intent, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
-        select k.queue, k.intent, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
+            queue, mode, key, gen, lane, is_deferred, taken_at, expires_at, free_at, first_at, payload, origin)
+        select k.queue, k.mode, k.key, k.gen, k.lane, k.is_deferred, k.taken_at, k.expires_at, k.free_at, k.first_at, k.payload, k.origin
         from unnest(p_keys) with ordinality k
         where k.ordinality - 1 = current_setting('forebay.taken')::bigint and (k.ordinality = 1 or clock_timestamp() < p_until)
         on conflict do nothing
@@ -48,7 +48,7 @@ declare
     v_now    timestamptz;
     v_until  timestamptz;
     v_lasts  forebay.unique_key[];
-    v_stages text[];
+    v_key_states text[];
     v_later  text[];
     v_taken  forebay._key_taken[];
     v_cut    bigint;
@@ -59,57 +59,57 @@ begin
     v_lasts := array(
         select k.last from unnest(p_items) with ordinality i
         left join lateral (select u as last from forebay.unique_key u
-                           where u.queue = i.its_queue and u.intent = i.code and u.key = i.word
+                           where u.queue = i.its_queue and u.mode = i.code and u.key = i.word
                            order by u.gen desc limit 1) k on true
         order by i.ordinality);
-    v_stages := forebay._stages(v_lasts);
+    v_key_states := forebay._key_states_of(v_lasts);
     v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
     v_until := clock_timestamp() + interval '250 ms';
     for v_row in
-        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_stages) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
+        select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_key_states) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
     loop
         perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
     end loop;
 
-    -- Hold the predecessors, for upkeep to leave them.
+    -- Hold the predecessors, for maintenance to leave them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
-    from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+    from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
           where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
-                       where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for key share) h on true
+                       where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
     -- Join, for the claim to take notice, and look again.
-    if exists (select from unnest(p_items, v_stages) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
-        from (select i.* from unnest(p_items, v_lasts, v_stages) with ordinality i
+        from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
               where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
-                           where u.queue = k.queue and u.intent = k.intent and u.key = k.key and u.gen = k.gen for share) h on true
+                           where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
-        v_later := forebay._stages(v_lasts);
+        v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_stages) i), v_later)
+        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
 
     v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
     select coalesce(array_agg(m.ordinality), '{}') as places, array_agg(m.start) as starts,
-           array_agg(case when m.stage <> 'ended' then m.job_id end) as gone,
+           array_agg(case when m.key_state <> 'ended' then m.job_id end) as gone,
            array_agg(row(null, m.its_queue, m.code, m.word, m.next, null, m.its_lane, coalesce(m.start > v_now, false), v_now,
                          coalesce(m.ends, greatest(m.start, v_now) + interval '30 days'),
                          case when m.code = 't' then v_now + make_interval(secs => forebay._unique_seconds(m.unique_as, 'period')) end,
-                         m.first, m.digest, case when m.stage = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
+                         m.first, m.digest, case when m.key_state = 'running' then m.gen else m.next end)::forebay.unique_key) as keys
     into v_make
-    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.stage, k.first,
+    from (select k.ordinality, k.its_queue, k.code, k.word, k.unique_as, k.its_lane, k.ends, k.digest, k.gen, k.job_id, k.key_state, k.first,
                  coalesce(k.gen, 0) + 1 as next,
                  case when k.code <> 'd' then k.start
                       else least(v_now + make_interval(secs => forebay._unique_seconds(k.unique_as, 'wait')),
                                  k.first + make_interval(secs => forebay._unique_seconds(k.unique_as, 'max_wait'))) end as start
-          from (select i.*, i.unnest as stage,
+          from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
-                from unnest(p_items, v_lasts, v_stages) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.stage) = 'make'
+                from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
+          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);
@@ -120,11 +120,11 @@ begin
         for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
             v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
         end loop;
-        insert into forebay.tombstone (job_id, reason, noted_at)
+        insert into forebay.tombstone (job_id, reason, recorded_at)
         -- Whatever becomes of the predecessors, they do not start again.
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
-        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.intent = 'c';
+        select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
     end if;
     return v_taken[1 : v_cut - 1];
 end

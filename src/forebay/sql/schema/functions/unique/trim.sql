@@ -20,16 +20,16 @@ begin
         for update skip locked
     loop
         if exists (select from forebay.unique_key u
-                   where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen > v_key.gen) then
+                   where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
             continue when exists (
                 select from forebay.unique_key u
-                where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key
+                where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key
                   and u.gen > v_key.gen and u.origin <= v_key.gen);
         else
-            continue when v_key.free_at > forebay._now() or forebay._stage(v_key) <> 'ended';
+            continue when v_key.free_at > forebay._now() or forebay._key_state(v_key) <> 'ended';
         end if;
         delete from forebay.unique_key u
-        where u.queue = v_key.queue and u.intent = v_key.intent and u.key = v_key.key and u.gen = v_key.gen;
+        where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;
         v_count := v_count + 1;
     end loop;
     return v_count;

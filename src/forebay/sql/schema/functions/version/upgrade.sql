@@ -18,12 +18,12 @@ begin
     from (select row_number() over (order by l.lease_id) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
-          left join lateral (select b.beat_at from forebay.heartbeat b
-                             where b.lease_id = l.lease_id order by b.beat_at desc limit 1) h on true
+          left join lateral (select b.heartbeat_at from forebay.heartbeat b
+                             where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
           left join lateral (select b.claimed_at from forebay.batch b
                              where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
           where l.closed_at is null and (l.version < p_version) is not false
-            and greatest(l.opened_at, h.beat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
+            and greatest(l.opened_at, h.heartbeat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
     if v_count > 0 then
         raise exception using errcode = 'JQ020',
             message = format('%s of an older version still %s: migration %s takes away what they call',

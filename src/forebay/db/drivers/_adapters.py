@@ -1,0 +1,149 @@
+"""From a connection to the function that runs a statement on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from forebay.errors import WrongConnection
+
+FetchedRows: TypeAlias = "list[tuple[Any, ...]]"
+Runner: TypeAlias = Callable[[str, Mapping[str, Any]], FetchedRows]
+AsyncRunner: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[FetchedRows]]
+
+
+class Adapter(Protocol):
+    """What a module for the connections of one library has.
+
+    Both functions return None for what is not theirs to serve, and raise ``WrongConnection`` for
+    what is known and cannot be served.
+    """
+
+    def sync_runner(self, conn: Any, /) -> Runner | None: ...
+    def async_runner(self, conn: Any, /) -> AsyncRunner | None: ...
+
+
+def sync_runner(conn: Any) -> Runner:
+    """Return the function that runs a statement on a connection.
+
+    Raises:
+        WrongConnection: nothing here can, with advice.
+    """
+    if isinstance(conn, psycopg.Connection | psycopg.Cursor):
+        return _psycopg(conn)
+    for adapter in _adapters(conn):
+        runner = adapter.sync_runner(conn)
+        if runner is not None:
+            return runner
+    if isinstance(conn, psycopg.AsyncConnection | psycopg.AsyncCursor) or any(
+        adapter.async_runner(conn) is not None for adapter in _adapters(conn)
+    ):
+        raise _other_kind(conn, "must be awaited", "async", "synchronous")
+    raise _unknown(conn)
+
+
+def async_runner(conn: Any) -> AsyncRunner:
+    """Return the coroutine function that runs a statement on a connection.
+
+    Raises:
+        WrongConnection: nothing here can, with advice.
+    """
+    if isinstance(conn, psycopg.AsyncConnection | psycopg.AsyncCursor):
+        return _psycopg_async(conn)
+    for adapter in _adapters(conn):
+        runner = adapter.async_runner(conn)
+        if runner is not None:
+            return runner
+    if isinstance(conn, psycopg.Connection | psycopg.Cursor) or any(
+        adapter.sync_runner(conn) is not None for adapter in _adapters(conn)
+    ):
+        raise _other_kind(conn, "cannot be awaited", "sync", "asynchronous")
+    raise _unknown(conn)
+
+
+def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
+    raw = conn.connection if isinstance(conn, psycopg.Cursor) else conn
+
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
+        # A cursor of our own: the caller's row factory and cursor class do not matter.
+        with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
+            cursor.execute(sql, params)
+            return cursor.fetchall()
+
+    return run
+
+
+def _psycopg_async(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]) -> AsyncRunner:
+    raw = conn.connection if isinstance(conn, psycopg.AsyncCursor) else conn
+
+    async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
+        async with psycopg.AsyncCursor(raw, row_factory=tuple_row) as cursor:
+            await cursor.execute(sql, params)
+            return await cursor.fetchall()
+
+    return run
+
+
+#: The module that serves a library's connections, by the package their classes come from.
+_MODULES: Final = {
+    "asyncpg": "forebay.db.drivers._asyncpg",
+    "sqlalchemy": "forebay.db.drivers._sqlalchemy",
+    "django": "forebay.db.drivers._django",
+    "builtins": "forebay.db.drivers._alias",
+}
+
+#: What to do instead, for things that look right, by the package of their class.
+_HINTS: Final = {
+    "psycopg_pool": "Take a connection from the pool: `with pool.connection() as conn`.",
+    "psycopg2": "Use psycopg 3, or `select forebay.enqueue(...)` on this connection.",
+    "asyncpg": "Take a connection from the pool: `async with pool.acquire() as conn`.",
+    "sqlalchemy": (
+        "Pass a Connection or a Session, or their asynchronous twins:"
+        " `with engine.begin() as conn`."
+    ),
+    "sqlmodel": "Pass a Session.",
+    "django": "Pass `django.db.connection`, or `connections[alias]`.",
+}
+
+
+def _packages(conn: object) -> list[str]:
+    return [cls.__module__.partition(".")[0] for cls in type(conn).__mro__]
+
+
+def _adapters(conn: object) -> list[Adapter]:
+    names = {_MODULES[package]: None for package in _packages(conn) if package in _MODULES}
+    found: list[Any] = []
+    for name in names:
+        # A class may say that it comes from a library that is not there.
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name))
+    return found
+
+
+def given(conn: object) -> str:
+    """Return the full name of a thing's class."""
+    return f"{type(conn).__module__}.{type(conn).__qualname__}"
+
+
+def _other_kind(conn: object, problem: str, twin: str, wanted: str) -> WrongConnection:
+    return WrongConnection(
+        f"a {given(conn)} {problem}",
+        given=given(conn),
+        hint=f"Call its {twin} twin, or pass a connection that is {wanted}.",
+    )
+
+
+def _unknown(conn: object) -> WrongConnection:
+    known = [_HINTS[package] for package in _packages(conn) if package in _HINTS]
+    if isinstance(conn, str | bytes):
+        known = ["Connect first: psycopg.connect(...). Or let enqueue_now open a connection."]
+    return WrongConnection(
+        f"a {given(conn).removeprefix('builtins.')} is not a connection",
+        given=given(conn),
+        hint=known[0] if known else "The connection comes first: enqueue(conn, ...).",
+    )

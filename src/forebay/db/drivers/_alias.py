@@ -1,0 +1,45 @@
+"""A text that names one of Django's databases: ``enqueue("default", ...)``.
+
+Only in a process that uses Django, and only when DATABASES has the name. Type checkers refuse it
+all the same, because a text in this place is more often a mistake: they want ``connections[alias]``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.db.drivers._adapters import AsyncRunner, Runner
+
+
+def sync_runner(conn: Any) -> Runner | None:
+    """Return what runs a statement on the database of an alias; None for anything else."""
+    connection = _connection(conn)
+    if connection is None:
+        return None
+    from forebay.db.drivers import _django  # noqa: PLC0415 - Django is there
+
+    return _django.sync_runner(connection)
+
+
+def async_runner(conn: Any) -> AsyncRunner | None:
+    """Do as ``sync_runner``, in Django's thread for database calls."""
+    connection = _connection(conn)
+    if connection is None:
+        return None
+    from forebay.db.drivers import _django  # noqa: PLC0415 - Django is there
+
+    return _django.async_runner(connection)
+
+
+def _connection(alias: Any) -> Any:
+    if not isinstance(alias, str) or "django.db" not in sys.modules:
+        return None
+    from django.conf import settings  # noqa: PLC0415
+    from django.db import connections  # noqa: PLC0415
+    from django.utils.connection import ConnectionProxy  # noqa: PLC0415
+
+    if not settings.configured or alias not in connections.settings:
+        return None
+    return ConnectionProxy(connections, alias)

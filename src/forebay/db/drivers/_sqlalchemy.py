@@ -1,0 +1,90 @@
+"""Connections and sessions of SQLAlchemy 2, on any PostgreSQL driver whose parameters we can write.
+
+The statement goes through SQLAlchemy and not to the driver's connection below it: the asyncpg
+dialect begins a transaction with the first statement that it sees, and one that it did not see
+would be committed by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy
+from sqlalchemy.orm import Session, scoped_session
+
+from forebay.db.drivers._adapters import given
+from forebay.db.drivers._numbered import numbered
+from forebay.errors import WrongConnection
+
+if TYPE_CHECKING:
+    from forebay.db.drivers._adapters import AsyncRunner, FetchedRows, Runner
+
+#: A connection may have been set to stream: through a cursor on the server, which needs a block.
+_OPTIONS: Final = {"stream_results": False, "yield_per": None}
+
+
+def sync_runner(conn: Any) -> Runner | None:
+    """Return what runs a statement on a ``Connection`` or ``Session``; None for anything else."""
+    if isinstance(conn, sqlalchemy.Connection):
+        _check(conn, conn.dialect)
+    elif not isinstance(conn, Session | scoped_session):
+        return None
+
+    def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
+        connection = conn
+        if not isinstance(conn, sqlalchemy.Connection):
+            connection = conn.connection()
+            _check(conn, connection.dialect)
+        text, values = _in_style(connection.dialect, sql, params)
+        result = connection.exec_driver_sql(text, values, execution_options=_OPTIONS)
+        return [tuple(row) for row in result.fetchall()]
+
+    return run
+
+
+def async_runner(conn: Any) -> AsyncRunner | None:
+    """Return what runs a statement on an ``AsyncConnection`` or ``AsyncSession``; else None."""
+    # Without its greenlet extra SQLAlchemy has no such module, and nobody has such a connection.
+    asynchronous: Any = sys.modules.get("sqlalchemy.ext.asyncio")
+    if asynchronous is None:
+        return None
+    if isinstance(conn, asynchronous.AsyncConnection):
+        _check(conn, conn.dialect)
+    elif not isinstance(conn, asynchronous.AsyncSession | asynchronous.async_scoped_session):
+        return None
+
+    async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
+        connection = conn
+        if not isinstance(conn, asynchronous.AsyncConnection):
+            connection = await conn.connection()
+            _check(conn, connection.dialect)
+        text, values = _in_style(connection.dialect, sql, params)
+        result = await connection.exec_driver_sql(text, values, execution_options=_OPTIONS)
+        return [tuple(row) for row in result.fetchall()]
+
+    return run
+
+
+def _check(conn: Any, dialect: Any) -> None:
+    if dialect.name != "postgresql":
+        raise WrongConnection(
+            f"a {given(conn)} to {dialect.name} is not a connection to PostgreSQL",
+            given=given(conn),
+            hint="Jobs are rows of the PostgreSQL database that your transaction writes to.",
+        )
+    if dialect.paramstyle not in {"pyformat", "numeric_dollar"}:
+        raise WrongConnection(
+            f"a {given(conn)} on the driver {dialect.driver} cannot be used",
+            given=given(conn),
+            hint="Use postgresql+psycopg:// or postgresql+asyncpg://.",
+        )
+
+
+def _in_style(dialect: Any, sql: str, params: Mapping[str, Any]) -> tuple[str, Any]:
+    if dialect.paramstyle == "pyformat":
+        # None and not an empty dict: then a driver looks for no parameters, as psycopg itself does.
+        return sql, dict(params) or None
+    text, values = numbered(sql, params)
+    return text, tuple(values)

@@ -1,0 +1,124 @@
+"""Transactions for handlers that write with Django: ``TransactionContext[BaseDatabaseWrapper]``.
+
+The handler runs inside ``atomic()`` on the connection that Django itself uses in the handler's thread, so whatever its
+models write commits together with the job's completion. Of the databases in DATABASES it is the one that the worker
+reads its jobs from, which is asked of the servers: settlements of one database mean nothing in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import psycopg.conninfo
+import psycopg.pq
+from django.db import connections, transaction
+
+from forebay.db.errors import translate
+from forebay.db.pools import connect_options
+from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.ops.operation import Operation, T
+
+#: Tells one database from every other, as long as its server runs.
+_IDENTITY: Final = """\
+select d.oid::text || ' ' || extract(epoch from pg_postmaster_start_time())
+from pg_database d where d.datname = current_database()"""
+
+
+def handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> Any:
+    """Return what lends Django's connection to plain handlers."""
+    del wanted, is_pooled  # its connections are Django's own, with the options of DATABASES
+    return _HandlerConnections(dsn, name)
+
+
+class _HandlerConnections:
+    def __init__(self, dsn: str, name: str) -> None:
+        self._dsn = dsn
+        self._name = name
+
+    @cached_property
+    def _alias(self) -> str:
+        """The alias of the worker's database."""
+        with psycopg.connect(self._dsn, **connect_options(self._name, is_pooled=False)) as conn:
+            mine = conn.execute(_IDENTITY).fetchone()
+        for alias in sorted(connections.settings, key=lambda alias: alias != "default"):
+            connection = connections[alias]
+            if connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute(_IDENTITY)
+                    if cursor.fetchone() == mine:
+                        return str(alias)
+        raise ConfigError(
+            "DATABASES",
+            "has no entry for the worker's database, so no transaction can be shared with it",
+            hint="Run the worker as `manage.py forebay worker`, or give both the same address.",
+        )
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[_HandlerConnection]:
+        close_old_connections()
+        try:
+            connection = connections[self._alias]
+            connection.ensure_connection()
+            yield _HandlerConnection(connection, self._alias)
+        finally:
+            close_old_connections()
+
+    def close(self) -> None:
+        """Nothing is kept here."""
+
+
+def close_old_connections() -> None:
+    """Close this thread's connections that are broken or past CONN_MAX_AGE, as Django does around a request."""
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
+
+
+class _HandlerConnection:
+    def __init__(self, connection: Any, alias: str) -> None:
+        self.given = connection
+        self._alias = alias
+        driver = connection.connection
+        self.raw = driver if isinstance(driver, psycopg.Connection) else None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        with transaction.atomic(using=self._alias):
+            yield
+
+    def settle(self, operation: Operation[T]) -> T:
+        try:
+            with self.given.cursor() as cursor:
+                cursor.execute(operation.sql, dict(operation.params))
+                rows = cursor.fetchall()
+        except Exception as error:
+            ours = translate(error)
+            if ours is None:
+                raise
+            raise ours from error
+        return operation.decode(rows)
+
+
+def address_of_alias(alias: str) -> str:
+    """Return the libpq address of one of Django's databases.
+
+    Raises:
+        ConfigError: there is no such alias, or it is not PostgreSQL.
+    """
+    if alias not in connections.settings:
+        raise ConfigError("DATABASES", f"has no entry {alias!r}", value=alias)
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise ConfigError(f"DATABASES[{alias!r}]", f"is {connection.vendor}, not PostgreSQL")
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    given = connection.get_connection_params()
+    # Among libpq's words there may be values for Django or psycopg only, such as a context or a pool.
+    return psycopg.conninfo.make_conninfo(
+        **{name: value for name, value in given.items() if name in known and value is not None}
+    )

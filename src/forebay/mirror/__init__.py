@@ -1,0 +1,56 @@
+"""Keeping a second store in step with the first: a search index, a cache, another database.
+
+A transaction that changes an item enqueues a job. The job compares the copy in the second store, the
+*target*, with the item in the first, the *source*, repairs it, and ends only when a later read of the
+target has shown it right. What must hold, and what a crash leaves: docs/design/reconcile.md.
+"""
+
+from forebay.mirror._audit import Drift
+from forebay.mirror._mirror import Mirror
+from forebay.mirror._model import (
+    Checksum,
+    Compare,
+    Document,
+    Gone,
+    Id,
+    Rejected,
+    Seen,
+    Source,
+    Target,
+    checksum_of,
+)
+from forebay.mirror._query import QuerySource
+from forebay.mirror.targets import (
+    DualTarget,
+    ElasticsearchTarget,
+    GroongaTarget,
+    PostgresTarget,
+    SQLiteTarget,
+)
+from forebay.model.mirrors import Alert, AuditRecord, MirrorFacts, MirrorStatus, Thresholds
+
+__all__ = [
+    "Alert",
+    "AuditRecord",
+    "Checksum",
+    "Compare",
+    "Document",
+    "Drift",
+    "DualTarget",
+    "ElasticsearchTarget",
+    "Gone",
+    "GroongaTarget",
+    "Id",
+    "Mirror",
+    "MirrorFacts",
+    "MirrorStatus",
+    "PostgresTarget",
+    "QuerySource",
+    "Rejected",
+    "SQLiteTarget",
+    "Seen",
+    "Source",
+    "Target",
+    "Thresholds",
+    "checksum_of",
+]

@@ -1,0 +1,156 @@
+"""Direct writes: the target is brought up to date about one item right after the commit, if that works.
+
+Nothing depends on them: the item's job makes good whatever goes wrong here. A direct write never raises, never takes longer than
+it may, and stops being tried for some seconds after several failures in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from forebay.mirror._breaker import Breaker
+from forebay.mirror._model import (
+    Document,
+    checked_entries,
+    checked_errors,
+    checked_id,
+    with_digest,
+)
+from forebay.mirror._reconcile import UNAVAILABLE, said
+from forebay.mirror.targets import DualTarget
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from uuid import UUID
+
+    from forebay.mirror._direct_records import DirectRecords
+    from forebay.mirror._loop_thread import Calls, LoopThread
+    from forebay.mirror._model import Gone, Id, Source, Target
+    from forebay.mirror._reconcile import Counts
+
+log = logging.getLogger("forebay.mirror")
+
+#: Direct writes at a time in one process; when a target does not answer, more would only wait as well.
+DIRECT_MAX: Final = 16
+
+
+class DirectWrites:
+    """Writes single items for the caller, within a limit of time.
+
+    Args:
+        name: of the mirror.
+        source: the first store.
+        target: the second store.
+        loop_thread: the thread in which both are called.
+        calls: how they are called.
+        counts: of this process.
+        notes: what is kept in the database.
+        hashes: documents get their hash.
+        seconds: how long a direct write may take in all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        target: Target,
+        *,
+        loop_thread: LoopThread,
+        calls: Calls,
+        counts: Counts,
+        notes: DirectRecords,
+        hashes: bool,
+        seconds: float,
+    ) -> None:
+        self._name = name
+        self._source = source
+        self._target = target
+        self._loop_thread = loop_thread
+        self._calls = calls
+        self._counts = counts
+        self._direct_records = notes
+        self._hashes = hashes
+        self._seconds = seconds
+        self._breaker = Breaker(failures=5, seconds_max=10.0)
+        self._places = threading.Semaphore(DIRECT_MAX)
+
+    def write(self, item: Id | UUID) -> bool:
+        """Write an item; return whether the target accepted it."""
+        future = None
+        try:
+            future = self._begin(item)
+            return future is not None and future.result(self._seconds)
+        except Exception as error:
+            if future is not None:
+                future.cancel()
+            return self._failed(error)
+
+    async def awrite(self, item: Id | UUID) -> bool:
+        """Do as ``write``, without holding up the event loop."""
+        try:
+            future = self._begin(item)
+            if future is None:
+                return False
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+        except Exception as error:  # a cancellation of the caller passes
+            return self._failed(error)
+
+    def _begin(self, item: Id | UUID) -> Future[bool] | None:
+        """Begin a direct write; None when it is not the time for one."""
+        if not self._places.acquire(blocking=False):
+            self._count("direct.skipped")
+            return None
+        future = None
+        try:
+            if self._breaker.allows():
+                until = time.monotonic() + self._seconds
+                future = self._loop_thread.submit(self._write(item, until))
+                future.add_done_callback(lambda _: self._places.release())
+            else:
+                self._count("direct.skipped")
+        finally:
+            if future is None:
+                self._places.release()
+        return future
+
+    async def _write(self, item: Id | UUID, until: float) -> bool:
+        name = checked_id(item)
+        answer = await self._calls.call(self._source.read, [name], seconds=_left(until))
+        entry: Document | Gone = checked_entries([name], answer)[name]
+        errors: object
+        # A process that was stopped in between must not send what has become old: no time is left then.
+        target = self._target.direct if isinstance(self._target, DualTarget) else self._target
+        if isinstance(entry, Document):
+            document = with_digest(entry) if self._hashes else entry
+            errors = await self._calls.call(target.write, [document], seconds=_left(until))
+        else:
+            errors = await self._calls.call(target.delete, [entry], seconds=_left(until))
+        self._breaker.succeeded()
+        self._direct_records.breaker(0.0)
+        for error in checked_errors(errors).values():
+            raise error
+        self._count("direct.accepted")
+        return True
+
+    def _count(self, outcome: str) -> None:
+        self._counts.add(outcome)
+        self._direct_records.add(outcome)
+
+    def _failed(self, error: Exception) -> bool:
+        self._count("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
+        if isinstance(error, UNAVAILABLE):
+            self._breaker.failed()
+            self._direct_records.breaker(self._breaker.wait_seconds, said(error))
+        log.info("mirror %s: a direct write failed: %s", self._name, said(error))
+        return False
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no time left")
+    return left

@@ -1,0 +1,561 @@
+"""``Mirror``: what an application declares, and what it calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from forebay.arguments.kinds import BATCH_SIZE_MAX
+from forebay.db.foreign_session import ForeignSession
+from forebay.db.own import enqueue_own, run_own
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.mirror._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, kept
+from forebay.mirror._direct import DirectWrites
+from forebay.mirror._direct_records import DirectRecords
+from forebay.mirror._loop_thread import Calls, LoopThread
+from forebay.mirror._model import (
+    checked_id,
+    rule_of,
+)
+from forebay.mirror._reconcile import Counts, Reconciler, said
+from forebay.model import Job, checks
+from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
+from forebay.ops import mirrors
+from forebay.policy.alerts import alerts_of
+from forebay.policy.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from forebay.app import App, Handler
+    from forebay.db.drivers import AsyncConnection, SyncConnection
+    from forebay.mirror._model import Compare, Id, Source, Target
+    from forebay.model import JobId
+    from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+    from forebay.model.outcome import Endings
+    from forebay.ops.operation import Operation
+
+T = TypeVar("T")
+
+log = logging.getLogger("forebay.mirror")
+
+#: Between two samples of how many jobs are due.
+_SAMPLE_SECONDS: Final = 60.0
+
+QUEUE_DEFAULT: Final = "mirror"
+BATCH_SIZE_DEFAULT: Final = 2500
+GRACE_SECONDS_DEFAULT: Final = 60.0
+EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
+
+#: Of jobs that an audit asks for: behind all others.
+REPAIR_PRIORITY: Final = 1000
+
+#: No item is looked at less often than this while its job lives.
+BACKOFF_SECONDS_MAX: Final = 3600.0
+
+
+class Mirror:
+    """Keeps a second store, the target, in step with a first one, the source.
+
+    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, the copy in the target is compared
+    with the item in the source, and written or deleted where it is not right. The job ends only when a later read of the
+    target shows it right. ``write_now`` may be called after the commit, so that the target has it at once when all is well.
+
+    Args:
+        app: whose workers run its jobs.
+        name: of the mirror; its jobs are of the kind ``mirror.<name>``.
+        source: the first store; see ``forebay.mirror.Source``.
+        target: the second store; see ``forebay.mirror.Target``. It belongs to this mirror alone.
+        queue: where its jobs wait.
+        priority: of its jobs, lower first.
+        batch_size: most jobs of one pass: one read of each store, one write, one delete.
+        grace: jobs are due so long after the change, so that a direct write is through before.
+        interval: the wait after a write that did not hold, or was refused; longer each time, up to an hour.
+        expires_in: a job that is not proved so long after it was due is a dead letter.
+        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and what was ``Seen``.
+        lag: after so long what the target accepted can be read; None asks its ``lag_seconds``, 0 when it has none.
+        timeout: how long one call of the source or the target may take.
+        direct_timeout: how long ``write_now`` may take in all.
+        thresholds: when its state is an alert; None takes those of ``Thresholds``.
+
+    Durations are seconds or timedeltas.
+
+    Raises:
+        ConfigError: a value is refused, or the app has a mirror of the name already.
+
+    Attributes:
+        name: of the mirror.
+        handler: the handler of its jobs; ``handler.kind`` has what was declared.
+        source: the first store.
+        target: the second store.
+        thresholds: when its state is an alert.
+    """
+
+    name: str
+    handler: Handler[..., ..., Any]
+    source: Source
+    target: Target
+    thresholds: Thresholds
+
+    def __init__(
+        self,
+        app: App,
+        name: str,
+        *,
+        source: Source,
+        target: Target,
+        queue: str = QUEUE_DEFAULT,
+        priority: int = checks.PRIORITY_DEFAULT,
+        batch_size: int = BATCH_SIZE_DEFAULT,
+        grace: float | timedelta = GRACE_SECONDS_DEFAULT,
+        interval: float | timedelta = 5.0,
+        expires_in: float | timedelta = EXPIRES_SECONDS_DEFAULT,
+        compare: Compare = "version",
+        lag: float | timedelta | None = None,
+        timeout: float | timedelta = 30.0,
+        direct_timeout: float | timedelta = 0.5,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        where = f"mirror {name}"
+        for thing, methods in (
+            (source, ("read", "scan")),
+            (target, ("read", "write", "delete", "scan")),
+        ):
+            missing = [each for each in methods if not callable(getattr(thing, each, None))]
+            if missing:
+                raise ConfigError(where, f"{shown(thing)} has no {missing[0]}()")
+        if not 1 <= batch_size <= BATCH_SIZE_MAX:
+            raise ConfigError(
+                where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
+            )
+        self._app = app
+        self.name = name
+        self.source = source
+        self.target = target
+        self.thresholds = thresholds or Thresholds()
+        self._grace = _seconds(where, "grace", grace, least=0.0)
+        direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
+        if lag is None:
+            lag = getattr(target, "lag_seconds", 0.0)
+        call_seconds = _seconds(where, "timeout", timeout)
+        self._call_seconds = call_seconds
+        self._lag = _seconds(where, "lag", lag, least=0.0)
+        self._hashes = compare == "hash"
+        self._queue = queue
+        self._calls = Calls()
+        self._counts = Counts()
+        self._loop_thread = LoopThread(f"forebay mirror {name}")
+        self._reconciler = Reconciler(
+            name,
+            source,
+            target,
+            calls=self._calls,
+            counts=self._counts,
+            is_right=rule_of(compare),
+            hashes=self._hashes,
+            lag_seconds=self._lag,
+            call_seconds=call_seconds,
+        )
+        #: Where counts of direct writes, samples and audits are kept.
+        self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)
+        self._direct_records = DirectRecords(name, self._loop_thread, self._keep_record)
+        self._direct = DirectWrites(
+            name,
+            source,
+            target,
+            loop_thread=self._loop_thread,
+            calls=self._calls,
+            counts=self._counts,
+            notes=self._direct_records,
+            hashes=self._hashes,
+            seconds=direct_seconds,
+        )
+        self._sample_at = 0.0
+        app._internals.add_mirror(self)
+        base = _seconds(where, "interval", interval)
+        self._expires_seconds = _seconds(where, "expires_in", expires_in)
+        self.handler = app.batch_job(
+            name=f"mirror.{name}",
+            queue=queue,
+            priority=priority,
+            size=batch_size,
+            # A pass makes a handful of calls, and as many again in the same time when it looks for items to blame.
+            timeout=10 * call_seconds + 60,
+            expires_in=expires_in,
+            retry=RetryPolicy(
+                base_seconds=base,
+                cap_seconds=max(base, BACKOFF_SECONDS_MAX),
+                max_attempts=checks.MAX_ATTEMPTS_MAX,
+            ),
+        )(self._on_jobs())
+
+    def __repr__(self) -> str:
+        return f"<mirror {self.name!r}>"
+
+    # --- saying what changed ---
+
+    def changed(
+        self,
+        conn: SyncConnection,
+        item: Id | UUID,
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> JobId:
+        """Enqueue a job for an item, in the connection's transaction; return its id.
+
+        Deletions are changes too.
+
+        Args:
+            conn: the connection whose transaction changes the item.
+            item: its id.
+            tag: which part of the application changed it.
+            force: write the copy even if it looks right, as after a change that leaves the version as it was.
+            delay: due so long from now; None for the grace.
+            priority: lower first; None for the mirror's own.
+
+        Raises:
+            InvalidJob: an argument is refused.
+            WrongConnection: the first argument is not a synchronous connection.
+            SchemaError: the database has no schema.
+        """
+        handler = self._using(tag, delay, priority)
+        return handler.enqueue(conn, **_args(item, force=force))
+
+    async def achanged(
+        self,
+        conn: AsyncConnection,
+        item: Id | UUID,
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> JobId:
+        """Do as ``changed``, on an asynchronous connection."""
+        handler = self._using(tag, delay, priority)
+        return await handler.aenqueue(conn, **_args(item, force=force))
+
+    def changed_many(
+        self,
+        conn: SyncConnection,
+        items: Iterable[Id | UUID],
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> int:
+        """Enqueue a job for each of many items, as ``changed`` does; return how many."""
+        handler = self._using(tag, delay, priority)
+        return handler.enqueue_many(conn, (_args(item, force=force) for item in items))
+
+    async def achanged_many(
+        self,
+        conn: AsyncConnection,
+        items: Iterable[Id | UUID],
+        *,
+        tag: str | None = None,
+        force: bool = False,
+        delay: float | timedelta | None = None,
+        priority: int | None = None,
+    ) -> int:
+        """Do as ``changed_many``, on an asynchronous connection."""
+        handler = self._using(tag, delay, priority)
+        return await handler.aenqueue_many(conn, (_args(item, force=force) for item in items))
+
+    def heartbeat(self, conn: SyncConnection) -> JobId:
+        """Enqueue a job that changes nothing and is completed when both stores can be asked; return its id.
+
+        Where nothing may change for a while, such a job now and then tells a quiet night from a pipeline that stands still: the
+        alert for too few completed jobs counts it. Send it from where changes come from, about as often as twice in
+        ``thresholds.completed_within``, so that it is missing when they are.
+        """
+        return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
+
+    def heartbeat_now(self) -> JobId:
+        """Do as ``heartbeat``, on a connection of its own."""
+        return self._using("heartbeat", 0.0, None).enqueue_now(heartbeat=True)
+
+    async def aheartbeat(self, conn: AsyncConnection) -> JobId:
+        """Do as ``heartbeat``, on an asynchronous connection."""
+        return await self._using("heartbeat", 0.0, None).aenqueue(conn, heartbeat=True)
+
+    # --- writing at once ---
+
+    def write_now(self, item: Id | UUID) -> bool:
+        """Bring the target up to date about an item, at once if that works; return whether the target accepted it.
+
+        For after the commit. It never raises and takes no longer than ``direct_timeout``; after several failures in a row
+        it does not try for some seconds. The item's job makes good whatever goes wrong here.
+
+        Args:
+            item: its id; one that is gone from the source is deleted from the target.
+        """
+        return self._direct.write(item)
+
+    async def awrite_now(self, item: Id | UUID) -> bool:
+        """Do as ``write_now``, without holding up the event loop."""
+        return await self._direct.awrite(item)
+
+    # --- comparing all of it ---
+
+    def audit(
+        self,
+        *,
+        page: int = PAGE_DEFAULT,
+        rows_per_second: float = 10_000.0,
+        settle: float | timedelta | None = None,
+        compare: Literal["version", "hash"] | None = None,
+    ) -> Drift:
+        """Compare both stores from end to end, and return what is wrong.
+
+        It may run beside live writes: what looks wrong is looked at again after some time. Items whose jobs wait longer than that
+        are wrong too, for the time being. Where both stores can tell the checksum of a range, only ranges in which these
+        differ are read. What was found is kept, see ``audits``.
+
+        Args:
+            page: rows of one read, 1 to 10,000.
+            rows_per_second: most rows read of both stores together, by them or by us.
+            settle: how long after it was scanned something is looked at again; None for the grace, the lag and five seconds.
+            compare: "hash" reads all documents and compares their hashes too, where that was declared; "version" does not; None
+                as was declared, a function as "version".
+
+        Raises:
+            ConfigError: a value is refused, or a scan is not in the order of the ids.
+            DatabaseUnavailable: the source cannot be read.
+            TargetUnavailable: the target cannot.
+        """
+        where = f"mirror {self.name}"
+        if not 1 <= page <= PAGE_MAX:
+            raise ConfigError(where, f"page is {page}, not within 1 to {PAGE_MAX}")
+        if not rows_per_second > 0:
+            raise ConfigError(where, f"rows_per_second is {rows_per_second}, not above 0")
+        if compare not in (None, "version", "hash"):
+            raise ConfigError(where, f'compare is {shown(compare)}, not "version" or "hash"')
+        if compare == "hash" and not self._hashes:
+            raise ConfigError(
+                where,
+                "is not declared to compare by hash, so the target has no hashes",
+                hint='forebay.Mirror(..., compare="hash"), and a write of all items.',
+            )
+        wait = self._grace + self._lag + 5.0
+        auditor = Auditor(
+            self.source,
+            self.target,
+            calls=self._calls,
+            call_seconds=self._call_seconds,
+            settle_seconds=wait if settle is None else _seconds(where, "settle", settle, least=0.0),
+            page=page,
+            rows_per_second=rows_per_second,
+            hashes=self._hashes if compare is None else compare == "hash",
+        )
+        drift = self._loop_thread.submit(auditor.run()).result()
+        drift.audit_id = self._kept(mirrors.record_audit(self.name, kept(drift)))
+        return drift
+
+    def audits(self, limit: int = 100) -> list[AuditRecord]:
+        """Return what earlier audits found, the newest first; kept for a year."""
+        limit = checks.checked_integer(limit, "limit", least=1, most=10_000)
+        return run_own(self._app.dsn, mirrors.mirror_audits(self.name, limit))
+
+    def repair(self, drift: Drift, *, tag: str = "audit", priority: int = REPAIR_PRIORITY) -> int:
+        """Enqueue a job for each item that an audit found wrong, due at once, on a connection of its own; return how many.
+
+        Args:
+            drift: what ``audit`` returned.
+            tag: of the jobs.
+            priority: of the jobs, lower first; by default behind all others.
+
+        Raises:
+            DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
+        """
+        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        count = enqueue_own(
+            self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
+        )
+        if drift.audit_id is not None:
+            self._kept(mirrors.record_repair(drift.audit_id, count))
+        return count
+
+    # --- how it is ---
+
+    def status(self, *, group: str = "default") -> MirrorStatus:
+        """Return how the mirror is: what waits, what was done, and what of that is an alert.
+
+        Every waiting job is visited: seconds at millions.
+
+        Args:
+            group: the reader of its queue that its workers are.
+
+        Raises:
+            DatabaseUnavailable: no connection.
+            SchemaError: the database has no schema.
+        """
+        query = self._status_query(group)
+        facts = run_own(self._app.dsn, query.facts())
+        self._kept(query.sample())
+        return MirrorStatus(
+            name=self.name,
+            queue=self._queue,
+            thresholds=self.thresholds,
+            alerts=alerts_of(self.name, self._queue, facts, self.thresholds),
+            facts=facts,
+        )
+
+    # --- doing many again ---
+
+    def backfill(
+        self,
+        rows: Rows | str,
+        *,
+        tag: str = "backfill",
+        priority: int = REPAIR_PRIORITY,
+        force: bool = False,
+        token: str | None = None,
+        chunk: int | None = None,
+        key: str | None = None,
+        progress: Callable[[BackfillProgress], object] | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Enqueue a job for each of many items, due at once, by one statement in the database; return how many.
+
+        Args:
+            rows: which, of tables in the app's database; their only column is ``id``. A text is a query.
+            tag: of the jobs.
+            priority: of the jobs, lower first; by default behind all others.
+            force: write the copies even if they look right.
+            token: of ``plan_backfill``: enqueue the jobs that it counted, or nothing.
+            chunk: so many jobs in a transaction; see ``Client.backfill``. One that stopped is resumed by ``Client.resume_backfill``.
+            key: what chunks are made by; None for the id.
+            progress: called after each chunk.
+            conn: the connection whose transaction it belongs to; not with ``chunk``.
+
+        Raises:
+            InvalidJob: an argument is refused.
+            BackfillChanged: the jobs are not those of the token.
+        """
+        return self._app.client().backfill(
+            self.handler.kind.name,
+            rows,
+            token=token,
+            chunk=chunk,
+            key=key or "id",
+            progress=progress,
+            conn=conn,
+            **self._backfill_options(tag, priority, force=force),
+        )
+
+    def plan_backfill(
+        self,
+        rows: Rows | str,
+        *,
+        tag: str = "backfill",
+        priority: int = REPAIR_PRIORITY,
+        force: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> BackfillPlan:
+        """Return what ``backfill`` with the same arguments would enqueue, and enqueue nothing."""
+        return self._app.client().plan_backfill(
+            self.handler.kind.name,
+            rows,
+            conn=conn,
+            **self._backfill_options(tag, priority, force=force),
+        )
+
+    # --- the rest ---
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What this process did so far, by name; docs/reference/python.md has the names."""
+        return self._counts.all()
+
+    def close(self) -> None:
+        """Close source and target, where they have a ``close``, and end the thread that calls them.
+
+        It can be used again after that.
+        """
+        self._direct_records.flush()
+        for store in (self.source, self.target):
+            close = getattr(store, "close", None)
+            if close is not None:
+                self._loop_thread.submit(self._calls.call(close, seconds=10.0)).result()
+        self._loop_thread.submit(self._records.close()).result()
+        self._loop_thread.close()
+
+    def _on_jobs(self) -> Any:
+        async def reconcile(jobs: list[Job]) -> Endings:
+            endings = await asyncio.wrap_future(
+                self._loop_thread.submit(self._reconciler.run(jobs))
+            )
+            if time.monotonic() >= self._sample_at:
+                self._sample_at = time.monotonic() + _SAMPLE_SECONDS
+                self._loop_thread.submit(self._sample(jobs[0].group))
+            return endings
+
+        return reconcile
+
+    async def _sample(self, group: str) -> None:
+        await self._keep_record(self._status_query(group).sample())
+
+    def _status_query(self, group: str) -> mirrors.StatusQuery:
+        return mirrors.StatusQuery(
+            self.name, self._queue, group, self._expires_seconds, self.thresholds
+        )
+
+    def _kept(self, operation: Operation[T]) -> T | None:
+        """Run an operation that only keeps a record: what was found counts without it."""
+        try:
+            return run_own(self._app.dsn, operation)
+        except Exception as error:
+            log.warning("mirror %s: no record was kept: %s", self.name, said(error))
+            return None
+
+    async def _keep_record(self, operation: Operation[Any]) -> bool:
+        try:
+            await self._records.run(operation)
+        except Exception as error:
+            log.debug("mirror %s: no record was kept: %s", self.name, said(error))
+            return False
+        return True
+
+    def _using(
+        self, tag: str | None, delay: float | timedelta | None, priority: int | None
+    ) -> Handler[..., ..., Any]:
+        options: dict[str, Any] = {"delay": self._grace if delay is None else delay}
+        if tag is not None:
+            options["tag"] = tag
+        if priority is not None:
+            options["priority"] = priority
+        return self.handler.using(**options)
+
+    def _backfill_options(self, tag: str, priority: int, *, force: bool) -> dict[str, Any]:
+        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        return {
+            "args": {"force": True} if force else None,
+            "expires_in": handler.expires_in_seconds,
+            **handler.options.given(),
+        }
+
+
+def _args(item: Id | UUID, *, force: bool) -> dict[str, Any]:
+    args: dict[str, Any] = {"id": checked_id(item)}
+    if force:
+        args["force"] = True
+    return args
+
+
+def _seconds(where: str, name: str, value: object, *, least: float = 0.001) -> float:
+    try:
+        seconds = checks.checked_seconds(value, name)
+    except InvalidJob as error:
+        raise ConfigError(where, error.message) from None
+    if seconds < least:
+        raise ConfigError(where, f"{name} is {seconds:g} s, below {least:g} s")
+    return seconds

@@ -1,0 +1,537 @@
+"""One pass over some jobs: look at both stores, repair, read back, and say how each job ends.
+
+Invariants "ended only after a read" and "one item, one write": docs/design/reconcile.md.
+Shown by: tests/mirror.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
+from forebay.mirror._breaker import Breaker
+from forebay.mirror._decide import Verdict, decide, is_proved
+from forebay.mirror._model import (
+    Document,
+    Gone,
+    checked_entries,
+    checked_errors,
+    checked_id,
+    checked_seen,
+    with_digest,
+)
+from forebay.model import Dead, Outcome, Retry, Snooze
+from forebay.model.outcome import Endings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from forebay.mirror._loop_thread import Calls
+    from forebay.mirror._model import Id, Seen, Source, Target
+    from forebay.model import Job
+
+#: What says nothing about an item, only that a store cannot be asked now. Timeouts are among them.
+UNAVAILABLE: Final = (TargetUnavailable, DatabaseUnavailable, OSError)
+
+#: Calls of one pass that look for the items to blame, when a call for many fails as a whole.
+CALLS_MAX: Final = 64
+
+#: What is remembered of writes that cannot be read yet, and of forced ones; the oldest is forgotten first. To forget
+#: costs a write more, nothing else.
+REMEMBERED_MAX: Final = 100_000
+
+#: With a store that cannot be reached one pass in so long a time tries, at least.
+_TRY_SECONDS_MAX: Final = 30.0
+
+#: What one process puts off while a store cannot be asked comes back at no more jobs per second. So a try costs the same
+#: whether thousands or millions wait, and at the end they come back about as fast as they can be worked off.
+POSTPONED_PER_SECOND: Final = 2500.0
+
+#: And is looked at after so long a time at the latest.
+_POSTPONE_SECONDS_MAX: Final = 3600.0
+
+Ending = Outcome | Exception | None
+
+
+class Counts:
+    """Counts of events by name; may be added to from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count an event."""
+        with self._lock:
+            self._counts[name] += count
+
+    def all(self) -> dict[str, int]:
+        """Return the counts so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class _Undecided(Enum):
+    """How the jobs of an item end is not known yet."""
+
+    UNDECIDED = auto()
+
+
+UNDECIDED: Final = _Undecided.UNDECIDED
+
+
+#: Tag and priority of a job.
+Origin: TypeAlias = tuple[str | None, int | None]
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One item of a pass, with the jobs that ask for it.
+
+    ``places`` and ``origins`` are those of the jobs, in their order; ``counters`` is what was counted for them.
+    """
+
+    id: Id
+    places: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    counters: Counter[tuple[str, Origin]] = field(default_factory=Counter)
+    force: bool = False
+    entry: Document | Gone | None = None
+    seen: Seen | None = None
+    verdict: Verdict | None = None
+    ending: Ending | _Undecided = UNDECIDED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known yet how its jobs end."""
+        return self.ending is UNDECIDED
+
+    def count(self, outcome: str) -> None:
+        """Count for the item, that is for the first of its jobs."""
+        self.counters[outcome, self.origins[0]] += 1
+
+    def count_jobs(self, outcome: str) -> None:
+        """Count for each of its jobs."""
+        for origin in self.origins:
+            self.counters[outcome, origin] += 1
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """Jobs looked at together.
+
+    Attributes:
+        jobs: all of them.
+        items: what they ask for, each once.
+        heartbeats: places of the heartbeats among them.
+        trouble: why a store could not be asked any more; None while it could.
+        is_skipped: nothing was tried, since the breaker is open.
+        heartbeat_error: why a heartbeat failed, though both stores can be asked.
+    """
+
+    jobs: Sequence[Job]
+    items: dict[Id, Item] = field(default_factory=dict)
+    heartbeats: list[int] = field(default_factory=list)
+    trouble: Exception | None = None
+    is_skipped: bool = False
+    heartbeat_error: Exception | None = None
+
+
+class LRUCache:
+    """What this process did a moment ago, so that it is not done again before it can be seen."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+
+    def remember(self, key: Any, value: Any) -> None:
+        """Keep a value."""
+        self._known.pop(key, None)
+        self._known[key] = value
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+
+    def recall(self, key: Any) -> Any:
+        """Return the value of a key; None when it is not known."""
+        return self._known.get(key)
+
+    def forget(self, key: Any) -> None:
+        """Drop a key."""
+        self._known.pop(key, None)
+
+
+class Reconciler:
+    """Passes over jobs; everything of it runs on one loop.
+
+    Args:
+        name: under which it is counted.
+        source: the first store.
+        target: the second.
+        calls: how both are called.
+        counts: what was done.
+        is_right: the compare rule.
+        hashes: documents go to the target with their digests.
+        lag_seconds: the time after which what the target accepted can be read.
+        call_seconds: how long one call may take.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        target: Target,
+        *,
+        calls: Calls,
+        counts: Counts,
+        is_right: Callable[[Document, Seen], bool],
+        hashes: bool,
+        lag_seconds: float,
+        call_seconds: float,
+    ) -> None:
+        self._name = name
+        self._source = source
+        self._target = target
+        self._calls = calls
+        self._counts = counts
+        self._is_right = is_right
+        self._hashes = hashes
+        self._lag = lag_seconds
+        self._seconds = call_seconds
+        self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
+        self._is_reported_open = False
+        #: When the job that was postponed last comes back, on the clock of ``time.monotonic``.
+        self._back_at = 0.0
+        #: By item: which version was accepted, and when it can be read.
+        self._accepted = LRUCache()
+        #: Forced jobs whose write was accepted.
+        self._forced = LRUCache()
+
+    async def run(self, jobs: Sequence[Job]) -> Endings:
+        """Return how each job ends: None when its item was read and is right; and what is to be counted then."""
+        endings: list[Ending] = [None] * len(jobs)
+        work = Pass(jobs)
+        counters: Counter[tuple[str, Origin]] = Counter()
+        for place, job in enumerate(jobs):
+            if job.args.get("heartbeat") is True:
+                work.heartbeats.append(place)
+                continue
+            try:
+                name = checked_id(job.args.get("id"))
+            except InvalidJob as error:
+                endings[place] = Dead(error.message)
+                counters["refused", _origin(job)] += 1
+                continue
+            item = work.items.setdefault(name, Item(name))
+            item.places.append(place)
+            item.origins.append(_origin(job))
+            if _is_forced(job) and self._forced.recall(_name(job)) is None:
+                item.force = True
+        if work.items or work.heartbeats:
+            await self._pass(work)
+        for place in work.heartbeats:
+            if work.heartbeat_error is not None:
+                endings[place] = work.heartbeat_error
+                counters["rejected", _origin(jobs[place])] += 1
+            elif work.trouble is None and not work.is_skipped:
+                counters["completed.heartbeat", _origin(jobs[place])] += 1
+            else:
+                wait = max(self.breaker.wait_seconds, 1.0)
+                endings[place] = Snooze(wait, reason="a store cannot be asked")
+                counters["postponed", _origin(jobs[place])] += 1
+        for item in work.items.values():
+            assert not isinstance(item.ending, _Undecided)
+            for place in item.places:
+                endings[place] = item.ending
+            if item.ending is None:
+                self._forget(item, jobs)
+            counters.update(item.counters)
+        if work.trouble is not None:
+            counters[_trouble(work.trouble), (None, None)] += 1
+        for (outcome, _), count in counters.items():
+            self._counts.add(outcome, count)
+        return Endings(endings, counters=self._counters_of(counters, work))
+
+    def _counters_of(
+        self, counters: Counter[tuple[str, Origin]], work: Pass
+    ) -> dict[str, Any] | None:
+        counts = [[outcome, *origin, count] for (outcome, origin), count in counters.items()]
+        found: dict[str, Any] = {"mirror": self._name, "counts": counts}
+        if work.trouble is not None and self.breaker.wait_seconds > 0:
+            self._is_reported_open = True
+            found["breaker"] = {
+                "place": "pass",
+                "open_seconds": self.breaker.wait_seconds,
+                "why": said(work.trouble),
+            }
+        elif self._is_reported_open and work.trouble is None and not work.is_skipped:
+            self._is_reported_open = False
+            found["breaker"] = {"place": "pass", "open_seconds": None, "why": None}
+        return found if len(found) > 2 or counts else None
+
+    async def _pass(self, work: Pass) -> None:
+        if self.breaker.allows():
+            await self._look(work)
+            accepted = await self._repair(work)
+            if self._lag == 0:
+                await self._read_back(work, accepted)
+            if work.heartbeats and work.trouble is None:
+                await self._heartbeat(work)
+            if work.trouble is None:
+                self.breaker.succeeded()
+                self._back_at = 0.0
+            else:
+                self.breaker.failed()
+        else:
+            work.is_skipped = True
+        # What was sent without an answer was perhaps taken over: another look will tell.
+        why = said(work.trouble) if work.trouble else "the target or the source cannot be reached"
+        wait = max(self.breaker.wait_seconds, 1.0)
+        for item in _open(work):
+            self._postpone(item, wait, why)
+
+    async def _heartbeat(self, work: Pass) -> None:
+        """Prove that both stores can be asked, by the first thing that they have."""
+        try:
+            await self._call(self._target.scan, None, None, 1)
+            await self._call(self._source.scan, None, 1)
+        except UNAVAILABLE as error:
+            work.trouble = error
+        except Exception as error:  # a scan of the user's that fails says nothing about any item
+            work.heartbeat_error = error
+
+    # --- looking ---
+
+    async def _look(self, work: Pass) -> None:
+        """Read the target and then the source, and decide."""
+        seen = await self._read_target(work, [item for item in _open(work) if not item.force])
+        await self._read_source(work)
+        if work.trouble is not None:
+            return
+        for item in _open(work):
+            assert item.entry is not None
+            item.seen = seen.get(item.id)
+            try:
+                verdict = decide(item.entry, item.seen, self._is_right, force=item.force)
+            except Exception as error:  # a compare rule may be the user's
+                self._fail(item, error)
+                continue
+            if verdict is Verdict.AHEAD:
+                assert item.seen is not None
+                item.count("ahead")
+                item.ending = Retry(
+                    reason=f"the target has version {item.seen.version}, the source {item.entry.version}"
+                )
+            elif verdict in _ENDS:
+                item.count_jobs(f"completed.{verdict}")
+                item.ending = None
+            else:
+                item.verdict = verdict
+                self._wait_for_lag(item)
+
+    async def _read_target(self, work: Pass, items: list[Item]) -> dict[Id, Seen]:
+        seen: dict[Id, Seen] = {}
+
+        async def read(ids: Sequence[Id]) -> None:
+            seen.update(checked_seen(await self._call(self._target.read, ids)))
+
+        failures = await self._failures_apart(work, read, [item.id for item in items])
+        self._fail_all(work, failures)
+        return seen
+
+    async def _read_source(self, work: Pass) -> None:
+        async def read(ids: Sequence[Id]) -> None:
+            entries = checked_entries(ids, await self._call(self._source.read, ids))
+            for name, entry in entries.items():
+                hashed = self._hashes and isinstance(entry, Document)
+                work.items[name].entry = with_digest(entry) if hashed else entry  # type: ignore[arg-type]
+
+        failures = await self._failures_apart(work, read, [item.id for item in _open(work)])
+        self._fail_all(work, failures)
+
+    def _wait_for_lag(self, item: Item) -> None:
+        """Put an item off that was accepted a moment ago and cannot be read yet: not yet right is not wrong."""
+        accepted = self._accepted.recall(item.id)
+        if item.force or accepted is None or accepted[0] != _version(item.entry):
+            return
+        wait = accepted[1] - time.monotonic()
+        if wait > 0:
+            item.count("not_yet")
+            item.ending = Snooze(wait, reason="accepted by the target, and not to be read yet")
+
+    # --- repairing ---
+
+    async def _repair(self, work: Pass) -> list[Item]:
+        """Write and delete; return the items that the target accepted."""
+        accepted: list[Item] = []
+        for cls, function in ((Document, self._target.write), (Gone, self._target.delete)):
+            part = [i for i in _open(work) if i.verdict is not None and isinstance(i.entry, cls)]
+            failures = await self._apply(work, function, [item.entry for item in part])
+            self._fail_all(work, failures)
+            if work.trouble is None:  # Otherwise nothing is known of the others.
+                accepted += [item for item in part if item.is_open]
+        for item in accepted:
+            item.count(f"mirrored.{item.verdict}")
+            for place in item.places:
+                if _is_forced(work.jobs[place]):
+                    self._forced.remember(_name(work.jobs[place]), True)
+            if self._lag > 0:
+                self._await_lag(item)
+        return accepted
+
+    def _await_lag(self, item: Item) -> None:
+        before = self._accepted.recall(item.id)
+        version = _version(item.entry)
+        self._accepted.remember(item.id, (version, time.monotonic() + self._lag))
+        if before is not None and before[0] == version and not item.force:
+            item.count("unproved")
+            item.ending = Retry(reason=_unproved(item))
+        else:
+            item.ending = Snooze(self._lag, reason="written; to be read when it can be")
+
+    async def _read_back(self, work: Pass, items: list[Item]) -> None:
+        """Read what was just accepted; what is right has ended."""
+        seen = await self._read_target(work, items)
+        if work.trouble is not None:
+            return
+        for item in items:
+            if not item.is_open:
+                continue
+            assert item.entry is not None
+            assert item.verdict is not None
+            if is_proved(item.entry, seen.get(item.id), self._is_right):
+                item.count_jobs(f"completed.{_COMPLETED[item.verdict]}")
+                item.ending = None
+            else:
+                item.count("unproved")
+                item.ending = Retry(reason=_unproved(item))
+
+    async def _apply(
+        self, work: Pass, function: Callable[..., Any], entries: Sequence[Any]
+    ) -> dict[Id, Exception]:
+        failures: dict[Id, Exception] = {}
+
+        async def send(part: Sequence[Any]) -> None:
+            failures.update(checked_errors(await self._call(function, part)))
+
+        told = await self._failures_apart(work, send, entries)
+        return failures | told
+
+    async def _failures_apart(
+        self, work: Pass, send: Callable[[Sequence[Any]], Awaitable[None]], entries: Sequence[Any]
+    ) -> dict[Id, Exception]:
+        """Make a call for many; where it fails as a whole, in halves, to find the items to blame.
+
+        When that takes too many calls, the rest is postponed. When a store cannot be reached, that is noted as the pass's
+        trouble, and no further call is made.
+        """
+        failures: dict[Id, Exception] = {}
+        waiting = deque([entries] if entries else [])
+        calls = 0
+        until = time.monotonic() + 2 * self._seconds
+        while waiting and work.trouble is None:
+            part = waiting.popleft()
+            if calls >= CALLS_MAX or (calls > 0 and time.monotonic() > until):
+                failures.update((_id(entry), _LeftOver()) for entry in part)
+                continue
+            calls += 1
+            try:
+                await send(part)
+            except UNAVAILABLE as error:
+                work.trouble = error
+            except Exception as error:
+                if len(part) == 1:
+                    failures[_id(part[0])] = error
+                else:
+                    middle = len(part) // 2
+                    waiting.extendleft((part[middle:], part[:middle]))
+        return failures
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await self._calls.call(function, *args, seconds=self._seconds)
+
+    # --- endings ---
+
+    def _fail_all(self, work: Pass, failures: Mapping[Id, Exception]) -> None:
+        for name, error in failures.items():
+            item = work.items.get(name)
+            if item is not None and item.is_open:
+                self._fail(item, error)
+
+    def _fail(self, item: Item, error: Exception) -> None:
+        if isinstance(error, _LeftOver):
+            self._postpone(item, 1.0, "behind others that fail")
+        else:
+            item.count("rejected")
+            item.ending = error
+
+    def _postpone(self, item: Item, seconds: float, why: str) -> None:
+        item.count("postponed")
+        now = time.monotonic()
+        self._back_at = max(self._back_at + 1 / POSTPONED_PER_SECOND, now + seconds)
+        item.ending = Snooze(min(self._back_at - now, _POSTPONE_SECONDS_MAX), reason=why)
+
+    def _forget(self, item: Item, jobs: Sequence[Job]) -> None:
+        self._accepted.forget(item.id)
+        for place in item.places:
+            if _is_forced(jobs[place]):
+                self._forced.forget(_name(jobs[place]))
+
+
+class _LeftOver(Exception):  # noqa: N818 - no error of the item's own
+    """An item was not tried."""
+
+
+_ENDS: Final = frozenset({Verdict.EQUAL, Verdict.GONE})
+
+#: As what an item is counted that was repaired and proved.
+_COMPLETED: Final = {
+    Verdict.FORCED: Verdict.FORCED,
+    Verdict.DELETE: Verdict.GONE,
+    Verdict.MISSING: Verdict.EQUAL,
+    Verdict.DIFFERENT: Verdict.EQUAL,
+}
+
+
+def _open(work: Pass) -> list[Item]:
+    return [item for item in work.items.values() if item.is_open]
+
+
+def _origin(job: Job) -> Origin:
+    return job.tag, job.priority
+
+
+def _trouble(error: Exception) -> str:
+    return "timeout" if isinstance(error, TimeoutError) else "unavailable"
+
+
+def _is_forced(job: Job) -> bool:
+    return job.args.get("force") is True
+
+
+def _name(job: Job) -> tuple[Any, ...]:
+    # A number alone may be given out again, after a crash that lost commits.
+    return (job.job_id, job.enqueued_at)
+
+
+def _id(entry: Any) -> Any:
+    return entry.id if isinstance(entry, Document | Gone) else entry
+
+
+def _version(entry: Document | Gone | None) -> tuple[str, int | None]:
+    assert entry is not None
+    return type(entry).__name__, entry.version
+
+
+def _unproved(item: Item) -> str:
+    if isinstance(item.entry, Document):
+        return f"the target accepted version {item.entry.version}, and does not show it"
+    return "the target accepted the deletion, and still has the item"
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says; its type where it says nothing."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,197 @@
+"""Heartbeats, in a thread with an event loop and a connection of its own.
+
+They go on while a handler blocks the worker's loop or fills its connections; a worker whose
+loop does not move for a whole lease stops sending heartbeats, so that its jobs are taken from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from forebay.db.session import Session
+from forebay.errors import DatabaseUnavailable
+from forebay.ops import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.ops.protocol import HeartbeatAnswer
+
+log = logging.getLogger("forebay.worker")
+
+#: Idle workers of one database together beat about so often, in seconds, once they are many.
+_SECONDS_PER_LEASE: Final = 0.05
+
+
+class Held(NamedTuple):
+    """What the process holds.
+
+    Attributes:
+        leases: ids of its leases.
+        jobs: ids of its running jobs.
+        duties: those it would take.
+        is_busy: whether it has any job, started or not.
+    """
+
+    leases: Sequence[int]
+    jobs: Sequence[int]
+    duties: Sequence[int]
+    is_busy: bool
+
+
+class Heartbeat:
+    """Beats for all leases of the process.
+
+    Args:
+        dsn: where to.
+        name: application_name of the connection.
+        heartbeat_seconds: pause between heartbeats.
+        idle_seconds: the same while no job runs and few workers are about.
+        spread_seconds_max: at most, while no job runs: of many idle workers each heartbeats the more seldom the more they are.
+        stall_seconds: without a sign of the worker's loop for so long, sending heartbeats stops.
+        held: called in the worker's loop; what is held then.
+        heard: called in the worker's loop with each answer, the leases that were asked about, and when.
+        pooler: see ``Session``.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        name: str,
+        heartbeat_seconds: float,
+        idle_seconds: float,
+        spread_seconds_max: float,
+        stall_seconds: float,
+        held: Callable[[], Held],
+        heard: Callable[[HeartbeatAnswer, Sequence[int], float], None],
+        pooler: str = "auto",
+    ) -> None:
+        self._session = Session(
+            dsn,
+            name=name,
+            connect_seconds=3.0,
+            call_seconds=3.0,
+            lock_timeout="2s",
+            pooler=pooler,
+        )
+        self._heartbeat_seconds = heartbeat_seconds
+        self._idle_seconds = idle_seconds
+        self._spread_seconds_max = spread_seconds_max
+        self._extra_seconds = 0.0
+        self._is_in_long_pause = False
+        self._hurried = False
+        self._stall_seconds = stall_seconds
+        self._held = held
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._snapshot = Held([], [], [], is_busy=False)
+        self._seen_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._awake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._thread = threading.Thread(target=self._main, name="forebay-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start sending heartbeats."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sending heartbeats; does not wait for a beat under way."""
+        self._stopping.set()
+        self._wake()
+
+    def hurry(self) -> None:
+        """Say that there is a job: beat now if the pause is a long one, or else let it not become one."""
+        self._hurried = True
+        if self._is_in_long_pause:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._awake is not None:
+            loop, event = self._awake
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+    async def join(self, seconds: float) -> None:
+        """Wait a little for the end of the thread; one that hangs ends with the process."""
+        if self._thread.is_alive():  # a worker that got no lease never started it
+            await asyncio.to_thread(self._thread.join, seconds)
+
+    def _main(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        session = self._session
+        wake = asyncio.Event()
+        self._awake = asyncio.get_running_loop(), wake
+        was_down = stalled = False
+        while not self._stopping.is_set():
+            self._hurried = False
+            try:
+                self._loop.call_soon_threadsafe(self._look)
+            except RuntimeError:
+                return  # The worker's loop is closed.
+            silent = time.monotonic() - self._seen_at
+            if silent > self._stall_seconds:
+                if not stalled:
+                    log.error(
+                        "the event loop has not moved for %.0f s; giving up the lease", silent
+                    )
+                stalled = True
+            elif self._snapshot.leases:
+                stalled = False
+                sent_at = time.monotonic()
+                held = self._snapshot
+                try:
+                    beat = await session.run(protocol.beat(held.leases, held.jobs, held.duties))
+                    self._loop.call_soon_threadsafe(self._heard, beat, held.leases, sent_at)
+                    self._extra_seconds = self._extra_pause(beat.lease_count)
+                    if was_down:
+                        log.info("heartbeat is back")
+                    was_down = False
+                except DatabaseUnavailable as error:
+                    if not was_down:
+                        log.warning("no heartbeat: %s", error)
+                    was_down = True
+                except RuntimeError:
+                    return
+                except Exception as error:
+                    # A lock on the table, for example. The next beat may pass.
+                    log.warning("no heartbeat: %s", error)
+            pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
+            if was_down:
+                pause = min(pause, 0.3)
+            await _wait(wake, pause)
+            if self._extra_seconds and not (self._snapshot.is_busy or was_down or stalled):
+                self._is_in_long_pause = True
+                if not self._hurried:
+                    await _wait(wake, self._extra_seconds)
+                self._is_in_long_pause = False
+            wake.clear()
+        await session.close()
+
+    def _extra_pause(self, lease_count: int | None) -> float:
+        """Return how much longer than usual to wait among so many workers, not in step with them."""
+        if lease_count is None:
+            return 0.0
+        pause = min(lease_count * _SECONDS_PER_LEASE, self._spread_seconds_max) * (
+            0.75 + 0.5 * random.random()
+        )
+        return max(0.0, pause - self._idle_seconds)
+
+    def _look(self) -> None:
+        self._seen_at = time.monotonic()
+        self._snapshot = self._held()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
