@@ -179,12 +179,18 @@ class Executor:
         try:
             return kind, _running.decode_item(kind, held, self._group)
         except InvalidJob as error:
-            log.warning("job %s is dead: %s", row.job_id, error)
-            return _running.bad_arguments(error)
+            job = _running.job_of(held, kind, self._group)
+            log.warning("job %s is dead, %s: %s", row.job_id, _running.attempt_of(job), error)
+            return _running.bad_arguments(job, error)
         except Exception as error:
             # The application's own code, in the type of an argument: as if the handler had raised it.
-            log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
             job = _running.job_of(held, kind, self._group)
+            log.info(
+                "job %s, %s, failed: its arguments raised %s",
+                row.job_id,
+                _running.attempt_of(job),
+                type(error).__name__,
+            )
             return _running.failure(kind, job, error)
 
     def take(self, helds: Iterable[HeldJob]) -> None:
@@ -646,7 +652,11 @@ class Executor:
         )
         if not isinstance(error, HandlerError):
             log.info(
-                "job %s failed: %s: %s", helds[0].row.job_id, type(error).__name__, _short(error)
+                "job %s, %s, failed: %s: %s",
+                helds[0].row.job_id,
+                _running.attempt_of(call.jobs[0]),
+                type(error).__name__,
+                _short(error),
             )
 
     def _finish_all(self, call: Call, helds: list[HeldJob], endeds: list[Ended]) -> None:
@@ -709,7 +719,12 @@ class Executor:
 
     def _on_soft(self, call: Call, seconds: float) -> None:
         if call in self._calls and call.why is None:
-            log.warning("job %s is asked to stop after %g s", call.helds[0].row.job_id, seconds)
+            log.warning(
+                "job %s, %s, is asked to stop after %g s",
+                call.helds[0].row.job_id,
+                _running.attempt_of(call.jobs[0]),
+                seconds,
+            )
             self._interrupt(call, SoftTimeout(seconds))
 
     def _on_hard(self, call: Call, seconds: float) -> None:
@@ -717,7 +732,12 @@ class Executor:
         if helds is None:
             return
         error = HardTimeout(seconds)
-        log.warning("job %s is stopped after %g s", call.helds[0].row.job_id, seconds)
+        log.warning(
+            "job %s, %s, is stopped after %g s",
+            call.helds[0].row.job_id,
+            _running.attempt_of(call.jobs[0]),
+            seconds,
+        )
         self._cut(call)
         self._finish_all(
             call, helds, [_running.failure(call.kind, job, error) for job in call.jobs]
