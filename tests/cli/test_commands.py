@@ -61,7 +61,7 @@ def test_all_options_of_a_job_can_be_given(forebay, monkeypatch):
     ).json  # fmt: skip
     (job,) = forebay("jobs", "show", made["job_id"], "--json").json
 
-    assert job["state"] == "deferred"
+    assert job["state"] == "scheduled"
     assert job["args"] == {"deep": {"list": [1, None]}}
     assert (job["priority"], job["max_attempts"], job["correlation_id"]) == (-5, 3, "c")
     assert job["headers"] == {"a": "b=c", "d": ""}
@@ -182,7 +182,7 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
 
 def test_queues_show_depth_and_pause(forebay, database, conn):
     """
-    What waits, runs, is deferred and died, and whether the queue is paused.
+    What waits, for a worker or for its time, what workers have, and what died, and whether the queue is paused.
     """
     bury(database, conn, queue="mail")
     for _ in range(3):
@@ -191,8 +191,10 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     with Reader(database, queue="mail") as reader:
         reader.claim_ready(1)
         (line,) = forebay("queues", "list", "--json").json
-    counts = {name: line[name] for name in ("ready", "leased", "deferred", "dead")}
-    assert counts == {"ready": 2, "leased": 1, "deferred": 1, "dead": 1}
+    counts = {name: line[name] for name in ("scheduled", "ready", "claimed", "running", "retrying", "dead")}
+    assert counts == {
+        "scheduled": 1, "ready": 2, "claimed": 1, "running": 0, "retrying": 0, "dead": 1,
+    }  # fmt: skip
     assert line["paused_at"] is None
     assert line["claimed_at"] is not None
 
