@@ -191,7 +191,10 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     with Reader(database, queue="mail") as reader:
         reader.claim_ready(1)
         (line,) = forebay("queues", "list", "--json").json
-    counts = {name: line[name] for name in ("scheduled", "ready", "claimed", "running", "retrying", "dead")}
+    counts = {
+        name: line[name]
+        for name in ("scheduled", "ready", "claimed", "running", "retrying", "dead")
+    }
     assert counts == {
         "scheduled": 1, "ready": 2, "claimed": 1, "running": 0, "retrying": 0, "dead": 1,
     }  # fmt: skip

@@ -247,7 +247,9 @@ def test_depth_counts_by_queue_and_priority(client):
     client.enqueue_now("send", queue="mail", priority=0, delay=60)
     client.enqueue_now("send", queue="other")
 
-    found = [(d.priority, d.ready, d.claimed + d.running, d.scheduled) for d in client.depth("mail")]
+    found = [
+        (d.priority, d.ready, d.claimed + d.running, d.scheduled) for d in client.depth("mail")
+    ]
     assert found == [(0, 2, 0, 1), (1, 1, 0, 0)]
     assert {d.queue for d in client.depth()} == {"mail", "other"}
 

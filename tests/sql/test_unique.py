@@ -620,7 +620,12 @@ def test_the_stage_of_a_key_is_the_state_of_its_job(database, conn, reader):
     What a key goes by agrees with forebay.job, for jobs in all states and also when many batches and
     segments lie behind.
     """
-    expected = {"scheduled": "waiting", "ready": "waiting", "retrying": "waiting", "claimed": "running"}
+    expected = {
+        "scheduled": "waiting",
+        "ready": "waiting",
+        "retrying": "waiting",
+        "claimed": "running",
+    }
     lane = lane_of("default", conn)
     late = psycopg.connect(database)
     late_id = ask(late, {"once": "late"}).job_id
