@@ -17,6 +17,6 @@ create table forebay.heartbeat (
     lease_id     bigint not null,
     beat_at      timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most its concurrency of calls; null: none
+    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, beat_at desc);
