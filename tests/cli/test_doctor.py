@@ -506,7 +506,7 @@ def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
     conn.execute("select setval('forebay.log_seq', %s)", [last - 1000])
     (found,) = findings("reserve")
     assert found["level"] == "error"
-    assert "segments reserve 1,000 more numbers" in found["what"]
+    assert "1,000 numbers left in the existing segments" in found["what"]
 
     conn.execute("select forebay.extend_v1()")
     assert levels(findings("reserve")) == {"ok"}

@@ -108,7 +108,7 @@ def _judge_reserve(rows: ResultRows) -> list[Finding]:
         "numbers_per_second": None if rate is None else round(rate, 3),
         "seconds_left": None if lasts is None else round(lasts),
     }
-    what = f"segments reserve {left:,} more numbers"
+    what = f"{left:,} numbers left in the existing segments"
     if lasts is not None and rate is not None:
         per_time = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
         length = human_duration(lasts) if lasts < 4e7 else "more than a year"
@@ -251,7 +251,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
                 others.append((worker, version))
             continue
         length = "since it started" if silent is None else f"for {human_duration(silent)}"
-        what = f"worker {worker} is silent {length}, with {counted(jobs, 'job')}"
+        what = f"worker {worker} has been silent {length}, with {counted(jobs, 'job')}"
         if silent is not None and silent <= lease_seconds:
             what += f"; its jobs are recovered after {human_duration(lease_seconds)} at the latest"
             found.append(Finding("workers", Level.NOTICE, what, None, facts))
@@ -445,14 +445,14 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
     found = []
     for sort, queue, kind, reason, count, seconds, message in rows:
         last = f"the last {human_duration(seconds)} ago"
-        reason_text = f": {_first_line(message)}" if message else ""
+        detail = f": {_first_line(message)}" if message else ""
         if sort == "unknown":
             found.append(
                 Finding(
                     "failures",
                     Level.WARNING,
                     f"{counted(count, 'job')} postponed in the last hour: no handler,"
-                    f" {last}{reason_text}",
+                    f" {last}{detail}",
                     "Deploy workers that import the handler, or let only such workers serve the queue.",
                     {"unknown_kind": count, "message": message},
                 )
@@ -462,7 +462,7 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                 Finding(
                     "failures",
                     Level.NOTICE,
-                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{reason_text}",
+                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{detail}",
                     f"`forebay dead list --kind {kind}`; after a fix:"
                     f" `forebay dead redrive --kind {kind}`",
                     {"kind": kind, "queue": queue, "reason": reason, "dead": count},

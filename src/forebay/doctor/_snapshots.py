@@ -54,7 +54,7 @@ def level_of(holder: Holder) -> Level:
     if holder.seconds is None:
         notice, warning, value = float(_AGE_NOTICE), float(AGE_LONG), float(holder.age)
     else:
-        # No one ends a forgotten prepared transaction; none should exist for a minute.
+        # A forgotten prepared transaction does not end by itself; none should exist for a minute.
         limits = {"prepared transaction": (10.0, 60.0), "idle in transaction": (60.0, 900.0)}
         notice, warning = limits.get(holder.sort, (300.0, 3600.0))
         value = holder.seconds

@@ -460,9 +460,8 @@ def temporary_server(
     folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=parent or temporary_parent(owner)))
     try:
         if owner.is_other_account:
-            folder.chmod(
-                0o711
-            )  # new and ours: the account nobody must pass through to its data folder
+            # New and ours: the account nobody must pass through to its data folder.
+            folder.chmod(0o711)
         # Shared memory as files in the data folder: an abrupt end leaves none elsewhere.
         settings = {"dynamic_shared_memory_type": "mmap", **extra_settings}
         server = EmbeddedServer(folder / "data", bin_dir, extra_settings=settings)

@@ -310,7 +310,7 @@ class Auditor:
         return None
 
     async def _read(self, function: Any, *args: Any) -> Any:
-        """Call a store, then wait as long as the rate limit requires for the rows it read; unused rate does not accumulate."""
+        """Call a store, then wait as the rate limit requires for the rows it read; unused rate does not accumulate."""
         begun = time.monotonic()
         found = await self._calls.call(function, *args, seconds=self._seconds)
         if isinstance(found, Checksum):

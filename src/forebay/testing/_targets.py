@@ -190,12 +190,12 @@ class _Driver:
 
     def expect(self, versions: Mapping[Id, int], ids: Iterable[Id] | None = None) -> None:
         """Assert what is read; a target with a lag may take that long."""
-        asked = list(versions) if ids is None else list(ids)
+        wanted = list(versions) if ids is None else list(ids)
         for _ in range(_LAG_TRIES if self._lag else 1):
             time.sleep(self._lag)
             found = {
                 name: seen.version if isinstance(seen, Seen) else seen
-                for name, seen in self.read(asked).items()
+                for name, seen in self.read(wanted).items()
             }
             if found == versions:
                 return

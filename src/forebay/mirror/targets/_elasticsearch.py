@@ -164,9 +164,7 @@ class ElasticsearchTarget:
         for document in documents:
             try:
                 actions.append(self._action(document))
-            except (
-                Exception
-            ) as error:  # concerns this document only; the user's function may make its fields
+            except Exception as error:  # the user's function may make its fields
                 errors[document.id] = error
         return errors | await self._bulk(actions)
 

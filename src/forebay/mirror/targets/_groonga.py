@@ -169,7 +169,7 @@ class GroongaTarget:
             ValueError: the query is malformed.
             TargetUnavailable: the server is unavailable.
         """
-        answer = await self._ask(
+        answer = await self._request(
             "select",
             {
                 "table": self._table,
@@ -203,9 +203,7 @@ class GroongaTarget:
         for entry in entries:
             try:
                 rows.append(row_of(entry))
-            except (
-                Exception
-            ) as error:  # concerns this document only; the user's function may make its text
+            except Exception as error:  # the user's function may make its text
                 errors[entry.id] = error
         if not rows:
             return errors
@@ -265,7 +263,7 @@ class GroongaTarget:
 
     async def _rows(self, condition: str, limit: int = -1) -> list[_Row]:
         """Return complete rows in the order of their items, the newest of each first."""
-        answer = await self._ask(
+        answer = await self._request(
             "select",
             {
                 "table": self._table,
@@ -279,7 +277,7 @@ class GroongaTarget:
         return [_Row(*record) for record in answer.checked()["records"]]
 
     async def _load(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        answer = await self._ask("load", {"table": self._table}, body=msgspec.json.encode(rows))
+        answer = await self._request("load", {"table": self._table}, body=msgspec.json.encode(rows))
         count = answer.checked()["n_loaded_records"]
         if count != len(rows):
             raise TargetUnavailable(f"only {count} of {len(rows)} rows were loaded")
@@ -288,7 +286,7 @@ class GroongaTarget:
         keys = ",".join(_literal(row.key) for row in rows)
         if keys:
             condition = f"in_values(_key, {keys})"
-            (await self._ask("delete", {"table": self._table, "filter": condition})).checked()
+            (await self._request("delete", {"table": self._table, "filter": condition})).checked()
 
     # --- requests ---
 
@@ -316,16 +314,18 @@ class GroongaTarget:
             return
         table, _, column = name.partition(".")
         if column:
-            answer = await self._ask("column_create", {"table": table, "name": column} | options)
+            answer = await self._request(
+                "column_create", {"table": table, "name": column} | options
+            )
         else:
-            answer = await self._ask("table_create", {"name": table} | options)
+            answer = await self._request("table_create", {"name": table} | options)
         if answer.code and not await self._exists(name):
             raise ConfigError("create()", f"{name} was refused: {answer.problem}")
 
     async def _exists(self, name: str) -> bool:
-        return bool((await self._ask("object_exist", {"name": name})).checked())
+        return bool((await self._request("object_exist", {"name": name})).checked())
 
-    async def _ask(
+    async def _request(
         self, command: str, arguments: Mapping[str, str], body: bytes | None = None
     ) -> _Answer:
         arguments = {"command_version": "3", **arguments}
