@@ -501,7 +501,8 @@ def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
     """
     assert levels(findings("reserve")) == {"ok"}
     last = one(conn, "select max(hi) - 1 from forebay.segment")
-    conn.execute("select setval('forebay.log_seq', %s)", [last - 30_000_000])
+    reserve = one(conn, "select value from forebay.setting where name = 'reserve_rows'")
+    conn.execute("select setval('forebay.log_seq', %s)", [last - reserve // 2 + 1000])
     assert levels(findings("reserve")) == {"warning"}
     conn.execute("select setval('forebay.log_seq', %s)", [last - 1000])
     (found,) = findings("reserve")

@@ -251,7 +251,7 @@ def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch)
     """
     The mutant that does not wait takes away a function before a statement that is under way comes to call it.
     """
-    monkeypatch.setattr(stepping, "caller_since", lambda *_, **__: None)
+    monkeypatch.setattr(stepping, "session_running_since", lambda *_, **__: None)
     with violation(psycopg.Error):
         drop_what_a_statement_uses(database, release)
 

@@ -76,7 +76,7 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def freeze(self) -> None:
-        """Stop the process at once with SIGSTOP."""
+        """Pause the process with SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:

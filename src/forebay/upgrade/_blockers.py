@@ -17,7 +17,7 @@ _OLD_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """A session that has held a lock for long."""
 
     who: str
@@ -35,7 +35,7 @@ def holder_of(
     tables: Sequence[str],
     *,
     older_than_seconds: float | None = None,
-) -> Holder | None:
+) -> LockHolder | None:
     """Return the session that has locked our tables, or their partitions, for longest; None when there is none."""
     if not tables:
         return None
@@ -51,10 +51,10 @@ def holder_of(
         who = f"prepared transaction {prepared!r}"
     else:
         who = f"pid {pid} ({', '.join(filter(None, (application, state)))})"
-    return Holder(who, mode, relation, seconds)
+    return LockHolder(who, mode, relation, seconds)
 
 
-def caller_since(
+def session_running_since(
     conn: psycopg.Connection[Any], began_at: datetime, *, writers: bool = False
 ) -> str | None:
     """Return the session whose statement has been running since before some time; None when all have ended.
@@ -67,7 +67,7 @@ def caller_since(
         writers: include transactions that have written something, even if they run no statement now.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(_CALLER, {"began_at": began_at, "writers": writers}).fetchone()
+        row = cursor.execute(_RUNNING, {"began_at": began_at, "writers": writers}).fetchone()
     if row is None:
         return None
     who, runs, seconds = row
@@ -75,7 +75,7 @@ def caller_since(
     return f"{who} {what} that began {human_duration(seconds)} ago"
 
 
-_CALLER: Final = """
+_RUNNING: Final = """
 select format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')), s.runs,
        extract(epoch from clock_timestamp() - case when s.runs then a.query_start else a.xact_start end)::float8
 from pg_stat_activity a

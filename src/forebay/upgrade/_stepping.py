@@ -34,7 +34,7 @@ from psycopg.rows import tuple_row
 from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
 from forebay.sql import Migration, migrations, required_version, split_statements
-from forebay.upgrade._blockers import caller_since, holder_of
+from forebay.upgrade._blockers import holder_of, session_running_since
 from forebay.upgrade._statements import (
     CLOSING,
     MIGRATOR_KEY,
@@ -225,7 +225,7 @@ class Stepper:
         for seconds in self._lock_policy.attempts():
             waited_for: object | None = holder_of(self._conn, step.locks)
             if waited_for is None and (step.is_post or step.is_after_all):
-                waited_for = caller_since(self._conn, began_at, writers=step.is_after_all)
+                waited_for = session_running_since(self._conn, began_at, writers=step.is_after_all)
             if waited_for is None:
                 try:
                     if step.is_outside:

@@ -45,7 +45,7 @@ class DualTarget:
         self.new = new
         self.lag_seconds = max(_lag(current), _lag(new))
         #: For direct writes; only the result of the target in use counts.
-        self.direct = DirectWrites(self)
+        self.direct = DualDirectWrites(self)
         self._calls = Calls()
         self._seconds = timeout
         # Never open for long: the breaker of the mirror decides how long jobs wait.
@@ -138,7 +138,7 @@ class DualTarget:
         return await self._calls.call(function, *args, seconds=self._seconds)
 
 
-class DirectWrites:
+class DualDirectWrites:
     """Writes to the target in use, and to the new target without waiting for it.
 
     Args:
