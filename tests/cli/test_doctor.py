@@ -90,7 +90,7 @@ def test_a_lock_of_a_stranger_hides_one_check_only(findings, conn, database):
     with connect(database) as stranger:
         stranger.execute("begin; lock table forebay.dead_letter")
         found = findings()
-    unseen = [item for item in found if "could not be looked at" in item["what"]]
+    unseen = [item for item in found if "could not be checked" in item["what"]]
     assert "failures" in {item["check"] for item in unseen} <= {"failures", "drift"}
     assert levels(unseen) == {"notice"}
 
@@ -106,8 +106,8 @@ def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, databa
         found = findings(dsn=f"{database}&options=-c%20role%3D{role}")
     finally:
         conn.execute(f"drop role {role}")
-    unseen = [item for item in found if "could not be looked at" in item["what"]]
-    assert {"queues", "workers", "room"} <= {item["check"] for item in unseen}
+    unseen = [item for item in found if "could not be checked" in item["what"]]
+    assert {"queues", "workers", "reserve"} <= {item["check"] for item in unseen}
     assert "Run the doctor as a member of forebay_operator or forebay_reader." in text(unseen)
 
 
@@ -156,7 +156,7 @@ def test_segments_made_later_are_no_drift(findings, conn):
             """create or replace function forebay._wakeup(p_queue text) returns regclass
             language sql stable as $$ select 'forebay.wakeup_0'::regclass $$""",
             "error",
-            "not as this version makes it: function _wakeup",
+            "differs from the migrations: function _wakeup",
         ),
         ("alter function forebay.claim_v1 reset jit", "error", "function claim_v1"),
         ("drop index forebay.lane_by_queue", "error", "missing: index lane.lane_by_queue"),
@@ -216,7 +216,7 @@ def test_many_differences_are_counted_not_listed():
         ),
         (
             "update forebay.schema_migration set checksum = repeat('0', 64) where version = 1",
-            "applied from other files",
+            "applied from different files",
         ),
         ("drop table forebay.schema_migration", "records no migration"),
     ],
@@ -229,7 +229,7 @@ def test_another_version_of_the_schema_is_an_error(findings, conn, change, said)
     found = findings()
     checks = [item["check"] for item in found]
     # What another version made is no drift.
-    assert ("drift" in checks) == (said == "applied from other files")
+    assert ("drift" in checks) == (said == "applied from different files")
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"error"}
     assert said in text(schema)
@@ -262,7 +262,7 @@ def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, monke
     found = findings()
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"notice"}
-    assert "is still served" in text(schema)
+    assert "which still works" in text(schema)
     assert f"shop-1:4711 ({latest_version() + 1})" in text(found)
 
     conn.execute("delete from forebay.schema_migration where version > %s", [latest_version()])
@@ -298,7 +298,7 @@ def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):
         ("statement_timeout = '1h'", "notice", "statement_timeout is 1 h"),
         ("idle_in_transaction_session_timeout = '1s'", "warning", "idle_in_transaction"),
         ("idle_in_transaction_session_timeout = '5min'", "notice", "if handlers need longer"),
-        ("idle_in_transaction_session_timeout = 0", "notice", "let `forebay guard` end them"),
+        ("idle_in_transaction_session_timeout = 0", "notice", "let `forebay guard` end such"),
         ("idle_session_timeout = '30s'", "warning", "idle_session_timeout is 30 s"),
     ],
 )
@@ -408,7 +408,7 @@ def test_waiting_jobs_that_nobody_claims_are_found(findings, conn, database):
     enqueue(conn, queue="mail")
     (found,) = findings("queues")
     assert found["level"] == "warning"
-    assert "queue mail: 1 job ready and no worker runs" in found["what"]
+    assert "queue mail: 1 job ready and no worker is running" in found["what"]
     assert "--queue mail" in found["remedy"]
 
     with Reader(database, queue="other"):
@@ -452,15 +452,15 @@ def test_a_silent_worker_is_found_with_the_jobs_in_its_hands(findings, conn, dat
         )
         (suspected, _) = findings("workers")
         assert suspected["level"] == "notice"
-        assert "taken away after 30 s" in suspected["what"]
+        assert "recovered after 30 s" in suspected["what"]
 
         conn.execute(
             "update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '1 minute'"
         )
-        (lost, nobody) = findings("workers")
+        (lost, none_alive) = findings("workers")
     assert lost["level"] == "warning"
-    assert "with 2 jobs; nobody took them away" in lost["what"]
-    assert nobody["what"] == "no worker runs"
+    assert "with 2 jobs; no worker took them over" in lost["what"]
+    assert none_alive["what"] == "no worker is running"
 
 
 def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
@@ -499,17 +499,18 @@ def test_running_out_of_numbers_is_an_error_before_it_happens(findings, conn):
     """
     When no segment is left every enqueue fails; the remedy is one statement.
     """
-    assert levels(findings("room")) == {"ok"}
+    assert levels(findings("reserve")) == {"ok"}
     last = one(conn, "select max(hi) - 1 from forebay.segment")
-    conn.execute("select setval('forebay.log_seq', %s)", [last - 30_000_000])
-    assert levels(findings("room")) == {"warning"}
+    reserve = one(conn, "select value from forebay.setting where name = 'reserve_rows'")
+    conn.execute("select setval('forebay.log_seq', %s)", [last - reserve // 2 + 1000])
+    assert levels(findings("reserve")) == {"warning"}
     conn.execute("select setval('forebay.log_seq', %s)", [last - 1000])
-    (found,) = findings("room")
+    (found,) = findings("reserve")
     assert found["level"] == "error"
-    assert "room for 1,000 more numbers" in found["what"]
+    assert "1,000 numbers left in the existing segments" in found["what"]
 
     conn.execute("select forebay.extend_v1()")
-    assert levels(findings("room")) == {"ok"}
+    assert levels(findings("reserve")) == {"ok"}
 
 
 def test_the_rate_of_enqueuing_counts(findings, conn):
@@ -520,7 +521,7 @@ def test_the_rate_of_enqueuing_counts(findings, conn):
     conn.execute(
         "update forebay.log set enqueued_at = clock_timestamp() - interval '10 milliseconds'"
     )
-    (found,) = findings("room")
+    (found,) = findings("reserve")
     assert found["facts"]["numbers_per_second"] > 1000
     assert found["level"] in {"error", "warning"}
 
@@ -646,7 +647,7 @@ def test_a_replication_slot_without_a_consumer_is_named(findings, pg_bin):
         ({"sort": "prepared transaction", "seconds": 61.0}, "warning", "rollback prepared '7'"),
         ({"sort": "standby", "age": 50}, "ok", None),
         ({"sort": "standby", "age": 200_000}, "notice", "query on the standby"),
-        ({"sort": "replication slot", "age": 20_000_000}, "warning", "fell behind"),
+        ({"sort": "replication slot", "age": 20_000_000}, "warning", "that lags"),
         ({"sort": "inactive replication slot"}, "warning", "pg_drop_replication_slot('7')"),
         ({"sort": "background process", "seconds": 9000.0}, "warning", "ends by itself"),
     ],

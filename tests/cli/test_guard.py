@@ -270,8 +270,8 @@ def test_a_standby_is_no_place_to_act_from_alone(pair, guard, command, database)
     assert answer.code == 2
     assert "--dsn names a standby" in answer.err
     for wrong, said in [
-        (database, "is of another cluster"),
-        (primary.dsn(), "is no standby"),
+        (database, "belongs to another cluster"),
+        (primary.dsn(), "is not a standby"),
         ("host=/nowhere", "database unavailable"),
     ]:
         answer = command("guard", "--dsn", primary.dsn(), "--json", "--replica", wrong)
@@ -639,7 +639,7 @@ def test_three_roles_are_enough_and_do_not_reach_superusers(guard, conn, databas
             code, found = guard(*AT_ONCE, "--act", "terminate", dsn=dsn)
             assert code == 1
             assert found[name(superuser)]["verdict"] == "refused"
-            assert "may not end what user postgres does" in found[name(superuser)]["reason"]
+            assert "may not end sessions of user postgres" in found[name(superuser)]["reason"]
             assert found[name(tenant)]["outcome"] == "ended"
             assert lives(superuser)
             assert not lives(tenant)

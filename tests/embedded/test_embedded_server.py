@@ -387,7 +387,9 @@ class TestFindBinDir:
         A folder without a server is refused by name.
         """
         monkeypatch.setenv("FOREBAY_PG_BIN", "/usr/share")
-        with pytest.raises(ConfigError, match=r"FOREBAY_PG_BIN names no folder.*: /usr/share"):
+        with pytest.raises(
+            ConfigError, match=r"FOREBAY_PG_BIN names a folder without.*: /usr/share"
+        ):
             find_bin_dir()
 
     def test_without_any_the_error_says_what_to_install(self, monkeypatch):
@@ -445,7 +447,7 @@ def test_a_data_folder_the_lent_account_cannot_reach_is_refused(folder):
     """
     private = folder / "private"
     private.mkdir(mode=0o700)
-    with pytest.raises(ServerStartError, match="cannot enter that place"):
+    with pytest.raises(ServerStartError, match="cannot enter its parent folder"):
         EmbeddedServer(private / "data").start()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert [path.name for path in private.iterdir()] == ["data.lock"]

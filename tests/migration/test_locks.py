@@ -66,14 +66,14 @@ class Producer:
 def stranger_and_producer(dsn: str, release) -> float:
     """Migrate while a stranger's idle transaction holds the log; return the slowest enqueue meanwhile."""
     (step,) = release(ADD_COLUMN)
-    said: list[str] = []
+    messages: list[str] = []
     with psycopg.connect(dsn, application_name="stranger") as stranger, connect(dsn) as conn:
         stranger.execute(ENQUEUE)
         wait_for(lambda: one(conn, "select clock_timestamp() > min(xact_start) + interval '1.2 s'"
                                    " from pg_stat_activity where application_name = 'stranger'"))  # fmt: skip
         with Producer(dsn) as producer, ThreadPoolExecutor(1) as threads:
-            migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
-            wait_for(lambda: said or producer.slowest > 1.0)
+            migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=messages.append))
+            wait_for(lambda: messages or producer.slowest > 1.0)
             until = time.monotonic() + 1.5
             wait_for(lambda: time.monotonic() > until)
             assert not migrating.done()
@@ -81,8 +81,8 @@ def stranger_and_producer(dsn: str, release) -> float:
             stranger.commit()
             assert migrating.result(timeout=20).applied == [step]
         assert has_source(conn)
-    assert "stranger, idle in transaction" in said[0]
-    assert "forebay.log" in said[0]
+    assert "stranger, idle in transaction" in messages[0]
+    assert "forebay.log" in messages[0]
     return slowest
 
 
@@ -141,12 +141,12 @@ def test_a_forgotten_prepared_transaction_is_named_too(database, release):
 def lock_crosswise(dsn: str, release) -> None:
     """Hold what a migration wants, and then want what it holds."""
     (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
-    said: list[str] = []
+    messages: list[str] = []
     waiting = "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass and waitstart < clock_timestamp() - interval '1.2 s'"  # fmt: skip
     with psycopg.connect(dsn) as other, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
         other.execute("lock table forebay.log in row exclusive mode")
-        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
-        wait_for(lambda: said or one(conn, waiting))
+        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=messages.append))
+        wait_for(lambda: messages or one(conn, waiting))
         other.execute("lock table forebay.lane in row exclusive mode")
         other.commit()
         assert migrating.result(timeout=20).applied == [step]
@@ -227,13 +227,15 @@ def test_a_migration_waits_while_segments_are_made(database, release):
     Making segments is not cut off by a migration either: it waits for its turn, within its patience.
     """
     (step,) = release(ADD_COLUMN)
-    said: list[str] = []
+    messages: list[str] = []
     with psycopg.connect(database) as maintenance, connect(database) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
         assert one(maintenance, "select forebay.extend_v1()") > 0
         with ThreadPoolExecutor(1) as threads:
-            migrating = threads.submit(upgrade, database, lock_policy=LockPolicy(tell=said.append))
-            wait_for(lambda: said)
+            migrating = threads.submit(
+                upgrade, database, lock_policy=LockPolicy(report=messages.append)
+            )
+            wait_for(lambda: messages)
             maintenance.commit()
             assert migrating.result(timeout=20).applied == [step]
 
@@ -249,9 +251,9 @@ def copy_rows_meanwhile(dsn: str, release, copy: str) -> None:
             "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
             " values (1, 1, now(), 1, now(), 'retried')"
         )
-        said: list[str] = []
-        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
-        wait_for(lambda: said or migrating.done())
+        messages: list[str] = []
+        migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=messages.append))
+        wait_for(lambda: messages or migrating.done())
         writer.commit()
         migrating.result(timeout=20)
     with connect(dsn) as conn:

@@ -100,7 +100,7 @@ def test_each_segment_is_served_and_those_that_were_are_served_again(
 
     with connect(database) as conn:
         with pytest.raises(CutOff):
-            upgrade(database, lock_policy=LockPolicy(tell=tell))
+            upgrade(database, lock_policy=LockPolicy(report=tell))
         segments, built = counts(conn)
         assert built == 2
         assert migrate(database) == [step]

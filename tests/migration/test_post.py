@@ -186,7 +186,7 @@ def test_an_upgrade_can_wait_for_older_workers(database, release):
         lease = open_lease(conn, latest_version())
         pre, post = release(PRE, POST)
         running = threads.submit(
-            upgrade, database, wait_seconds=30, lock_policy=LockPolicy(tell=said.append)
+            upgrade, database, wait_seconds=30, lock_policy=LockPolicy(report=said.append)
         )
         wait_for(lambda: said)
         one(conn, "select forebay.close_lease_v1(%s)", lease)
@@ -232,7 +232,7 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
                 " and query like '%pg_sleep%'"
             ).fetchall()
         )
-        upgrading = threads.submit(upgrade, dsn, lock_policy=LockPolicy(tell=said.append))
+        upgrading = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=said.append))
         calling.result(timeout=20)
         assert upgrading.result(timeout=20).applied == [post]
     assert "(report) runs a statement that began" in said[0]
@@ -251,7 +251,7 @@ def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch)
     """
     The mutant that does not wait takes away a function before a statement that is under way comes to call it.
     """
-    monkeypatch.setattr(stepping, "caller_since", lambda *_, **__: None)
+    monkeypatch.setattr(stepping, "session_running_since", lambda *_, **__: None)
     with violation(psycopg.Error):
         drop_what_a_statement_uses(database, release)
 

@@ -31,7 +31,7 @@ def test_locks_are_told_with_their_length_and_nothing_is_left(database, release)
 
     first, last = done.steps
     assert {lock.relation: lock.count for lock in first.locks} == {"log": 1, "log_#": 64, "lane": 1}
-    assert {(lock.mode, lock.stops) for lock in first.locks} == {("ACCESS EXCLUSIVE", "everybody")}
+    assert {(lock.mode, lock.stops) for lock in first.locks} == {("ACCESS EXCLUSIVE", "all")}
     on_failure = next(lock for lock in last.locks if lock.relation == "failure")
     assert (on_failure.mode, on_failure.stops, on_failure.declared) == ("SHARE", "writers", False)
     step, lock = done.longest
@@ -69,7 +69,7 @@ def test_a_rehearsal_does_not_hold_locks_for_long_either(database, release):
 
 def test_migrations_of_the_next_release_say_what_they_lock(database, release):
     """
-    Every lock that stops everybody is asked for at the beginning of its migration, and none lasts.
+    Every lock that blocks all sessions is requested at the beginning of its migration, and none lasts.
     """
     steps = release(*next_migrations())
     done = rehearse(database)

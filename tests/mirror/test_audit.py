@@ -421,7 +421,7 @@ def test_an_audit_that_cannot_be_made_says_why(app):
     source, target = Items({2: 1}), LyingTarget()
     mirror = pair(app, source, target)
     source.scan = lambda _after, _limit: [(2, 1), (1, 1)]
-    with pytest.raises(ConfigError, match="gave id 1 behind 2"):
+    with pytest.raises(ConfigError, match="returned id 1 after 2"):
         mirror.audit()
     for options in ({"page": 0}, {"rows_per_second": 0}, {"settle": -1}):
         with pytest.raises(ConfigError):

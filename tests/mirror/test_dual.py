@@ -205,7 +205,7 @@ async def test_an_index_is_rebuilt_under_live_writes(app, conn):
 
             found = await drift()
             assert sorted(found.stale) == list(range(50))
-            with pytest.raises(ConfigError, match="50 items are wrong yet"):
+            with pytest.raises(ConfigError, match="50 items are still wrong"):
                 new.take_over(found)
             await asyncio.to_thread(mirror.repair, found)
             for name in (3, 50):

@@ -109,7 +109,7 @@ def test_lists_say_who_is_meant_and_what_they_except_wins(lists, kind):
         (holder(seconds=59), "young", "not older than 1 min"),
         (holder(seconds=60), "young", "not older"),
         (holder(seconds=None), "refused", "grant pg_monitor"),
-        (holder(may_end=False), "refused", "may not end what user app does"),
+        (holder(may_end=False), "refused", "may not end sessions of user app"),
         (holder("idle in transaction", state="idle in transaction"), "act", "older than 1 min"),
         (holder("handler", application="forebay h:1:a"), "act", "older"),
         (holder("prepared transaction"), "reported", "only --rollback-prepared"),
@@ -172,10 +172,10 @@ def test_a_segment_is_kept_by_writers_from_before_its_seal_and_by_locks():
     ]
     writer = held_segments(holder(xid=200), sealed)
     assert (writer.segments, writer.due) == ((3, 4), (3,))
-    assert "segments 3 to 4; 3 is due, and leaves" in writer.said()
+    assert "segments 3 to 4; 3 is due, and leaves" in writer.described()
     assert held_segments(holder(age=1000), sealed).segments == ()
     locked = held_segments(holder(segments=(4, 9)), sealed)
     assert (locked.segments, locked.due) == ((4,), ())
-    assert locked.said() == "segment 4, not due before 2026-01-05"
+    assert locked.described() == "segment 4, not due before 2026-01-05"
     both = held_segments(holder(segments=(1,), xid=250), sealed)
     assert both.segments == (1, 3, 4)

@@ -272,7 +272,7 @@ def _held(one: Found) -> Iterable[str]:
     elif holder.age or holder.xid is not None:
         keeps.append("dead rows")
     if one.held_segments.segments:
-        keeps.append(one.held_segments.said(has_ended=one.has_ended))
+        keeps.append(one.held_segments.described(has_ended=one.has_ended))
     if keeps:
         yield f"{'kept' if one.has_ended else 'keeps'} {' and '.join(keeps)}"
     if holder.query and one.verdict.is_over:

@@ -86,7 +86,7 @@ def migrate(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
         patience_seconds=_seconds(patience, "patience"),
         hold_seconds_max=_seconds(hold, "hold"),
-        tell=lambda said: console(stderr=True).print(Text(said, style="dim")),
+        report=lambda message: console(stderr=True).print(Text(message, style="dim")),
     )
     if rehearse:
         _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
@@ -205,7 +205,7 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
                 f"{lock.relation}{many}",
                 lock.mode,
                 _millis(lock.seconds),
-                lock.stops + ("" if lock.declared or lock.stops != "everybody" else ", undeclared"),
+                lock.stops + ("" if lock.declared or lock.stops != "all" else ", undeclared"),
             )
             title = takes = ""
         if not step.locks:

@@ -1,9 +1,9 @@
-"""The demo: Forebay's main job on real input, and the count of what was lost.
+"""The demo: Forebay's main task on real input, and a count of lost jobs.
 
 Every module of the Python standard library on this machine becomes a row and a job in one
-transaction. Workers parse each, and write what they find in the transaction that also completes the
-job. One of them is killed half-way. What came of it is counted by plain SQL, in tables that
-anybody can look at with ``forebay demo --keep``; ``docs/reference/cli.md`` has the queries.
+transaction. Workers parse each module, and write the result in the transaction that also completes
+the job. One worker is killed half-way. Plain SQL counts the results, in tables that remain with
+``forebay demo --keep``; ``docs/reference/cli.md`` has the queries.
 """
 
 from forebay.demo._ledger import Result

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-#: Enough to be interesting; where a Python has fewer modules, its tests are taken too.
+#: Enough for the demo; where a Python has fewer modules, its tests are included too.
 _ENOUGH: Final = 600
 _MOST: Final = 1500
 
@@ -20,7 +20,7 @@ _TESTS: Final = frozenset({"test", "tests", "idle_test", "idlelib", "turtledemo"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One module: its path below the library's folder, and its source."""
+    """One module: its path below the folder of the library, and its source."""
 
     path: str
     source: str = field(repr=False)
@@ -53,5 +53,5 @@ def _read(root: Path, path: Path) -> SourceFile | None:
             source = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
-    # PostgreSQL's text cannot hold a zero byte; neither can a module that Python would import.
+    # PostgreSQL's text cannot hold a zero byte; a module that Python can import has none.
     return None if "\x00" in source else SourceFile(str(path.relative_to(root)), source)

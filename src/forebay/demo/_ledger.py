@@ -1,8 +1,8 @@
 """The demo's tables, and the statements that count in them.
 
-``demo.plan`` is written and committed before anything else happens: what was to become of each
-module. The other tables are written by the transactions the demo is about. So everything that is
-asserted at the end is a comparison of tables, which anybody can repeat.
+``demo.plan`` is committed before anything else happens: it has the intended outcome of each module.
+The transactions of the demo write the other tables. So every claim at the end is a comparison of
+tables, which you can repeat.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ create table demo.docstring (
     line integer not null,
     text text not null);
 
--- One row for each time a job took effect; no unique key, so that a second time would show.
+-- One row for each time a job took effect. No unique key: a second effect would show.
 create table demo.effect (
     document_id bigint not null,
     job_id bigint not null,
@@ -46,7 +46,7 @@ create table demo.kill (
     at timestamptz not null default clock_timestamp());
 """
 
-#: Each number of the result, by itself.
+#: The query for each number of the result.
 COUNTS: Final[dict[str, str]] = {
     "documents": "select count(*) from demo.plan",
     "committed": "select count(*) from demo.document",
@@ -76,20 +76,20 @@ COUNTS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it.
+    """The result of the demo.
 
     Attributes:
         documents: modules found.
-        committed: whose row and job were committed.
-        rolled_back: whose transaction, or savepoint, was rolled back on purpose.
+        committed: modules whose row and job were committed.
+        rolled_back: modules whose transaction, or savepoint, was rolled back on purpose.
         done: committed documents whose job is done.
-        lost: documents that were committed and whose job took no effect.
+        lost: committed documents whose job took no effect.
         phantom: effects of jobs whose transaction was rolled back.
-        rerun: jobs handed out again after the worker that had them was killed.
+        rerun: jobs that ran again because their worker was killed.
         double_effects: documents whose job took effect more than once.
         worker_kills: workers killed while they held jobs.
-        seconds: from the first enqueue to the last job done.
-        dsn: where the tables are.
+        seconds: from the first enqueue to the last completed job.
+        dsn: the database with the tables.
     """
 
     documents: int
@@ -106,7 +106,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether the promises were kept, with a worker killed."""
+        """Whether the guarantees held, with a worker killed."""
         return (
             self.lost == self.phantom == self.double_effects == 0
             and self.done == self.committed
@@ -116,7 +116,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is, at one moment."""
+    """The progress at one moment."""
 
     committed: int
     done: int
@@ -143,7 +143,7 @@ select (select count(*) from demo.document), (select count(*) from demo.effect),
 
 
 def progress() -> Operation[Progress]:
-    """How far it is, and how many jobs each worker holds, by process id."""
+    """The progress, and the number of jobs each worker holds, by process id."""
 
     def decode(rows: Any) -> Progress:
         ((committed, done, docstrings, returned, pids, held),) = rows
@@ -159,7 +159,7 @@ def counts() -> Operation[dict[str, int]]:
 
 
 def record_kill(worker: str, jobs_held: int) -> Operation[None]:
-    """Write down that a worker was killed, and how many jobs it held."""
+    """Record that a worker was killed, and how many jobs it held."""
     return Operation(
         "insert into demo.kill (worker, jobs_held) values (%(worker)s, %(held)s)",
         nothing,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: Documents of one transaction.
+#: The most documents in one transaction.
 _BATCH_MAX: Final = 12
 
 _ROLLBACK_SHARE: Final = 0.08
@@ -26,7 +26,7 @@ _SAVEPOINT_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A document and what shall become of it."""
+    """A document and its intended outcome."""
 
     document: SourceFile
     producer: int
@@ -61,7 +61,7 @@ def plan(documents: Sequence[SourceFile], *, producers: int, seed: int) -> list[
 
 
 def write_plan(dsn: str, transactions: Sequence[Sequence[Planned]]) -> None:
-    """Commit what shall become of each document, before any of it happens."""
+    """Commit the intended outcome of each document, before the demo begins."""
     with psycopg.connect(dsn) as conn:
         with conn.cursor() as cursor:
             cursor.executemany(
@@ -71,12 +71,12 @@ def write_plan(dsn: str, transactions: Sequence[Sequence[Planned]]) -> None:
 
 
 class Producers:
-    """Some threads, each with a connection, that carry out a plan.
+    """Threads that carry out a plan, each with a connection.
 
     Args:
         dsn: the database.
         transactions: the plan.
-        count: how many threads.
+        count: the number of threads.
     """
 
     def __init__(self, dsn: str, transactions: Sequence[Sequence[Planned]], *, count: int) -> None:
@@ -93,16 +93,16 @@ class Producers:
         ]
 
     def start(self) -> None:
-        """Let them begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     @property
     def is_done(self) -> bool:
-        """Whether all have ended.
+        """Whether all threads have ended.
 
         Raises:
-            BaseException: what stopped one of them.
+            BaseException: the error that stopped a thread.
         """
         if self._errors:
             raise self._errors[0]
@@ -128,7 +128,7 @@ def _carry_out(conn: Connection, batch: Sequence[Planned]) -> None:
 
 
 def _write(conn: Connection, document: SourceFile) -> None:
-    """Write a document and enqueue its job, in the transaction the connection is in."""
+    """Write a document and enqueue its job, in the transaction of the connection."""
     row = conn.execute(
         "insert into demo.document (path, source) values (%s, %s) returning document_id",
         [document.path, document.source],

@@ -1,4 +1,4 @@
-"""The demo from start to end."""
+"""The demo from start to finish."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _PRODUCERS: Final = 4
 _WORKERS: Final = 3
 _CONCURRENCY: Final = 4
 
-#: A part of the documents must be done before a worker is killed.
+#: This share of the documents must be done before a worker is killed.
 _KILL_AT: Final = 0.4
 
-#: Longer than any recovery takes; then what is missing is lost.
+#: Longer than any recovery takes; a job that is not done by then is lost.
 _SECONDS_MAX: Final = 90.0
 
 _PAUSE_SECONDS: Final = 0.1
 
 
 def run_demo(console: Console, *, keep: bool = False, seed: int | None = None) -> Result:
-    """Run the demo and return what came of it.
+    """Run the demo and return its result.
 
     Args:
-        console: where it is shown.
-        keep: leave the server running, for a look from outside.
-        seed: decides which transactions are rolled back; None draws one.
+        console: where the progress is shown.
+        keep: leave the server running, so that you can inspect the tables.
+        seed: decides which transactions are rolled back; None draws a random one.
 
     Raises:
         ForebayError: the server or a worker did not start.
@@ -71,7 +71,7 @@ def run_demo(console: Console, *, keep: bool = False, seed: int | None = None) -
 
 
 class _Run:
-    """Producers and workers at work, one worker killed, until everything is done."""
+    """Run producers and workers, and kill one worker, until every job is done."""
 
     def __init__(self, dsn: str, transactions: list[list[Planned]], view: View, log: Path) -> None:
         self._dsn = dsn
@@ -86,7 +86,7 @@ class _Run:
         self._returned = False
 
     def run(self) -> float:
-        """Do it; return how many seconds passed from the first enqueue to the last job done."""
+        """Run it; return the seconds from the first enqueue to the last completed job."""
         try:
             for number in range(1, _WORKERS + 1):
                 self._workers.append(
@@ -96,7 +96,7 @@ class _Run:
             began = time.monotonic()
             self._producers.start()
             self._view.event(
-                f"{_PRODUCERS} producers at work, some of their transactions roll back"
+                f"{_PRODUCERS} producers started; some of their transactions roll back"
             )
             return self._until_done(began) - began
         finally:
@@ -118,11 +118,11 @@ class _Run:
                 self._returned = True
                 waited = time.monotonic() - self._killed_at
                 self._view.event(
-                    f"silent for {waited:.1f} s: its {now.returned} unfinished jobs go to others",
+                    f"silent for {waited:.1f} s: its {now.returned} unfinished jobs are recovered",
                     "bold yellow",
                 )
             if produced and now.done >= self._expected and self._killed is not None:
-                self._view.event("everything is done", "bold green")
+                self._view.event("all jobs are done", "bold green")
                 return time.monotonic()
             time.sleep(_PAUSE_SECONDS)
         self._view.event(f"not done after {_SECONDS_MAX:.0f} s", "bold red")
@@ -135,7 +135,7 @@ class _Run:
                 continue
             if not worker.is_alive:
                 raise ForebayError(
-                    f"worker {worker.number} of the demo ended by itself",
+                    f"worker {worker.number} of the demo ended unexpectedly",
                     detail=self._log.read_text(errors="replace")[-4000:],
                 )
             if worker.pid in now.held:
@@ -145,12 +145,12 @@ class _Run:
         return now
 
     def _try_to_kill(self) -> None:
-        """Kill the worker that holds the most jobs, if it still holds some when it stands still."""
+        """Stop the worker that holds the most jobs; kill it if it still holds some."""
         victim = max(self._workers, key=lambda worker: worker.held)
         if not victim.held:
             return
         victim.freeze()
-        # What it had sent before may still be on its way; then the count is the better one.
+        # Settlements that it sent before may still arrive; then the later count is right.
         held = run_own(self._dsn, progress()).held.get(victim.pid, 0)
         if not held:
             victim.thaw()
@@ -161,16 +161,16 @@ class _Run:
         self._killed_at = time.monotonic()
         run_own(self._dsn, record_kill(f"worker {victim.number}, process {victim.pid}", held))
         self._view.event(
-            f"worker {victim.number} killed (SIGKILL) with {held} jobs in hand", "bold red"
+            f"worker {victim.number} killed (SIGKILL) while it held {held} jobs", "bold red"
         )
 
 
 @contextlib.contextmanager
 def _server(*, keep: bool, view: View) -> Iterator[EmbeddedServer]:
     view.event("starting a PostgreSQL server")
-    # The one that is kept is the user's own, which `forebay dev --stop` stops.
+    # The server that is kept belongs to the user: `forebay dev --stop` stops it.
     with contextlib.nullcontext(start_or_find()) if keep else temporary_server() as server:
-        view.event(f"PostgreSQL {server.binaries.version} runs, in {server.data_dir}")
+        view.event(f"PostgreSQL {server.binaries.version} is running, in {server.data_dir}")
         yield server
 
 
@@ -190,7 +190,7 @@ def _how_to_look(server: EmbeddedServer, dsn: str) -> list[str]:
     psql = server.binaries.program("psql")
     return [
         "",
-        "The server still runs, with the tables of schema demo:",
+        "The server is still running, with the tables of schema demo:",
         f"  {psql if Path(psql).exists() else 'psql'} '{dsn}'",
         f"  forebay jobs list --dsn '{dsn}'",
         "Stop it with: forebay dev --stop",

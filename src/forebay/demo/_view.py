@@ -1,4 +1,4 @@
-"""What the demo shows: live on a terminal, as lines elsewhere, and a table at the end."""
+"""The demo's output: live on a terminal, lines elsewhere, and a table at the end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _STATE_STYLES: Final = {
 
 
 class View:
-    """Events as they happen, and a picture of the state that is drawn anew.
+    """Events as they happen, and a live picture of the state.
 
     Args:
-        console: where to; a terminal gets the picture, anything else the events only.
+        console: the output; a terminal gets the picture, anything else the events only.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,10 +50,10 @@ class View:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.stop()  # the picture goes, the events stay
+        self._live.stop()  # removes the picture; the events stay
 
     def event(self, text: str, style: str = "default") -> None:
-        """Say that something happened."""
+        """Print an event."""
         line = Text(f"{time.monotonic() - self._started_at:6.1f} s  ", style="dim")
         self._console.print(line.append(text, style=style))
 
@@ -71,7 +71,7 @@ class View:
         bars.add_row(
             "",
             Text(
-                f"{waiting:,} waiting · {sum(now.held.values()):,} in hand ·"
+                f"{waiting:,} waiting · {sum(now.held.values()):,} held ·"
                 f" {now.docstrings:,} docstrings of {documents:,} modules",
                 style="dim",
             ),
@@ -80,7 +80,7 @@ class View:
         table.add_column("worker")
         table.add_column("process", min_width=8)
         table.add_column("state", min_width=8)
-        table.add_column("jobs in hand", justify="right")
+        table.add_column("jobs held", justify="right")
         for worker in workers:
             style = _STATE_STYLES[worker.state]
             table.add_row(
@@ -112,7 +112,7 @@ class View:
         add(result.phantom, "ran although rolled back", must_be_zero=True)
         add(result.double_effects, "took effect twice", must_be_zero=True)
         kills = "worker" if result.worker_kills == 1 else "workers"
-        add(result.rerun, f"run again, after {result.worker_kills} {kills} killed at work")
+        add(result.rerun, f"run again, after {result.worker_kills} {kills} killed while busy")
         add(f"{result.seconds:.1f}", f"seconds, {rate:,.0f} jobs/s")
         self._console.print()
         self._console.print(rows)
@@ -122,7 +122,7 @@ class View:
                 Text("Every committed job took effect exactly once. No other did.", "bold green")
             )
         else:
-            self._console.print(Text("This must not happen: please report it.", "bold red"))
+            self._console.print(Text("This is a bug: please report it.", "bold red"))
         for line in how_to_look:
             self._console.print(Text(line), soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """The demo's application: one handler. Workers run it as ``forebay worker forebay.demo.app:app``.
 
-It is written as anybody would write it. The only thing odd about it is ``demo.effect``, a table
-without a unique key: an effect that was applied twice would be there twice.
+It is an ordinary application. Only ``demo.effect`` is unusual: the table has no unique key, so that
+an effect that was applied twice appears twice.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ app = App()
 
 QUEUE = "documents"
 
-#: Python 3.11.7's ``ast.parse`` fails now and then in several threads at once: "SystemError: AST
-#: constructor recursion depth mismatch". The job would be retried; it would only take longer.
+#: Python 3.11.7's ``ast.parse`` sometimes fails in several threads at once: "SystemError: AST
+#: constructor recursion depth mismatch". The job would be retried, which only takes longer.
 _PARSER = threading.Lock()
 
 
 @app.job(queue=QUEUE, transaction=True, timeout=60)
 def extract_docstrings(ctx: Context, document_id: int) -> None:
-    """Write the docstrings of a module as rows; they commit with the end of the job."""
+    """Write the docstrings of a module as rows; they commit when the job completes."""
     row = ctx.conn.execute(
         "select source from demo.document where document_id = %s", [document_id]
     ).fetchone()
-    # Without its document this job should not exist. It is noted all the same, to be counted.
+    # Without its document this job must not exist. Record it all the same, so that it is counted.
     found = list(docstrings(row[0])) if row else []
     with ctx.conn.cursor() as cursor:
         cursor.executemany(
@@ -42,7 +42,7 @@ def extract_docstrings(ctx: Context, document_id: int) -> None:
 
 
 def docstrings(source: str) -> Iterator[tuple[str, int, str]]:
-    r"""Yield name, line and text of every docstring; nothing for what is not Python.
+    r"""Yield name, line and text of every docstring; yield none if the source is not Python.
 
     >>> list(docstrings('def f():\n    "What f does."'))
     [('f', 1, 'What f does.')]

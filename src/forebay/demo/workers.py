@@ -1,4 +1,4 @@
-"""The workers: processes like any other's, one of which is killed."""
+"""The workers: ordinary processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerProcess:
 
     Attributes:
         state: starting, working, killed or stopped.
-        held: jobs in its hands when last seen.
+        held: jobs it held when last seen.
     """
 
     number: int
@@ -44,12 +44,12 @@ class WorkerProcess:
         """Start a worker.
 
         Args:
-            number: what it is called.
+            number: its number, used as its name.
             dsn: the database.
-            concurrency: how many slots it has.
+            concurrency: its number of slots.
             log: the file that its output is appended to.
-            app: module and attribute of the application; the demo's, unless it is said.
-            settings: further variables of its environment.
+            app: module and attribute of the application; default: the demo's.
+            settings: additional environment variables.
         """
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -61,7 +61,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is the demo's business; it stops them in order
+                start_new_session=True,  # on Ctrl-C the demo stops the workers in order
             )
         return cls(number, process)
 
@@ -72,26 +72,26 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self.process.poll() is None
 
     def freeze(self) -> None:
-        """Stop it in the middle of whatever it does."""
+        """Pause the process with SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it without a word."""
+        """Kill the process without warning."""
         self.process.kill()
         self.process.wait()
         self.state = "killed"
 
 
 def stop_workers(workers: list[WorkerProcess]) -> None:
-    """Stop all, in order where they let it."""
+    """Stop all workers, in order where possible."""
     for worker in workers:
         if worker.is_alive:
             worker.process.terminate()
@@ -107,5 +107,5 @@ def stop_workers(workers: list[WorkerProcess]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    # Settings of whoever runs the demo are for other workers.
+    # Settings of the user who runs the demo are for other workers.
     return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}

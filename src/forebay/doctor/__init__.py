@@ -1,7 +1,7 @@
-"""The doctor: what is wrong with this database, in one look.
+"""The doctor: checks of a database, and what to do about each finding.
 
-Each check is one statement and the judgement of its rows, independent of all others: what one
-cannot see does not hide the rest. Nothing is written, and nothing is waited for.
+Each check is one statement and a judgement of its rows. Checks are independent: a check that fails
+does not hide the others. No check writes anything or waits for a lock for long.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "judge_installed",
 ]
 
-#: In the order in which they are read out.
+#: In the order of the report.
 CHECKS: Final = (
     Check("server", _server.server(), needs="nothing"),
     Check("schema", _schema.applied()),
     Check("drift", _schema.drift(), needs="version"),
-    Check("cluster", _log.home()),
+    Check("cluster", _log.cluster()),
     Check("roles", _server.roles()),
     Check("durability", _server.durability(), needs="nothing"),
     Check("timeouts", _server.timeouts(), needs="nothing"),
@@ -44,7 +44,7 @@ CHECKS: Final = (
     Check("queues", _log.queues()),
     Check("scheduled", _log.overdue()),
     Check("failures", _log.failures()),
-    Check("room", _log.reserve()),
+    Check("reserve", _log.reserve()),
     Check("retention", _log.retention()),
     Check("notifications", _server.notifications(), needs="nothing"),
     Check("snapshots", _snapshots.snapshots(), needs="nothing"),

@@ -1,4 +1,4 @@
-"""What the doctor says: one finding per fact worth knowing, with what to do about it."""
+"""Findings of the doctor: one for each fact worth knowing, with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.ops.operation import Operation
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTICE = "notice"
@@ -20,7 +20,7 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the worst.
+        """0 for the most severe.
 
         >>> sorted([Level.OK, Level.ERROR], key=lambda level: level.rank)
         [<Level.ERROR: 'error'>, <Level.OK: 'ok'>]
@@ -30,15 +30,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found.
+    """One finding.
 
     Attributes:
-        check: what was looked at: ``schema``, ``snapshots`` and so on.
-        level: error, jobs do not run or cannot be enqueued; warning, they will not, or could be
+        check: the check that made it: ``schema``, ``snapshots`` and so on.
+        level: error, jobs do not run or cannot be enqueued; warning, they soon will not, or could be
             lost; notice, worth knowing; ok.
-        what: the fact, one line, with its numbers.
-        remedy: what to do; None when there is nothing to do.
-        facts: the same for a program.
+        what: the fact in one line, with its numbers.
+        remedy: what to do; None when nothing is needed.
+        facts: the same facts for a program.
     """
 
     check: str
@@ -50,11 +50,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One look at the database, independent of all others.
+    """One check of the database, independent of all others.
 
     Attributes:
-        needs: what must be there: nothing; ``schema``, our tables; ``version``, the schema of this
-            very version.
+        needs: what must exist: nothing; ``schema``, our tables; ``version``, the schema in the
+            version of this library.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Check:
 
 
 def human_bytes(size: float) -> str:
-    """Return a size for people.
+    """Return a size in readable units.
 
     >>> human_bytes(700), human_bytes(21_500_000)
     ('700 B', '21.5 MB')
@@ -76,7 +76,7 @@ def human_bytes(size: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun in the right form.
 
     >>> counted(1, "job"), counted(2000, "job")
     ('1 job', '2,000 jobs')

@@ -1,4 +1,4 @@
-"""The log: room to write, segments, leases, queues, overdue jobs, dead letters."""
+"""The log: reserve, segments, leases, queues, overdue jobs, dead letters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from forebay.sql import latest_version
 if TYPE_CHECKING:
     from forebay.ops.operation import ResultRows
 
-#: A queue in which nobody claimed for so long, with jobs waiting, is not being served.
+#: A queue with waiting jobs and no claim for this long is not served.
 _UNSERVED_SECONDS: Final = 10.0
 
-#: Segments past their time that are asked what holds them, oldest first, and of those shown.
+#: Segments past their retention for which the doctor looks up what holds them, oldest first, and how many it shows.
 _SEGMENTS_READ_MAX: Final = 200
 _SEGMENTS_SHOWN_MAX: Final = 3
 
-#: A queue with so many waiting jobs is worth a look, whoever serves it.
+#: A queue with this many waiting jobs is worth a finding even if it is served.
 _DEEP_JOBS: Final = 1_000_000
 
 #: Due jobs that are still scheduled or retrying after this time.
 _OVERDUE_SECONDS: Final = 15.0
 
 
-def home() -> Operation[list[Finding]]:
+def cluster() -> Operation[list[Finding]]:
     """Whether the data belongs to this cluster."""
     return Operation(
         "select c.system_identifier::text, c.database_oid::text, s.system_identifier::text,"
@@ -44,24 +44,30 @@ def _judge_cluster(rows: ResultRows) -> list[Finding]:
             Finding(
                 "cluster",
                 Level.ERROR,
-                "the schema does not record which cluster it belongs to",
-                "Restore table forebay.cluster from where the data came from.",
+                "the schema does not record its cluster",
+                "Restore table forebay.cluster from the source of the data.",
             )
         ]
-    ((noted, recorded_database, actual, actual_database),) = rows
+    ((recorded_cluster, recorded_database, actual, actual_database),) = rows
     facts = {
-        "recorded": {"system_identifier": noted, "database_oid": recorded_database},
+        "recorded": {"system_identifier": recorded_cluster, "database_oid": recorded_database},
         "actual": {"system_identifier": actual, "database_oid": actual_database},
     }
-    if (noted, recorded_database) == (actual, actual_database):
-        return [Finding("cluster", Level.OK, f"at home in cluster {actual}", facts=facts)]
-    origin = f"cluster {noted}" if noted != actual else "another database of this cluster"
+    if (recorded_cluster, recorded_database) == (actual, actual_database):
+        return [
+            Finding("cluster", Level.OK, f"schema belongs to this cluster, {actual}", facts=facts)
+        ]
+    origin = (
+        f"cluster {recorded_cluster}"
+        if recorded_cluster != actual
+        else "another database of this cluster"
+    )
     return [
         Finding(
             "cluster",
             Level.ERROR,
-            f"this log was copied or restored from {origin}: nothing runs until you decide",
-            "`forebay adopt --resume` runs what was waiting, `forebay adopt --discard` drops it.",
+            f"this log was copied or restored from {origin}: no job runs until you decide",
+            "`forebay adopt --resume` runs the waiting jobs, `forebay adopt --discard` drops them.",
             facts,
         )
     ]
@@ -77,7 +83,7 @@ select t.last, (select max(s.hi) from forebay.segment s),
        p.seq, extract(epoch from clock_timestamp() - p.enqueued_at)::float8
 from tail t
 left join lateral (
-    -- When the numbers of a while ago were drawn; a retry keeps its job's time and would mislead.
+    -- When recent numbers were drawn. A retry keeps the time of its job and would mislead.
     select l.seq, l.enqueued_at from forebay.log l
     where l.seq >= greatest(t.last - 100000, 1) and l.seq < greatest(t.last - 100000, 1) + 2000
       and l.job_id is null
@@ -86,7 +92,7 @@ left join lateral (
 
 
 def reserve() -> Operation[list[Finding]]:
-    """How many numbers are left for which a segment exists."""
+    """How many numbers remain for which a segment exists."""
     return Operation(_RESERVE_SQL, _judge_reserve)
 
 
@@ -102,19 +108,19 @@ def _judge_reserve(rows: ResultRows) -> list[Finding]:
         "numbers_per_second": None if rate is None else round(rate, 3),
         "seconds_left": None if lasts is None else round(lasts),
     }
-    what = f"room for {left:,} more numbers"
+    what = f"{left:,} numbers left in the existing segments"
     if lasts is not None and rate is not None:
         per_time = f"{rate:,.0f}/s" if rate >= 1 else f"{rate * 3600:,.0f}/h"
         length = human_duration(lasts) if lasts < 4e7 else "more than a year"
         what += f", enough for {length} at the recent rate of {per_time}"
-    remedy = "Start a worker, which makes segments; or at once: select forebay.extend_v1();"
+    remedy = "Start a worker, which creates segments; or do it now: select forebay.extend_v1();"
     if left < segment_rows / 2 or (lasts is not None and lasts < 3600):
-        what += ": when it is used up, every enqueue fails"
-        return [Finding("room", Level.ERROR, what, remedy, facts)]
+        what += ": when they are used up, every enqueue fails"
+        return [Finding("reserve", Level.ERROR, what, remedy, facts)]
     if left < reserve_rows / 2 or (lasts is not None and lasts < 86_400):
-        what += ": nobody makes segments ahead"
-        return [Finding("room", Level.WARNING, what, remedy, facts)]
-    return [Finding("room", Level.OK, what, facts=facts)]
+        what += ": no worker creates segments ahead"
+        return [Finding("reserve", Level.WARNING, what, remedy, facts)]
+    return [Finding("reserve", Level.OK, what, facts=facts)]
 
 
 _RETENTION_SQL: Final = """
@@ -143,7 +149,7 @@ left join lateral (
 
 
 def retention() -> Operation[list[Finding]]:
-    """Segments past their age or beyond the total size that cannot be emptied, and why."""
+    """Segments past their age or beyond the total size that cannot be emptied, and the reason."""
     return Operation(_RETENTION_SQL, _judge_retention, {"most": _SEGMENTS_READ_MAX})
 
 
@@ -184,8 +190,8 @@ def _judge_retention(rows: ResultRows) -> list[Finding]:
             Finding(
                 "retention",
                 Level.NOTICE,
-                f"{what}; {counted(waiting, 'segment')} may be emptied and will be",
-                "A running worker does it.",
+                f"{what}; {counted(waiting, 'segment')} can be emptied and will be",
+                "A running worker empties them.",
                 facts,
             )
         ]
@@ -194,10 +200,10 @@ def _judge_retention(rows: ResultRows) -> list[Finding]:
 
 def _retention_remedy(held_by: str) -> str:
     if held_by.startswith("queue "):
-        return "Start a worker for that queue; or cancel its jobs, if nobody wants them any more."
+        return "Start a worker for that queue; or cancel its jobs if they are no longer needed."
     if held_by.startswith("worker "):
         return "Wait for the job, or cancel it: `forebay jobs list --state running` shows it."
-    return "See who holds the oldest snapshot."
+    return "Find the holder of the oldest snapshot under snapshots."
 
 
 _LEASES_SQL: Final = """
@@ -222,7 +228,7 @@ order by h.heartbeat_at
 
 
 def leases() -> Operation[list[Finding]]:
-    """Which workers live, and which fell silent with jobs in their hands."""
+    """Which workers are alive, and which fell silent while they held jobs."""
     return Operation(_LEASES_SQL, _judge_leases)
 
 
@@ -238,24 +244,24 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
             "jobs": jobs,
             "version": version,
         }
-        # Of many idle workers each says so seldom.
+        # An idle worker sends a heartbeat less often.
         if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
             alive.append((worker, jobs))
             if version != latest_version():
                 others.append((worker, version))
             continue
-        length = "for ever" if silent is None else f"for {human_duration(silent)}"
-        what = f"worker {worker} is silent {length}, with {counted(jobs, 'job')}"
+        length = "since it started" if silent is None else f"for {human_duration(silent)}"
+        what = f"worker {worker} has been silent {length}, with {counted(jobs, 'job')}"
         if silent is not None and silent <= lease_seconds:
-            what += f"; taken away after {human_duration(lease_seconds)} at the latest"
+            what += f"; its jobs are recovered after {human_duration(lease_seconds)} at the latest"
             found.append(Finding("workers", Level.NOTICE, what, None, facts))
         else:
-            remedy = "Start a worker: it takes the jobs over. No worker lives that could."
+            remedy = "Start a worker, which takes over the jobs. No live worker could."
             found.append(
                 Finding(
                     "workers",
                     Level.WARNING if jobs else Level.NOTICE,
-                    what + ("; nobody took them away" if jobs else ""),
+                    what + ("; no worker took them over" if jobs else ""),
                     remedy if jobs else None,
                     facts,
                 )
@@ -273,9 +279,9 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
             Finding(
                 "workers",
                 Level.NOTICE,
-                f"{counted(len(others), 'worker')} made for another version than this library's"
+                f"{counted(len(others), 'worker')} of another schema version than this library's"
                 f" {known}: {listed}",
-                "Both run side by side; post migrations wait for the last older one.",
+                "Both versions can run side by side; post migrations wait until the last older worker ends.",
                 {"others": [{"worker": worker, "version": version} for worker, version in others]},
             )
         )
@@ -284,7 +290,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
         what = f"{counted(len(alive), 'worker')} alive, holding {counted(running, 'job')}"
         found.append(Finding("workers", Level.OK, what, facts=facts))
     else:
-        found.append(Finding("workers", Level.NOTICE, "no worker runs", None, facts))
+        found.append(Finding("workers", Level.NOTICE, "no worker is running", None, facts))
     return found
 
 
@@ -312,7 +318,7 @@ order by 3 desc, 1, 2
 
 
 def queues() -> Operation[list[Finding]]:
-    """Queues with waiting jobs that nobody claims."""
+    """Queues with waiting jobs that no worker claims."""
     return Operation(_QUEUES_SQL, _judge_queues)
 
 
@@ -349,20 +355,24 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         waits = f"{name}: {counted(ready, 'job')} ready"
         if ready >= _DEEP_JOBS:
             remedy = (
-                f"More workers; or refuse more jobs: forebay queues limit {queue} --max-waiting N"
+                f"Add workers; or refuse new jobs: forebay queues limit {queue} --max-waiting N"
             )
             found.append(Finding("queues", Level.WARNING, waits, remedy, facts[-1]))
         if paused is not None:
             what = f"{waits}, paused for {human_duration(paused)}"
-            remedy = f"`forebay queues resume {queue}` when it may go on."
+            remedy = f"`forebay queues resume {queue}` resumes it."
             found.append(Finding("queues", Level.NOTICE, what, remedy, facts[-1]))
         elif last_claim is None or last_claim > _UNSERVED_SECONDS:
             last = "ever" if last_claim is None else f"for {human_duration(last_claim)}"
-            remedy = f"Start one: forebay worker module:app --queue {queue}"
+            remedy = f"Start a worker: forebay worker module:app --queue {queue}"
             if not alive:
                 found.append(
                     Finding(
-                        "queues", Level.WARNING, f"{waits} and no worker runs", remedy, facts[-1]
+                        "queues",
+                        Level.WARNING,
+                        f"{waits} and no worker is running",
+                        remedy,
+                        facts[-1],
                     )
                 )
             elif claimed or running:
@@ -372,7 +382,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                         Level.NOTICE,
                         f"{waits}, {claimed:,} claimed, {running:,} running, no claim {last}:"
                         " its workers are busy",
-                        "More workers, or a higher --concurrency, if it should go faster.",
+                        "To go faster, add workers or raise --concurrency.",
                         facts[-1],
                     )
                 )
@@ -388,9 +398,9 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
 
 
 _OVERDUE_SQL: Final = """
-with mark as (select * from forebay.promotion p order by p.no desc limit 1)
+with position as (select * from forebay.promotion p order by p.no desc limit 1)
 select count(*), extract(epoch from clock_timestamp() - min(w.run_at))::float8
-from (select d.run_at from forebay.deferred d left join mark m on true
+from (select d.run_at from forebay.deferred d left join position m on true
       where d.run_at < clock_timestamp() - make_interval(secs => %(late)s)
         and not (m.no is not null and pg_visible_in_snapshot(d.xid, m.snap)
                  and (d.run_at, d.deferred_id) <= (m.run_at, m.deferred_id))
@@ -448,15 +458,15 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
     found = []
     for sort, queue, kind, reason, count, seconds, message in rows:
         last = f"the last {human_duration(seconds)} ago"
-        said = f": {_first_line(message)}" if message else ""
+        detail = f": {_first_line(message)}" if message else ""
         if sort == "unknown":
             found.append(
                 Finding(
                     "failures",
                     Level.WARNING,
-                    f"{counted(count, 'job')} put back for want of a handler in the last hour,"
-                    f" {last}{said}",
-                    "Deploy workers that import the handler, or keep the queue to those that do.",
+                    f"{counted(count, 'job')} postponed in the last hour: no handler,"
+                    f" {last}{detail}",
+                    "Deploy workers that import the handler, or let only such workers serve the queue.",
                     {"unknown_kind": count, "message": message},
                 )
             )
@@ -465,7 +475,7 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                 Finding(
                     "failures",
                     Level.NOTICE,
-                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{said}",
+                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{detail}",
                     f"`forebay dead list --kind {kind}`; after a fix:"
                     f" `forebay dead redrive --kind {kind}`",
                     {"kind": kind, "queue": queue, "reason": reason, "dead": count},

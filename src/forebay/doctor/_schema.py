@@ -1,8 +1,8 @@
-"""The schema: which version, and whether it still is what the migrations made.
+"""The schema: its version, and whether it still matches the migrations.
 
-The catalog is read by one query into (object, definition) pairs. The same query, run on a database
-that nobody touched, made ``forebay/sql/catalog.json``; what differs is drift. Definitions are
-normalised so that all supported versions of PostgreSQL and all segments say the same.
+One query reads the catalog as (object, definition) pairs. The same query, run on an unchanged
+database, made ``forebay/sql/catalog.json``; a difference is drift. Definitions are normalised, so
+that all supported versions of PostgreSQL and all segments give the same text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.ops.operation import ResultRows
 
-#: Findings of drift that are shown one by one; what remains is counted.
+#: Findings of drift shown one by one; the rest is counted.
 _SHOWN_MAX: Final = 12
 
 CATALOG_SQL: Final = r"""
@@ -114,22 +114,22 @@ order by object, definition
 
 
 def catalog() -> Operation[dict[str, str]]:
-    """What the schema consists of, as object and definition."""
+    """The objects of the schema with their definitions."""
     return Operation(CATALOG_SQL, _read_catalog)
 
 
 def _read_catalog(rows: ResultRows) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, definition in rows:
-        # Segments that differ among themselves give several definitions of one object.
+        # Segments that differ from each other give several definitions of one object.
         found[name] = f"{found[name]}; {definition}" if name in found else definition
     return found
 
 
 def installed() -> Operation[tuple[bool, bool]]:
-    """Whether there is a schema forebay, and whether it records its migrations."""
+    """Whether a schema forebay exists, and whether it records its migrations."""
     return Operation(
-        # From the catalog, which every role may read.
+        # From the catalog, which every role can read.
         "select exists (select from pg_namespace n where n.nspname = 'forebay'),"
         " exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         "         where n.nspname = 'forebay' and c.relname = 'schema_migration')",
@@ -138,12 +138,12 @@ def installed() -> Operation[tuple[bool, bool]]:
 
 
 def drift() -> Operation[list[Finding]]:
-    """What in the schema is not as the migrations made it."""
+    """Where the schema differs from the migrations."""
     return Operation(CATALOG_SQL, lambda rows: judge_drift(_read_catalog(rows), expected_catalog()))
 
 
 def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[Finding]:
-    """Return what a catalog lacks, has changed and has besides.
+    """Return which objects of a catalog are missing, changed or added.
 
     >>> judge_drift({"index log.a": "x"}, {"index log.a": "x"})[0].level
     <Level.OK: 'ok'>
@@ -155,11 +155,11 @@ def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[F
     extra = sorted(found.keys() - expected.keys())
     findings = [
         *_together(missing, "missing", found, expected),
-        *_together(changed, "not as this version makes it", found, expected),
+        *_together(changed, "differs from the migrations", found, expected),
         *(_extra(name, found[name]) for name in extra),
     ]
     if not findings:
-        what = f"{counted(len(expected), 'object')} as the migrations made them"
+        what = f"{counted(len(expected), 'object')} match the migrations"
         return [Finding("drift", Level.OK, what, facts={"objects": len(expected)})]
     findings.sort(key=lambda finding: finding.level.rank)
     if len(findings) > _SHOWN_MAX:
@@ -173,7 +173,7 @@ def _together(
 ) -> list[Finding]:
     if not names:
         return []
-    # Without the arguments: the functions have many.
+    # Without the arguments: functions have many.
     short = list(dict.fromkeys(name.partition("(")[0] for name in names))
     listed = ", ".join(short[:_SHOWN_MAX])
     if len(short) > _SHOWN_MAX:
@@ -187,7 +187,7 @@ def _together(
 
 
 _DRIFT_REMEDY: Final = (
-    "Somebody changed the schema. `forebay sql` prints what it should be: compare, and put it back."
+    "The schema was changed by hand. Compare it with the output of `forebay sql` and restore it."
 )
 
 
@@ -195,24 +195,24 @@ def _extra(name: str, definition: str) -> Finding:
     facts = {"object": name, "found": definition}
     if name.startswith("grant to public"):
         what = f"{name}: {definition.lower()}"
-        remedy = "Anybody may use it: select forebay._grant(); takes it back."
+        remedy = "Every role can use it. Revoke it: select forebay._grant();"
         return Finding("drift", Level.WARNING, what, remedy, facts)
     if name.startswith("row security"):
-        what = f"{name} is enabled: workers may be shown a part of the jobs only"
+        what = f"{name} is enabled: workers may see only a part of the jobs"
         remedy = "alter table forebay.... disable row level security"
         return Finding("drift", Level.ERROR, what, remedy, facts)
     if name.startswith("owner of"):
         what = f"the {name} is {definition}, not the schema's owner"
-        remedy = "Give it to the schema's owner: its functions run with the owner's rights."
+        remedy = "Give it to the schema's owner: its functions run with the rights of the owner."
         return Finding("drift", Level.WARNING, what, remedy, facts)
     if name.startswith(("trigger", "rule")):
-        what = f"{name} was added: it runs within every enqueue, claim or settlement it sees"
-        return Finding("drift", Level.WARNING, what, "Drop it, unless you meant it.", facts)
+        what = f"{name} was added: it runs within every enqueue, claim or settlement that it sees"
+        return Finding("drift", Level.WARNING, what, "Drop it unless it is intended.", facts)
     return Finding("drift", Level.NOTICE, f"{name} was added", None, facts)
 
 
 def applied() -> Operation[list[Finding]]:
-    """Whether the applied migrations are those of this library."""
+    """Whether the applied migrations are the migrations of this library."""
     return Operation(
         "select m.version, m.name, m.checksum, extract(epoch from clock_timestamp() - m.applied_at)"
         " ::float8 from forebay.schema_migration m order by m.version",
@@ -221,7 +221,7 @@ def applied() -> Operation[list[Finding]]:
 
 
 def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
-    """Return the finding when there is nothing to look at; none when there is."""
+    """Return a finding when there is no schema to check; none when there is."""
     if not schema:
         error = SchemaError(found=None, needed=latest_version())
         return [Finding("schema", Level.ERROR, error.message, error.hint)]
@@ -231,7 +231,7 @@ def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
                 "schema",
                 Level.ERROR,
                 "schema forebay exists but records no migration",
-                "It was not installed by `forebay migrate` or `forebay sql`: drop it or find out.",
+                "It was not installed by `forebay migrate` or `forebay sql`. Find its origin, or drop it.",
             )
         ]
     return []
@@ -246,13 +246,13 @@ def _judge_applied(rows: ResultRows) -> list[Finding]:
         error = SchemaError(found=found or None, needed=needed)
         return [Finding("schema", Level.ERROR, error.message, error.hint, facts)]
     if found > needed:
-        what = f"version {found}, newer than this library, which knows {needed} and is still served"
-        remedy = "Nothing is wrong; upgrade the library before the next migration."
+        what = f"version {found}, newer than version {needed} of this library, which still works"
+        remedy = "Upgrade the library before the next migration."
         return [Finding("schema", Level.NOTICE, what, remedy, facts)]
     if found < needed:
         pending = [f"{step.version:04} {step.name}" for step in migrations()[found:]]
-        what = f"version {found}, which is enough; pending: {', '.join(pending)}"
-        remedy = "Run `forebay migrate` when the last process of the version before has ended."
+        what = f"version {found}, which is sufficient; pending: {', '.join(pending)}"
+        remedy = "Run `forebay migrate` when the last process of the previous version has ended."
         return [Finding("schema", Level.NOTICE, what, remedy, facts)]
     ours = {step.version: step.checksum for step in migrations()}
     differing = [name for version, name, checksum, _ in rows if ours.get(version) != checksum]
@@ -261,11 +261,9 @@ def _judge_applied(rows: ResultRows) -> list[Finding]:
             Finding(
                 "schema",
                 Level.ERROR,
-                f"version {found}, but applied from other files: {', '.join(differing)}",
-                "A released migration never changes: install the library that was released.",
+                f"version {found}, but applied from different files: {', '.join(differing)}",
+                "A released migration never changes: install the released library.",
                 facts,
             )
         ]
-    return [
-        Finding("schema", Level.OK, f"version {found}, the one this library needs", None, facts)
-    ]
+    return [Finding("schema", Level.OK, f"version {found}, as this library needs", None, facts)]

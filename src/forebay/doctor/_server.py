@@ -27,7 +27,7 @@ _SETTINGS: Final = (
     "transaction_timeout",
 )
 
-#: Role, the function it must be able to call.
+#: Each role, and a function that it must be able to call.
 _ROLES: Final = {
     "forebay_producer": "enqueue",
     "forebay_worker": "claim_v1",
@@ -37,7 +37,7 @@ _ROLES: Final = {
 
 
 def server() -> Operation[list[Finding]]:
-    """Version, and whether it can be written to."""
+    """The version, and whether the server accepts writes."""
     return Operation(
         "select current_setting('server_version_num')::int, current_setting('server_version'),"
         " pg_is_in_recovery(), current_database(), current_user::text,"
@@ -71,7 +71,7 @@ def _judge_server(rows: ResultRows) -> list[Finding]:
                 "server",
                 Level.ERROR,
                 "this is a standby: nothing can be enqueued or claimed here",
-                "Connect to the primary (target_session_attrs=read-write), or promote this one.",
+                "Connect to the primary (target_session_attrs=read-write), or promote this server.",
                 facts,
             )
         ]
@@ -80,7 +80,7 @@ def _judge_server(rows: ResultRows) -> list[Finding]:
             Finding(
                 "server",
                 Level.NOTICE,
-                f"PostgreSQL {version} is newer than this library was tried on (15 to 18)",
+                f"PostgreSQL {version} is newer than the versions this library was tested with (15 to 18)",
                 "Look for a newer release of the library.",
                 facts,
             )
@@ -96,7 +96,7 @@ def _judge_server(rows: ResultRows) -> list[Finding]:
 
 
 def durability() -> Operation[list[Finding]]:
-    """What a commit is worth."""
+    """Whether a commit survives a crash."""
     settings = _settings(_judge_durability)
     return Operation(
         settings.sql,
@@ -117,7 +117,7 @@ def _judge_persistence(unlogged: list[str]) -> list[Finding]:
             "durability",
             Level.ERROR,
             f"unlogged tables: {shown}; a crash of the server empties them",
-            f"alter table forebay.{unlogged[0]} set logged, and so on.",
+            f"alter table forebay.{unlogged[0]} set logged, and likewise for the others.",
             {"unlogged": unlogged},
         )
     ]
@@ -142,7 +142,7 @@ def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Fi
             Finding(
                 "durability",
                 Level.WARNING,
-                "synchronous_commit is off: a crash can take back jobs whose commit succeeded",
+                "synchronous_commit is off: a crash can undo jobs whose commit succeeded",
                 "Set synchronous_commit = on for producers and workers.",
                 facts,
             )
@@ -151,7 +151,7 @@ def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Fi
         Finding(
             "durability",
             Level.WARNING,
-            f"{override}: its commits can be taken back by a crash",
+            f"{override}: a crash can undo its commits",
             "alter role ... reset synchronous_commit",
             facts,
         )
@@ -169,7 +169,7 @@ def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Fi
 
 
 def timeouts() -> Operation[list[Finding]]:
-    """Session settings that stop a worker or its handlers."""
+    """Session settings that interrupt a worker or its handlers."""
     return _settings(_judge_timeouts)
 
 
@@ -201,7 +201,7 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
             )
         )
     for name, limit in _LIMITS.items():
-        if settings.get(name) is not None:  # transaction_timeout: since PostgreSQL 17
+        if settings.get(name) is not None:  # transaction_timeout exists since PostgreSQL 17
             found += limit.judge(name, float(settings[name]) / 1000, facts)
     if not float(settings["idle_in_transaction_session_timeout"]) and not float(
         settings.get("transaction_timeout") or 0
@@ -210,10 +210,10 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
             Finding(
                 "timeouts",
                 Level.NOTICE,
-                "idle_in_transaction_session_timeout is off: a session that forgot its transaction"
-                " keeps dead rows and segments until somebody ends it",
+                "idle_in_transaction_session_timeout is off: a session that leaves its transaction open"
+                " keeps dead rows and segments until it is ended",
                 "alter role ... set idle_in_transaction_session_timeout = '5min', for the"
-                " applications' roles; or let `forebay guard` end them.",
+                " applications' roles; or let `forebay guard` end such sessions.",
                 facts,
             )
         )
@@ -231,7 +231,7 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
 
 def _override_remedy(override: str) -> str:
     name = override.rpartition(": ")[2].partition("=")[0]
-    return f"If it is too short for workers that get it: alter role ... set {name} = 0."
+    return f"If it is too short for workers of that role: alter role ... set {name} = 0."
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +239,9 @@ class _Limit:
     """What a timeout of the server does to workers when it is short.
 
     Attributes:
-        least: seconds below which it is a warning.
-        consequence: what is cut off.
-        fits: what it may be for workers.
+        least: below this number of seconds it is a warning.
+        consequence: what it interrupts.
+        fits: which value suits workers.
     """
 
     least: float
@@ -249,46 +249,46 @@ class _Limit:
     fits: str
 
     def judge(self, name: str, seconds: float, facts: dict[str, Any]) -> list[Finding]:
-        """Return what there is to say; nothing when it is off."""
+        """Return the findings; none when the timeout is off."""
         if not seconds:
             return []
         level = Level.WARNING if seconds < self.least else Level.NOTICE
         what = f"{name} is {human_duration(seconds)}: {self.consequence}"
         remedy = f"alter role ... set {name} = 0, for the workers' role{self.fits}."
         if level is Level.NOTICE:
-            remedy = f"Enough for most; if handlers need longer: {remedy}"
+            remedy = f"Usually sufficient; if handlers need longer: {remedy}"
         return [Finding("timeouts", level, what, remedy, facts)]
 
 
 _LIMITS: Final = {
     "statement_timeout": _Limit(
         10.0,
-        "maintenance and handlers' statements that take longer are cut off",
+        "maintenance and handlers' statements that take longer are cancelled",
         "; or more than their longest statement takes",
     ),
     "transaction_timeout": _Limit(
         60.0,
-        "transaction=True handlers that take longer are cut off, and run again",
+        "transaction=True handlers that take longer are interrupted, and run again",
         "; or more than their longest handler's timeout",
     ),
     "idle_in_transaction_session_timeout": _Limit(
         5.0,
-        "transaction=True handlers that compute longer than this are cut off",
+        "transaction=True handlers that compute longer than this are interrupted",
         "; or more than they compute between two statements",
     ),
     "idle_session_timeout": _Limit(
-        60.0, "workers' listening connections are cut off and reopened", ""
+        60.0, "workers' listening connections are closed and reopened", ""
     ),
 }
 
-#: The part of the answer that names tables.
+#: The part of the result that names unlogged tables.
 _UNLOGGED: Final = 2
 
 _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
 
 
 def _settings(judge: Any) -> Operation[list[Finding]]:
-    # reset_val is what a new session of this role gets, whatever this one has set for itself.
+    # reset_val is what a new session of this role gets, whatever this session has set.
     return Operation(
         "select 0, name, reset_val from pg_settings where name = any (%(names)s)"
         " union all"
@@ -314,7 +314,7 @@ def _settings(judge: Any) -> Operation[list[Finding]]:
 
 
 def roles() -> Operation[list[Finding]]:
-    """Whether the four roles exist and may do their work."""
+    """Whether the four roles exist and have their grants."""
     return Operation(
         "select w.role, r.oid is not null,"
         " case when r.oid is not null then exists ("
@@ -339,7 +339,7 @@ def _judge_roles(rows: ResultRows) -> list[Finding]:
                 "roles",
                 Level.NOTICE,
                 f"missing: {', '.join(missing)}",
-                "As a role that may: create role "
+                "As a role with createrole: create role "
                 f"{missing[0]} nologin; then, as the schema's owner: select forebay._grant().",
                 facts,
             )
@@ -358,12 +358,12 @@ def _judge_roles(rows: ResultRows) -> list[Finding]:
     if found:
         return found
     members = [f"{role.removeprefix('forebay_')}: {', '.join(m)}" for role, _, _, m in rows if m]
-    what = "; ".join(members) if members else "the four roles exist, nobody is a member yet"
+    what = "; ".join(members) if members else "the four roles exist and have no members yet"
     return [Finding("roles", Level.OK, what, facts=facts)]
 
 
 def notifications() -> Operation[list[Finding]]:
-    """How full the queue of NOTIFY is."""
+    """How full the notification queue is."""
     return Operation("select pg_notification_queue_usage()", _judge_notifications)
 
 
@@ -374,11 +374,11 @@ def _judge_notifications(rows: ResultRows) -> list[Finding]:
     if usage < 0.25:
         return [Finding("notifications", Level.OK, what, facts=facts)]
     remedy = (
-        "A session that listens sits in a transaction: find it under snapshots,"
+        "A listening session is in a long transaction: find it under snapshots,"
         " and end its transaction."
     )
     if usage < 0.75:
-        what += ": workers are no longer woken, they find jobs by polling"
+        what += ": workers are no longer woken and find jobs by polling"
         return [Finding("notifications", Level.WARNING, what, remedy, facts)]
-    what += ": when it is full, every transaction of any program that notifies fails"
+    what += ": when it is full, every transaction that notifies fails, in any program"
     return [Finding("notifications", Level.ERROR, what, remedy, facts)]

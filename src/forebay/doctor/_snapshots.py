@@ -1,7 +1,7 @@
-"""Who holds an old snapshot: what keeps vacuum, and old segments, from being cleared.
+"""Holders of old snapshots, which block vacuum and the removal of old segments.
 
-Claims and enqueues do not slow down under one. Everything else in the database does, so it is
-worth a name at three in the morning.
+An old snapshot does not slow down claims and enqueues. It slows down everything else in the
+database, so the doctor names its holder.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
     from forebay.guard.holders import Holder
 
-#: Transactions begun since; only used where nothing says how old a holder is.
+#: Transactions begun since; used only where the age of a holder is unknown.
 _AGE_NOTICE: Final = 100_000
 
 
 def snapshots() -> Operation[list[Finding]]:
-    """The holders of the oldest snapshots."""
+    """Holders of the oldest snapshots."""
     found = holders.holders()
     return Operation(found.sql, lambda rows: judge_holders(found.decode(rows)))
 
 
 def judge_holders(found: Sequence[Holder]) -> list[Finding]:
-    """Return a finding for each that is too old; for the oldest when none is."""
+    """Return a finding for each holder that is too old; for the oldest one when none is."""
     if not found:
-        return [Finding("snapshots", Level.OK, "nobody holds a snapshot")]
+        return [Finding("snapshots", Level.OK, "no session holds a snapshot")]
     findings = [_finding(holder) for holder in found if level_of(holder) is not Level.OK]
     if not findings:
         findings.append(_finding(found[0], "the oldest snapshot is held by "))
@@ -40,7 +40,7 @@ def judge_holders(found: Sequence[Holder]) -> list[Finding]:
             Finding(
                 "snapshots",
                 Level.NOTICE,
-                "this role may not see who other sessions are",
+                "this role cannot see the details of other sessions",
                 "grant pg_read_all_stats to the role that runs the doctor.",
             )
         )
@@ -48,13 +48,13 @@ def judge_holders(found: Sequence[Holder]) -> list[Finding]:
 
 
 def level_of(holder: Holder) -> Level:
-    """Return how much a holder matters."""
+    """Return how serious a holder is."""
     if holder.sort == "inactive replication slot":
         return Level.WARNING
     if holder.seconds is None:
         notice, warning, value = float(_AGE_NOTICE), float(AGE_LONG), float(holder.age)
     else:
-        # Nothing forgets a prepared transaction by itself; none should live for a minute.
+        # A forgotten prepared transaction does not end by itself; none should exist for a minute.
         limits = {"prepared transaction": (10.0, 60.0), "idle in transaction": (60.0, 900.0)}
         notice, warning = limits.get(holder.sort, (300.0, 3600.0))
         value = holder.seconds

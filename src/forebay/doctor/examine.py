@@ -1,7 +1,7 @@
-"""Look at a database for the doctor: every check by itself, read-only, none for long.
+"""Run the checks of the doctor on a database: each independently, read-only, briefly.
 
-Safe at any time on any database: nothing is written, no lock is waited for longer than a second,
-no statement runs longer than five.
+Safe at any time on any database: the doctor writes nothing, waits for a lock for at most a second,
+and runs no statement longer than five seconds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
 async def examine(dsn: str) -> list[Finding]:
-    """Return what there is to say about a database, in the order of the checks.
+    """Return the findings about a database, in the order of the checks.
 
     Raises:
-        DatabaseUnavailable: it cannot be reached.
+        DatabaseUnavailable: the database cannot be reached.
     """
     session = Session(
         dsn,
@@ -62,7 +62,7 @@ async def examine(dsn: str) -> list[Finding]:
                 found += seen
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
-                    there.discard("version")  # what another version made is no drift
+                    there.discard("version")  # the schema of another version is not drift
         return found
     finally:
         await session.close()
@@ -82,7 +82,7 @@ async def read_catalog(dsn: str) -> dict[str, str]:
 
 
 def driver() -> Finding:
-    """Return which driver this process has."""
+    """Return which database driver this process uses."""
     implementation = pq.__impl__
     facts = {
         "forebay": importlib.metadata.version("forebay"),
@@ -107,16 +107,16 @@ def driver() -> Finding:
 
 
 def connection(*, is_pooled: bool) -> Finding:
-    """Return what is between this process and the server."""
+    """Return whether a pooler is between this process and the server."""
     facts = {"pooled": is_pooled}
     if not is_pooled:
         return Finding("connection", Level.OK, "no pooler in between", facts=facts)
     return Finding(
         "connection",
         Level.NOTICE,
-        "through a pooler: workers that connect like this find jobs by polling, and those of a"
-        " worker that died come back after lease_seconds",
-        "For a quicker start, give the workers an address that goes past the pooler; if it is in"
+        "through a pooler: workers with this address find jobs by polling, and recover the jobs of"
+        " a dead worker after lease_seconds",
+        "For a quicker start, give the workers an address that bypasses the pooler; if the pooler is in"
         " session mode, set pooler = session.",
         facts,
     )
@@ -138,13 +138,13 @@ async def _look(session: Session, check: Check) -> list[Finding]:
 
 
 def _unseen(name: str, error: psycopg.Error) -> Finding:
-    """Return the finding that a check could not be made: a fact like any other."""
-    said = error.diag.message_primary or str(error)
-    facts: dict[str, Any] = {"sqlstate": error.sqlstate, "message": said}
+    """Return the finding that a check failed: a fact like any other."""
+    message = error.diag.message_primary or str(error)
+    facts: dict[str, Any] = {"sqlstate": error.sqlstate, "message": message}
     remedy = None
     if error.sqlstate == _QUERY_CANCELED:
-        said = f"looking took longer than {_STATEMENT_SECONDS} s"
-        remedy = "The server is very busy, or there is very much of it; try again."
+        message = f"the check took longer than {_STATEMENT_SECONDS} s"
+        remedy = "The server is very busy, or holds very much data; try again."
     elif error.sqlstate == _INSUFFICIENT_PRIVILEGE:
         remedy = "Run the doctor as a member of forebay_operator or forebay_reader."
-    return Finding(name, Level.NOTICE, f"could not be looked at: {said}", remedy, facts)
+    return Finding(name, Level.NOTICE, f"could not be checked: {message}", remedy, facts)

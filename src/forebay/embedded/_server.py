@@ -1,11 +1,11 @@
 """Start, find and stop one PostgreSQL server on one data folder.
 
-The data folder is the whole truth: ``postmaster.pid`` in it says whether a server runs and accepts
-connections, to the process that started it as to every other one. A file lock beside it lets one process at a time start or stop.
+The data folder holds the whole state: its ``postmaster.pid`` shows to every process whether a server runs and accepts
+connections. A file lock beside it lets one process at a time start or stop the server.
 
-The server is started in a session of its own: an interrupt typed at the terminal reaches the
-workers, which need the database to release their jobs, and not the server. It therefore outlives
-the process that started it, unless it was made by ``temporary_server``.
+The server starts in a separate session: an interrupt at the terminal reaches the workers, which need
+the database to release their jobs, but not the server. So the server outlives the process that
+started it, unless ``temporary_server`` made it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SETTINGS_FILE = "forebay.conf"
 
 @dataclass(frozen=True, slots=True)
 class _PidFile:
-    """What ``postmaster.pid`` says; the lines are in PostgreSQL's miscadmin.h."""
+    """The contents of ``postmaster.pid``; PostgreSQL's miscadmin.h defines its lines."""
 
     pid: int
     ready: bool
@@ -51,18 +51,18 @@ class _PidFile:
             lines = (data_dir / "postmaster.pid").read_text().splitlines()
             pid = int(lines[0])
         except (FileNotFoundError, IndexError, ValueError):
-            return None  # no server, or one that is just writing its first line
+            return None  # no server, or one that is still writing its first line
         return cls(pid, ready=len(lines) > 7 and lines[7].strip() == "ready")
 
 
 class EmbeddedServer:
-    """One PostgreSQL server on one data folder, which is made at the first start.
+    """One PostgreSQL server on one data folder, which the first start creates.
 
-    As a context manager it starts on entry, and on exit stops what it started.
+    As a context manager it starts the server on entry; on exit it stops a server that it started.
 
     Args:
-        data_dir: the server's data; its parent folder must be one the server's account can enter.
-        bin_dir: PostgreSQL's programs; None takes what ``find_bin_dir`` finds.
+        data_dir: the server's data; the server's account must be able to enter its parent folder.
+        bin_dir: PostgreSQL's programs; None takes the result of ``find_bin_dir``.
         extra_settings: lines of ``postgresql.conf``, by name; used at the next start.
 
     Raises:
@@ -87,14 +87,14 @@ class EmbeddedServer:
     def start(self, *, timeout_seconds: float = 60) -> bool:
         """Start the server, or find it running; return true when this call started it.
 
-        Returns when the server accepts connections. After a crash that includes its recovery.
+        It returns when the server accepts connections, after a crash including recovery.
 
         Raises:
-            ServerStartError: it did not start; ``detail`` holds the end of its log.
+            ServerStartError: the server did not start; ``detail`` holds the end of its log.
         """
         with self._lock():
             if self._process is not None and self._process.poll() is not None:
-                self._process = None  # somebody else has stopped the one this object started
+                self._process = None  # another process has stopped the server of this object
             if self._is_running():
                 self._wait_until_ready(time.monotonic() + timeout_seconds)
                 return False
@@ -106,13 +106,13 @@ class EmbeddedServer:
             return True
 
     def stop(self, *, immediate: bool = False, timeout_seconds: float = 60) -> None:
-        """Stop the server, whoever started it; nothing happens when it does not run.
+        """Stop the server, whichever process started it; do nothing if it is not running.
 
-        Connections are ended and a checkpoint is written. With ``immediate`` there is neither
-        a farewell nor a checkpoint, and the next start recovers from the log.
+        Connections are ended and a checkpoint is written. With ``immediate``, connections are cut,
+        no checkpoint is written, and the next start recovers from the log.
 
         Raises:
-            ForebayError: it still runs after ``timeout_seconds``.
+            ForebayError: the server is still running after ``timeout_seconds``.
         """
         with self._lock():
             pid_file = _PidFile.read(self.data_dir)
@@ -131,8 +131,8 @@ class EmbeddedServer:
         pid_file = _PidFile.read(self.data_dir)
         if pid_file is None or not self._is_running():
             return
-        # Each backend leads a process group of its own, so the server's group is not enough. A
-        # stopped postmaster starts no more of them while they are listed.
+        # Each backend leads a separate process group, so the server's group is not enough. A stopped
+        # postmaster starts no more backends while they are listed.
         _signal(pid_file.pid, signal.SIGSTOP)
         children = _children(pid_file.pid)
         for pid in (pid_file.pid, *children):
@@ -151,9 +151,9 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        """The folder of the socket: the data folder, which is private already.
+        """The folder of the socket: normally the data folder, which is private.
 
-        A path too long for a socket gets a private folder with a short name, removed at the stop.
+        If the path is too long for a socket: a private folder with a short name, removed at the stop.
         """
         if len(os.fsencode(self.data_dir / f".s.PGSQL.{_PORT}")) <= _SOCKET_PATH_BYTES_MAX:
             return self.data_dir
@@ -162,13 +162,13 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the postmaster; None while it does not run."""
+        """The process id of the postmaster; None while it is not running."""
         pid_file = _PidFile.read(self.data_dir)
         return pid_file.pid if pid_file is not None and self._is_running() else None
 
     @property
     def log_path(self) -> Path:
-        """Where the server writes its log."""
+        """The path of the server's log."""
         return self.data_dir / "server.log"
 
     def __enter__(self) -> Self:
@@ -195,35 +195,35 @@ class EmbeddedServer:
             yield
 
     def _initialise(self) -> None:
-        """Make the data folder, complete or not at all."""
+        """Create the data folder, completely or not at all."""
         version_file = self.data_dir / "PG_VERSION"
         if version_file.exists():
             made_by = version_file.read_text().strip()
             if made_by != str(self.binaries.major):
                 raise ServerStartError(
-                    f"its data is of PostgreSQL {made_by}, the programs are {self.binaries.version}",
+                    f"its data belongs to PostgreSQL {made_by}, the programs are {self.binaries.version}",
                     folder=str(self.data_dir),
                     hint="Use the programs of that version, or another data folder.",
                 )
             return
         if self.data_dir.exists():
             raise ServerStartError(
-                "the folder exists and holds no PostgreSQL data",
+                "the folder exists but holds no PostgreSQL data",
                 folder=str(self.data_dir),
-                hint="Name a folder that does not exist; it will be made.",
+                hint="Name a folder that does not exist; it will be created.",
             )
         draft = self.data_dir.with_name(self.data_dir.name + ".initdb")
-        shutil.rmtree(draft, ignore_errors=True)  # of an initdb that was killed
+        shutil.rmtree(draft, ignore_errors=True)  # left by a killed initdb
         self._owner.make_folder(draft)
         if not self._owner.can_enter(draft):
             draft.rmdir()
             raise ServerStartError(
-                f"user {self._owner.name}, who runs the server, cannot enter that place",
+                f"user {self._owner.name}, who runs the server, cannot enter its parent folder",
                 folder=str(self.data_dir),
-                hint="Choose a data folder whose parents may be entered by everybody.",
+                hint="Choose a data folder whose parent folders all users can enter.",
             )
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
-        options.append("--no-sync")  # nothing can be lost before the folder has its name
+        options.append("--no-sync")  # before the rename there is nothing to lose
         answer = subprocess.run(
             [self.binaries.program("initdb"), *options, "--pgdata", draft],
             capture_output=True,
@@ -247,7 +247,7 @@ class EmbeddedServer:
         draft.rename(self.data_dir)
 
     def _write_settings(self) -> None:
-        """Write our settings to a file: unlike arguments, ALTER SYSTEM may override them."""
+        """Write the settings to a file: unlike arguments, ALTER SYSTEM can override them."""
         settings = {
             "listen_addresses": "",
             "port": str(_PORT),
@@ -257,7 +257,7 @@ class EmbeddedServer:
         if self.binaries.has_library("pg_stat_statements"):
             settings["shared_preload_libraries"] = "pg_stat_statements"
         settings.update(self.extra_settings)
-        lines = ["# Written at each start; use ALTER SYSTEM for settings of your own.\n"]
+        lines = ["# Written at each start; use ALTER SYSTEM for your settings.\n"]
         for name, value in settings.items():
             quoted = str(value).replace("\\", "\\\\").replace("'", "''")
             lines.append(f"{name} = '{quoted}'\n")
@@ -270,32 +270,32 @@ class EmbeddedServer:
         path = self.socket_dir
         if path == self.data_dir:
             return
-        with contextlib.suppress(FileExistsError):  # a server that crashed left it
+        with contextlib.suppress(FileExistsError):  # left by a crashed server
             self._owner.make_folder(path)
-        # Its name can be foreseen by every user of the machine, so whose it is must be checked.
+        # Every user of the machine can predict the name, so check the owner.
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != self._owner.uid:
             raise ServerStartError(
                 f"the folder for its socket, {path}, belongs to user id {found.st_uid}",
                 folder=str(self.data_dir),
-                hint="Use a data folder with a shorter path, whose socket can be inside it.",
+                hint="Use a data folder with a shorter path, so that the socket can be inside it.",
             )
 
     def _launch(self, deadline: float) -> None:
         self._disown_stale_pid_file()
         while True:
             self._process = self._spawn()
-            # The thread reaps it whenever and by whomever it is stopped.
+            # This thread reaps the process, however it is stopped.
             threading.Thread(target=self._process.wait, name="postgres", daemon=True).start()
             try:
                 self._wait_until_ready(deadline)
             except ServerStartError as error:
-                # Backends of a killed server may need a moment to notice.
+                # Backends of a killed server may need a moment to end.
                 again = "pre-existing shared memory block" in (error.detail or "")
                 if not again or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
-            except BaseException:  # interrupted: nobody knows of this server yet
+            except BaseException:  # interrupted: no caller knows this server yet
                 _signal(self._process.pid, signal.SIGQUIT)
                 raise
             else:
@@ -306,7 +306,7 @@ class EmbeddedServer:
             if self.log_path.stat().st_size > _LOG_BYTES_MAX:
                 self.log_path.unlink()
         with open(self.log_path, "ab", opener=_no_follow) as log:
-            log.write(b"--- start\n")  # so that a failure shows the log of this start only
+            log.write(b"--- start\n")  # so that a failure shows only the log of this start
             log.flush()
             return subprocess.Popen(
                 [self.binaries.program("postgres"), "-D", self.data_dir],
@@ -326,13 +326,13 @@ class EmbeddedServer:
                 if self._process.poll() is not None:
                     raise self._failure(f"it ended with status {self._process.returncode}")
                 if pid_file is not None and pid_file.pid != self._process.pid:
-                    pid_file = None  # of the server before it
+                    pid_file = None  # of the previous server
             elif not self._is_running():
                 raise self._failure("it ended while it was starting")
             if pid_file is not None and pid_file.ready:
                 return
             if time.monotonic() > deadline:
-                raise self._failure("it accepts no connections yet")
+                raise self._failure("it does not accept connections yet")
             time.sleep(0.01)
 
     def _failure(self, problem: str) -> ServerStartError:
@@ -344,7 +344,7 @@ class EmbeddedServer:
 
     def _survived(self, pid: int) -> ForebayError:
         return ForebayError(
-            f"embedded server in {self.data_dir} did not stop: pid {pid} still runs"
+            f"embedded server in {self.data_dir} did not stop: pid {pid} is still running"
         )
 
     # --- whether it runs ----------------------------------------------------------------------
@@ -354,11 +354,11 @@ class EmbeddedServer:
         return pid_file is not None and self._is_postmaster(pid_file.pid)
 
     def _is_postmaster(self, pid: int) -> bool:
-        """Tell whether this process is the server of our folder, or the pid was given out again."""
+        """Whether this process is the server of our folder; its pid may have been reused."""
         if not _is_alive(pid):
             return False
         try:
-            # Everybody may read a command line; the working folder, only a privileged root.
+            # Every user may read a command line; only a privileged root may read the working folder.
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return not _has_proc()  # without /proc, believe the file
@@ -366,15 +366,15 @@ class EmbeddedServer:
             return False
         given = words[words.index(b"-D") + 1] if b"-D" in words[:-1] else b"."
         folder = Path(os.fsdecode(given))
-        # A relative folder was typed by a person who started this server by hand.
+        # A relative folder means that a person started this server by hand.
         return not folder.is_absolute() or folder.resolve() == self.data_dir
 
     def _disown_stale_pid_file(self) -> None:
         """Make PostgreSQL see that the process of a stale pid file is not its server.
 
-        It refuses to start while any process has that pid, be it a zombie or a stranger. Removing
-        the file would also remove its check for backends that still use the shared memory; a file
-        with the pid of its own parent counts as stale and keeps that check.
+        It refuses to start while any process has that pid, even a zombie or an unrelated process. Removing
+        the file would also remove its check for backends that still use the shared memory. A file
+        with the pid of the server's parent counts as stale and keeps that check.
         """
         pid_file = _PidFile.read(self.data_dir)
         if pid_file is None or pid_file.pid == os.getpid():
@@ -385,7 +385,7 @@ class EmbeddedServer:
             file.write(f"{os.getpid()}\n{rest}")
 
     def _forget(self) -> None:
-        """Reap our child, and remove the socket's folder where it has one of its own."""
+        """Reap our child, and remove the socket folder if it is a separate one."""
         if self._process is not None:
             self._process.wait()
             self._process = None
@@ -399,16 +399,16 @@ def start_or_find(
     *,
     extra_settings: Mapping[str, str] = {},
 ) -> EmbeddedServer:
-    """Return the running server of a data folder, started if need be; it goes on running.
+    """Return the running server of a data folder, started if necessary; it keeps running.
 
     Args:
         data_dir: None means one folder per user and major version, in the user's cache.
         bin_dir: as for ``EmbeddedServer``.
-        extra_settings: as for ``EmbeddedServer``; a server found running keeps its own.
+        extra_settings: as for ``EmbeddedServer``; a running server keeps its settings.
 
     Raises:
         ConfigError: no PostgreSQL of version 15 or newer was found.
-        ServerStartError: it did not start; ``detail`` holds the end of its log.
+        ServerStartError: the server did not start; ``detail`` holds the end of its log.
     """
     if data_dir is None:
         server = default_server(bin_dir, extra_settings=extra_settings)
@@ -421,7 +421,7 @@ def start_or_find(
 def default_server(
     bin_dir: str | os.PathLike[str] | None = None, *, extra_settings: Mapping[str, str] = {}
 ) -> EmbeddedServer:
-    """Return the user's own server, which may run or not: one per major version.
+    """Return the user's server, running or not: one per major version.
 
     Args:
         bin_dir: as for ``EmbeddedServer``.
@@ -445,23 +445,24 @@ def temporary_server(
     parent: str | os.PathLike[str] | None = None,
     extra_settings: Mapping[str, str] = {},
 ) -> Iterator[EmbeddedServer]:
-    """Run a server on a new data folder; at the end, or at the death of this process, both go.
+    """Run a server on a new data folder; both are removed at the end, or when this process dies.
 
     Args:
         bin_dir: as for ``EmbeddedServer``.
-        parent: where to make the data folder; None is the usual place for temporary files.
+        parent: where to create the data folder; None for the usual place for temporary files.
         extra_settings: as for ``EmbeddedServer``.
 
     Raises:
         ConfigError: no PostgreSQL of version 15 or newer was found.
-        ServerStartError: it did not start; ``detail`` holds the end of its log.
+        ServerStartError: the server did not start; ``detail`` holds the end of its log.
     """
     owner = Owner.current()
     folder = Path(tempfile.mkdtemp(prefix="forebay-", dir=parent or temporary_parent(owner)))
     try:
         if owner.is_other_account:
-            folder.chmod(0o711)  # ours, just made: nobody must pass through to its data folder
-        # Shared memory as files of the data folder: an abrupt end leaves none of it elsewhere.
+            # New and ours: the account nobody must pass through to its data folder.
+            folder.chmod(0o711)
+        # Shared memory as files in the data folder: an abrupt end leaves none elsewhere.
         settings = {"dynamic_shared_memory_type": "mmap", **extra_settings}
         server = EmbeddedServer(folder / "data", bin_dir, extra_settings=settings)
         with _cleanup_process(server):
@@ -471,13 +472,13 @@ def temporary_server(
             finally:
                 with contextlib.suppress(ServerStartError):
                     if _PidFile.read(server.data_dir) and server.pid is None:
-                        server.start()  # only a new start frees the shared memory of a killed one
+                        server.start()  # only a new start frees the shared memory of a killed server
                     server.stop(immediate=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Reads until its input ends, which happens when the process at the other end is gone for whatever
+# Reads until its input ends, which happens when the process at the other end is gone for any
 # reason; then stops the server and removes its folder.
 _CLEANUP_PROCESS = """
 read -r _
@@ -507,13 +508,13 @@ def _cleanup_process(server: EmbeddedServer) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what would steer PostgreSQL."""
+    """Return the environment of this process without variables that affect PostgreSQL."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
     return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
 
 
 def _no_follow(path: str, flags: int) -> int:
-    """Open a file where another account may write, root's files being out of its reach."""
+    """Open a file in a folder where another account may write, without following links to root's files."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -523,13 +524,13 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Whether a process is running; a zombie is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists, and belongs to somebody else
+        pass  # it exists, and belongs to another user
     return not _has_proc() or _process_state(pid)[0] not in {"Z", "X"}
 
 
@@ -554,5 +555,5 @@ def _process_state(pid: int) -> tuple[str, int]:
         line = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return "X", 0
-    state, parent, *_ = line.rpartition(")")[2].split()  # the name before it may hold anything
+    state, parent, *_ = line.rpartition(")")[2].split()  # the name before it may contain anything
     return state, int(parent)

@@ -1,7 +1,7 @@
-"""Who runs the server, and where its files may lie.
+"""The account that runs the server, and the place of its files.
 
-PostgreSQL refuses to run as root and insists on owning its data folder. An ordinary user runs the
-server as themselves; root runs it as ``nobody``, which every system has: inventing an account would
+PostgreSQL refuses to run as root and must own its data folder. An ordinary user runs the server
+under the user's account. Root runs it as ``nobody``, which every system has: creating an account would
 change the machine. ``nobody`` cannot enter a private home, so root keeps the server's files
 elsewhere.
 """
@@ -22,7 +22,7 @@ from forebay.errors import ServerStartError
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The account that runs the server; ``is_other_account`` when that is not the caller's own."""
+    """The account that runs the server; ``is_other_account`` when it is not the caller's account."""
 
     name: str
     uid: int
@@ -39,24 +39,24 @@ class Owner:
             missing = "user nobody" if is_other_account else f"name for user id {os.geteuid()}"
             raise ServerStartError(
                 f"the password file has no {missing}",
-                hint="PostgreSQL needs a named user other than root: run as one.",
+                hint="PostgreSQL needs a named user other than root: run as such a user.",
             ) from None
         return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, is_other_account)
 
     def popen_arguments(self) -> dict[str, Any]:
-        """Return what makes ``subprocess`` run a program as this account."""
+        """Return the arguments that make ``subprocess`` run a program as this account."""
         if not self.is_other_account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder that only this account (and root) may enter."""
+        """Create a folder that only this account (and root) may enter."""
         path.mkdir(mode=0o700)
         if self.is_other_account:
             os.chown(path, self.uid, self.gid)
 
     def can_enter(self, path: Path) -> bool:
-        """Tell whether this account may pass through ``path`` and all its parents."""
+        """Whether this account can enter ``path`` and all its parents."""
         probe = subprocess.run(
             ["/bin/sh", "-c", 'test -x "$1"', "sh", path],
             check=False,
@@ -67,10 +67,10 @@ class Owner:
 
 
 def state_folder(owner: Owner) -> Path:
-    """Return the folder that keeps what outlives one command, made if it is missing.
+    """Return the folder for files that outlive one command; create it if it is missing.
 
-    ``$XDG_CACHE_HOME/forebay`` or ``~/.cache/forebay``; where that cannot be written, or the
-    server's account could not enter it (root's home), ``/var/tmp/forebay-<uid>``.
+    ``$XDG_CACHE_HOME/forebay`` or ``~/.cache/forebay``; if that is not writable, or the server's
+    account cannot enter it (root's home), ``/var/tmp/forebay-<uid>``.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -79,28 +79,28 @@ def state_folder(owner: Owner) -> Path:
         try:
             preferred.mkdir(parents=True, exist_ok=True)
         except OSError:
-            pass  # a home that cannot be written: the other place serves
+            pass  # the home is not writable: use the fallback
         else:
             if os.access(preferred, os.W_OK) and owner.can_enter(preferred):
                 return preferred
     fallback = Path("/var/tmp") / f"forebay-{os.geteuid()}"  # noqa: S108  its owner is checked
     try:
         fallback.mkdir(mode=0o700)
-        fallback.chmod(0o711)  # for nobody to pass; said again because of the umask
+        fallback.chmod(0o711)  # the account nobody must pass; repeated because of the umask
     except FileExistsError:
         pass
-    # The name can be foreseen by every user of the machine, so whose folder it is must be checked.
+    # Every user of the machine can predict the name, so check the owner.
     found = fallback.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ServerStartError(
             f"{fallback} is not a private folder of user id {os.geteuid()}",
-            hint="Remove it, or set XDG_CACHE_HOME to a folder of your own.",
+            hint="Remove it, or set XDG_CACHE_HOME to a folder that you own.",
         )
     return fallback
 
 
 def temporary_parent(owner: Owner) -> Path:
-    """Return the first usual folder for temporary files which the server's account can enter."""
+    """Return the first usual folder for temporary files that the server's account can enter."""
     for candidate in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108  mkdtemp follows
         if owner.can_enter(Path(candidate)):
             return Path(candidate)

@@ -1,1 +1,1 @@
-"""The guard: who keeps old rows and segments from being cleared, and what a rule does about it."""
+"""The guard: finds sessions that block clean-up of old rows and segments, and ends them if a rule says so."""

@@ -1,4 +1,4 @@
-"""Who holds an old snapshot, an open transaction, or a lock on a segment: one query for doctor and guard."""
+"""Holders of an old snapshot, an open transaction, or a lock on a segment: one query for doctor and guard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from forebay.guard.holders import Holder
 from forebay.ops.operation import Operation
 
-#: Needs nothing of ours, and no right: what a role may not see is null.
+#: Needs none of our objects and no privilege: what a role may not see is null.
 _HOLDERS_SQL: Final = """
 with here as (
     select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next, pg_is_in_recovery() as standby,
@@ -20,7 +20,7 @@ locked as (
     where c.relnamespace = to_regnamespace('forebay') and c.relname ~ '^log_[0-9]+$'
     group by 1, 2)
 select case when a.backend_type <> 'client backend' then 'background process'
-            -- Host, pid and a token; of a long host name the rest is cut off.
+            -- Host, pid and a token; a long host name is cut off.
             when a.application_name ~ '^forebay (\\S+:[0-9]+|\\S{55})'
                  and (a.state ~ '^idle in' or a.query !~ 'forebay\\.\\w+_v1\\(') then 'handler'
             when a.state ~ '^idle in' then 'idle in transaction'
@@ -41,11 +41,11 @@ left join pg_roles r on r.oid = a.usesysid
 left join (select pid, array_agg(s) as segments from locked, unnest(segments) s
            where pid is not null group by pid) k on k.pid = a.pid
 where a.pid <> pg_backend_pid()
-  -- Another server's needs are listed below; a parallel worker does what its leader does, listed here.
+  -- Walsenders are listed below as slots and standbys; a parallel worker counts with its leader.
   and coalesce(a.backend_type, '') not in ('walsender', 'parallel worker')
   -- Vacuum does not wait for other vacuums.
   and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
-  -- A snapshot counts in its own database, a transaction id in all of them; a standby reports all.
+  -- A snapshot counts in one database, a transaction id in all; on a standby both count everywhere.
   and (a.backend_xid is not null or k.pid is not null
        or (a.backend_xmin is not null and (a.datname = current_database() or h.standby)))
 union all
@@ -74,7 +74,7 @@ order by age desc, seconds desc nulls last
 
 
 def holders() -> Operation[list[Holder]]:
-    """Return the call that answers who holds, those with the oldest first."""
+    """Return the query for holders, the oldest first."""
     return Operation(_HOLDERS_SQL, lambda rows: [_holder(*row) for row in rows])
 
 
@@ -92,7 +92,7 @@ def _holder(*row: Any) -> Holder:
 
 
 def full_xid(xid: int | None, near: int) -> int | None:
-    """Return a 64-bit transaction id from its lower half and one that is not far from it.
+    """Return a 64-bit transaction id from its lower half and a transaction id near it.
 
     >>> full_xid(4294967290, near=2**32 + 10), full_xid(15, near=2**32 + 10), full_xid(None, 5)
     (4294967290, 4294967311, None)

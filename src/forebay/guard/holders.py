@@ -1,4 +1,4 @@
-"""Who holds old rows and old segments back: one of them as a value, and how it is said to people."""
+"""A holder: a session or other object that blocks clean-up of old rows and segments."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ Sort = Literal[
     "standby",
 ]
 
-#: Sessions that a person, or the guard, may end.
+#: Sorts of sessions that a person, or the guard, may end.
 SESSIONS: Final = frozenset({"session", "idle in transaction", "handler"})
 
-#: What an own session is called before the name of its worker.
+#: The prefix of ``application_name`` in a worker's session.
 _OWN: Final = "forebay "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Somebody who holds a snapshot, an open transaction, or a lock on a segment.
+    """A holder of a snapshot, an open transaction, or a lock on a segment.
 
     Attributes:
-        sort: what it is. ``handler`` is a worker's transaction handler at work.
-        name: pid, global transaction id, slot or standby name.
+        sort: the sort of holder. ``handler`` is a transaction handler that is running in a worker.
+        name: pid, global transaction id, name of a slot or standby.
         user: its role.
         application: its ``application_name``.
         address: where it connects from; None for a local socket.
-        database: where it is; None where that does not matter.
-        here: it is in the database that is looked at.
-        state: as the server says: active, idle in transaction, prepared, logical, physical.
-        since: when its transaction began; None where nothing says so.
-        seconds: how long ago that is.
+        database: its database; None where that does not matter.
+        here: its database is the current database.
+        state: as the server reports it: active, idle in transaction, prepared, logical, physical.
+        since: when its transaction began; None if unknown.
+        seconds: the age of its transaction.
         age: transactions begun in the cluster since.
-        xid: its own transaction id, 64 bits; None when it has written nothing.
-        catalog_only: it holds back rows of the system catalogs only.
-        segments: segments of the log that it has a lock on.
+        xid: its transaction id, 64 bits; None when it has written nothing.
+        catalog_only: it blocks clean-up of system catalogs only.
+        segments: segments of the log that it has locked.
         may_end: this role has the right to end it.
-        pid: of a session.
+        pid: the process id of a session.
         backend_start: when the session began.
         query: its last statement, shortened.
     """
@@ -72,19 +72,19 @@ class Holder:
 
     @property
     def is_session(self) -> bool:
-        """Whether it is a client's session, as opposed to what no signal ends or should end."""
+        """Whether it is a client session, which a signal can end."""
         return self.sort in SESSIONS
 
     @property
     def worker(self) -> str | None:
-        """The worker whose session it is; None for everybody else's."""
+        """The worker whose session it is; None for other sessions."""
         if self.sort != "handler" or self.application is None:
             return None
         return self.application.removeprefix(_OWN)
 
     @property
     def who(self) -> str:
-        """User, application, address, and the database where it is another, as far as known."""
+        """User, application, address, and the database if it is another one, as far as known."""
         parts = [self.user, None if self.worker else self.application, self.address]
         if self.is_replication:
             parts.append(self.state)
@@ -94,34 +94,34 @@ class Holder:
 
     @property
     def is_replication(self) -> bool:
-        """Whether it holds on behalf of another server."""
+        """Whether it holds rows for another server."""
         return self.sort in {"replication slot", "inactive replication slot", "standby"}
 
     @property
     def remedy(self) -> str:
-        """What makes it let go."""
+        """How to release what it holds."""
         match self.sort:
             case "prepared transaction":
                 gid = self.name.replace("'", "''")
                 return f"In its database: rollback prepared '{gid}'; or commit it."
             case "inactive replication slot":
                 return (
-                    "If its consumer is gone for good:"
+                    "If its consumer will not return:"
                     f" select pg_drop_replication_slot('{self.name}');"
                 )
             case "replication slot":
-                return "Look for a long query on its standby, or a consumer that fell behind."
+                return "Look for a long query on its standby, or a consumer that lags."
             case "standby":
                 return "Look for a long query on the standby: `forebay guard --replica` names it."
             case "background process":
-                return "It ends by itself; find out what keeps it busy."
+                return "It ends by itself. Find out what keeps it busy."
             case "handler":
                 return f"Give the handler a timeout; now: select pg_terminate_backend({self.name});"
             case _:
-                return f"Ask its owner, then: select pg_terminate_backend({self.name});"
+                return f"Ask its owner; then: select pg_terminate_backend({self.name});"
 
     def __str__(self) -> str:
-        """Return it for people.
+        """Return a description for people.
 
         >>> str(Holder(sort="session", name="4711", user="app", application="psql", seconds=10800))
         'session 4711 (app, psql) for 3 h'
@@ -143,7 +143,7 @@ class Holder:
 
 
 def described_ranges(numbers: tuple[int, ...]) -> str:
-    """Return numbers for people.
+    """Return numbers as ranges.
 
     >>> described_ranges((3, 4, 5, 7))
     '3 to 5, 7'

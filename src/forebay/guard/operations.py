@@ -1,4 +1,4 @@
-"""The guard's calls: what it has to know beside the holders, its acts, and their record."""
+"""The guard's queries: the server, its segments, the guard's acts and their record."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the guard knows of a server before it looks for holders.
+    """What the guard knows about a server before it looks for holders.
 
     Attributes:
-        cluster: the identifier that a leader and its standbys have in common.
-        place: its name, and whether it is a standby that reports its needs.
-        has_segments: the schema is there.
-        may_read: this role may read which segments there are.
-        has_record: there is a place to record acts in.
-        may_record: this role may.
+        cluster: the system identifier, which a leader and its standbys share.
+        place: its name, and whether it is a standby that sends feedback.
+        has_segments: the schema exists.
+        may_read: this role may read the list of segments.
+        has_record: the table for acts exists.
+        may_record: this role may record acts.
     """
 
     cluster: str
@@ -37,11 +37,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A holder, what it keeps, what was decided, and what came of it.
+    """A holder, what it blocks, the verdict, and the outcome.
 
     Attributes:
-        event_id: the record of the act; None when nothing was done.
-        outcome: of the act.
+        event_id: the record of the act; None when there was no act.
+        outcome: the outcome of the act.
     """
 
     place: Place
@@ -53,13 +53,13 @@ class Found:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its transaction is over, by the guard or by itself."""
+        """Whether its transaction is over, ended by the guard or by itself."""
         return self.outcome in {"ended", "gone before"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A replica that could not be looked at, and why."""
+    """A replica that could not be examined, and the reason."""
 
     name: str
     why: str
@@ -68,13 +68,13 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class GuardPass:
-    """One look at the leader and its replicas.
+    """One examination of the leader and its replicas.
 
     Attributes:
-        at: when.
-        found: everybody who holds something; by server, the oldest first.
-        unseen: replicas that could not be looked at.
-        segments_seen: it is known which segments there are.
+        at: the time.
+        found: all holders, by server, the oldest first.
+        unseen: replicas that could not be examined.
+        segments_seen: the list of segments is known.
     """
 
     at: datetime
@@ -84,11 +84,11 @@ class GuardPass:
 
     @property
     def over(self) -> tuple[Found, ...]:
-        """Those older than the limit and not excepted, whose transactions go on."""
+        """Holders older than the limit and not excepted, whose transactions are still open."""
         return tuple(one for one in self.found if one.verdict.is_over and not one.has_ended)
 
 
-# Privileges are asked for in the catalog: whoever has none in the schema may not even resolve its names.
+# Look up privileges in the catalog: a role without any on the schema cannot even resolve its names.
 _SERVER_SQL: Final = """
 select c.system_identifier::text, pg_is_in_recovery(),
        pg_is_in_recovery() and current_setting('hot_standby_feedback')::boolean,
@@ -105,7 +105,7 @@ left join pg_proc f on f.pronamespace = n.oid and f.proname = 'record_act'
 
 
 def server(name: str) -> Operation[Server]:
-    """Return the call that asks a server what it is; ``name`` is what it is called."""
+    """Return the query that identifies a server; ``name`` is its name in reports."""
 
     def decode(rows: ResultRows) -> Server:
         ((cluster, standby, feedback, *rest),) = rows
@@ -114,7 +114,7 @@ def server(name: str) -> Operation[Server]:
     return Operation(_SERVER_SQL, decode)
 
 
-# The same conditions as in forebay.retain_v1(), from tables that an operator may read.
+# The same conditions as in forebay.retain_v1(), on tables that an operator may read.
 _SEGMENTS_SQL: Final = """
 with used as (
     select s.segment_id, f.xid, f.sealed_at
@@ -133,12 +133,12 @@ from used u, total t where u.xid is not null order by u.segment_id
 
 
 def segments() -> Operation[list[Segment]]:
-    """Return the call that answers which sealed segments there are and when they are due to leave."""
+    """Return the query for sealed segments and when they are due to be emptied."""
     return Operation(_SEGMENTS_SQL, lambda rows: [Segment(*row) for row in rows])
 
 
 def record_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operation[int]:
-    """Return the call that records an act before it happens; it answers the event's number."""
+    """Return the call that records an act before it happens; it returns the event's number."""
     return Operation(
         "select forebay.record_act(%(server)s, %(action)s, %(holder)s, %(name)s, %(reason)s,"
         " p_user => %(user)s, p_application => %(application)s, p_database => %(database)s,"
@@ -164,7 +164,7 @@ def record_act(place: Place, holder: Holder, verdict: GuardDecision) -> Operatio
 
 
 def record_outcome(event_id: int, outcome: str) -> Operation[None]:
-    """Return the call that records what came of an act."""
+    """Return the call that records the outcome of an act."""
     return Operation(
         "select forebay.record_outcome(%(event_id)s, %(outcome)s)",
         nothing,
@@ -172,7 +172,7 @@ def record_outcome(event_id: int, outcome: str) -> Operation[None]:
     )
 
 
-# Whether it is still the transaction that was judged is asked by the statement that sends the signal.
+# The statement that sends the signal also checks that it is still the judged transaction.
 _SAME_SQL: Final = (
     "from pg_stat_get_activity(%(pid)s) a"
     " where a.backend_start = %(backend_start)s and a.xact_start = %(since)s"
@@ -180,16 +180,16 @@ _SAME_SQL: Final = (
 
 
 def signal(holder: Holder, action: Action) -> Operation[bool | None]:
-    """Return the call that ends a session's transaction, if it is still the same one.
+    """Return the call that ends a session's transaction if it is still the same one.
 
-    It answers whether the signal was sent; None when that transaction is over.
+    It returns whether the signal was sent; None when that transaction is over.
     """
     function = {"cancel": "pg_cancel_backend", "terminate": "pg_terminate_backend"}[action]
     return Operation(f"select {function}(a.pid) {_SAME_SQL}", scalar_or_none, _identity(holder))
 
 
 def continues(holder: Holder) -> Operation[bool]:
-    """Return the call that answers whether a session's transaction still goes on."""
+    """Return the query whether a session's transaction is still open."""
     return Operation(f"select a.pid {_SAME_SQL}", bool, _identity(holder))
 
 
@@ -202,7 +202,7 @@ def _identity(holder: Holder) -> dict[str, object]:
 
 
 def rollback_statement(holder: Holder) -> Operation[str | None]:
-    """Return the call that answers the statement to roll a prepared transaction back; None when it is over."""
+    """Return the query for the statement that rolls back a prepared transaction; None when it is over."""
     return Operation(
         "select format('rollback prepared %%L', p.gid) from pg_prepared_xacts p"
         " where p.gid = %(gid)s and p.prepared = %(since)s and p.database = current_database()",
@@ -212,5 +212,5 @@ def rollback_statement(holder: Holder) -> Operation[str | None]:
 
 
 def statement(text: str) -> Operation[None]:
-    """Return the call that runs a statement which the server has written."""
+    """Return the call that runs a statement made by the server."""
     return Operation(text.replace("%", "%%"), nothing, outside_block=True)

@@ -1,7 +1,7 @@
-"""What the guard does about somebody who holds old rows and segments back: a rule and a verdict.
+"""What the guard does about a holder of old rows and segments: a rule and a verdict.
 
-Without an action in the rule nothing is ever done. With one, a session is ended only if nothing speaks
-against it; every verdict says what decided.
+A rule without an action never ends anything. A rule with an action ends a session only if no condition
+speaks against it; every verdict gives its reason.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 Action = Literal["cancel", "terminate", "rollback prepared"]
 
-#: young: not older than the limit. spared: the rule excepts it. reported: it is older, and nothing was asked
-#: for, or nothing that would help. refused: the rule means it, and this role may not.
+#: young: not older than the limit. spared: the rule excepts it. reported: older, and the rule has no action,
+#: or none that would help. refused: the rule covers it, but this role may not end it.
 Kind = Literal["act", "young", "reported", "spared", "refused"]
 
-#: A holder that tells no time is judged by the transactions since.
+#: A holder of unknown age in seconds is judged by the transactions begun since.
 AGE_LONG: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Whom the guard means, and what it does to them.
+    """Which holders the guard ends, and how.
 
     Attributes:
-        older_than: seconds; whose transaction is younger is left alone.
-        act: None for nothing at all.
+        older_than: seconds; younger transactions are left alone.
+        act: the action; None for none.
         users: only these roles; empty means every role.
-        not_users: never these.
+        not_users: never these roles.
         applications: only these application names, with ``*`` and ``?``; empty means all.
-        not_applications: never these.
+        not_applications: never these application names.
         rollback_prepared: roll back prepared transactions, which no signal ends.
     """
 
@@ -53,17 +53,17 @@ class Rule:
 
     @property
     def acts(self) -> bool:
-        """Whether it does anything."""
+        """Whether the rule has any action."""
         return self.act is not None or self.rollback_prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The server a holder was seen on.
+    """The server on which a holder was seen.
 
     Attributes:
-        name: ``leader``, or which replica.
-        standby: it is one.
+        name: ``leader``, or the name of the replica.
+        standby: it is a standby.
         feedback: it tells its leader which rows its queries still need.
     """
 
@@ -74,11 +74,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class GuardDecision:
-    """What is to be done about a holder, and why.
+    """What to do about a holder, and why.
 
     Attributes:
-        action: what to do; only with kind ``act``.
-        reason: what decided, half a sentence.
+        action: the action; only with kind ``act``.
+        reason: the deciding reason, as half a sentence.
     """
 
     kind: Kind
@@ -87,17 +87,17 @@ class GuardDecision:
 
     @property
     def is_over(self) -> bool:
-        """Whether the holder is older than the limit and not excepted, whatever is done about it."""
+        """Whether the holder is older than the limit and not excepted, even if nothing is done about it."""
         return self.kind not in {"young", "spared"}
 
 
 def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:
-    """Return what a rule says about a holder.
+    """Return the verdict of a rule on a holder.
 
     >>> from forebay.guard.holders import Holder
     >>> idle = Holder(sort="idle in transaction", name="7", user="app", seconds=70, may_end=True)
     >>> judge(Rule(older_than=60), idle)
-    GuardDecision(kind='reported', reason='no action was asked for', action=None)
+    GuardDecision(kind='reported', reason='the rule has no action', action=None)
     >>> judge(Rule(older_than=60, act="terminate"), idle).action
     'terminate'
     >>> judge(Rule(older_than=60, act="terminate", not_users=("app",)), idle).reason
@@ -109,14 +109,14 @@ def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:
             "refused", "this role may not see how old it is: grant pg_monitor to it"
         )
     if holder.seconds is None and holder.sort == "prepared transaction":
-        return GuardDecision("refused", "since when it is prepared is not known")
+        return GuardDecision("refused", "the time it was prepared is not known")
     if not _is_old(rule, holder):
         return GuardDecision("young", f"not older than {limit}")
     if place.standby and not place.feedback:
-        # Its queries may see rows go, and are cancelled then; they keep none.
+        # Replay may remove rows that its queries need and cancel them; the queries keep no rows.
         return GuardDecision("young", "a standby without hot_standby_feedback holds nothing back")
     if holder.is_replication:
-        return GuardDecision("reported", "it holds for another server")
+        return GuardDecision("reported", "it holds rows for another server")
     if holder.sort == "background process":
         return GuardDecision("reported", "it is a process of the server")
     excepted = _excepted(rule, holder)
@@ -126,19 +126,19 @@ def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:
     if action is None:
         return GuardDecision("reported", _no_action(rule))
     if action == "cancel" and holder.sort != "session" and holder.state != "active":
-        return GuardDecision("reported", "it runs no statement that could be cancelled")
+        return GuardDecision("reported", "it runs no statement to cancel")
     if action == "rollback prepared" and not holder.here:
         return GuardDecision(
             "refused", f"it must be rolled back in its database, {holder.database}"
         )
     if not holder.may_end:
-        return GuardDecision("refused", f"this role may not end what user {holder.user} does")
+        return GuardDecision("refused", f"this role may not end sessions of user {holder.user}")
     return GuardDecision("act", f"older than {limit}", action)
 
 
 def _is_old(rule: Rule, holder: Holder) -> bool:
     if holder.sort == "inactive replication slot":
-        # Nobody reads from it; nothing but a person, or its consumer's return, moves it.
+        # It has no reader. It moves only when a person acts or its consumer returns.
         return True
     if holder.seconds is None:
         return holder.age >= AGE_LONG
@@ -152,33 +152,33 @@ def _action(rule: Rule, holder: Holder) -> Action | None:
 
 
 def _no_action(rule: Rule) -> str:
-    return "only --rollback-prepared ends it" if rule.act else "no action was asked for"
+    return "only --rollback-prepared ends it" if rule.act else "the rule has no action"
 
 
 def _excepted(rule: Rule, holder: Holder) -> str | None:
-    """Return which part of the rule leaves a holder alone; None when it means it."""
+    """Return the part of the rule that spares a holder; None when the rule covers it."""
     user, application = holder.user or "", holder.application or ""
     if user in rule.not_users:
         return f"user {user} is excepted"
     if rule.users and user not in rule.users:
-        return f"user {user or 'unknown'} is not among those meant"
+        return f"user {user or 'unknown'} is not in the rule"
     for pattern in rule.not_applications:
         if fnmatchcase(application, pattern):
             return f"application {application or '(none)'} is excepted"
     if rule.applications and not any(fnmatchcase(application, p) for p in rule.applications):
-        return f"application {application or '(none)'} is not among those meant"
+        return f"application {application or '(none)'} is not in the rule"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sealed segment that was not emptied yet.
+    """A sealed segment that is not emptied yet.
 
     Attributes:
         number: its id.
         xid: above the transaction ids of all its rows.
-        due: when it is old enough to be emptied; in the past when it may be now.
-        is_due: it is old enough, or the log is larger than it should be.
+        due: when it is old enough to be emptied; in the past when it can be emptied now.
+        is_due: it is old enough, or the log is larger than its limit.
     """
 
     number: int
@@ -193,21 +193,21 @@ class HeldSegments:
 
     Attributes:
         segments: their numbers.
-        due: those which would have left.
-        first_due: when the first of the others would.
+        due: those that are due.
+        first_due: when the first of the others is due.
     """
 
     segments: tuple[int, ...] = ()
     due: tuple[int, ...] = ()
     first_due: datetime | None = None
 
-    def said(self, *, has_ended: bool = False) -> str:
-        """Return which, and when they can leave, for people; empty when there are none.
+    def described(self, *, has_ended: bool = False) -> str:
+        """Return the segments and when they can be emptied; empty text when there are none.
 
         Args:
-            has_ended: the holder is gone already.
+            has_ended: the holder has already ended.
 
-        >>> print(HeldSegments((3, 4, 5), (3, 4)).said())
+        >>> print(HeldSegments((3, 4, 5), (3, 4)).described())
         segments 3 to 5; 3 to 4 are due, and leave at a worker's next retention pass after it ends
         """
         if not self.segments:
@@ -227,10 +227,10 @@ class HeldSegments:
 
 
 def held_segments(holder: Holder, segments: Sequence[Segment]) -> HeldSegments:
-    """Return what a holder keeps from being emptied.
+    """Return the segments that a holder keeps from being emptied.
 
-    A segment stays while a transaction that may have written to it is open: one whose id is below that
-    of the seal. And it cannot be truncated under somebody's lock. A mere snapshot keeps none.
+    A segment stays while a transaction that may have written to it is open: one with an id below that
+    of the seal. A segment that another session has locked cannot be truncated. A snapshot alone keeps none.
     """
     kept = [
         segment

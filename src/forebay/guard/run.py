@@ -1,10 +1,10 @@
-"""Look at a leader and its replicas for who holds old rows and segments back; end them if the rule says so.
+"""Examine a leader and its replicas for holders of old rows and segments; end them if the rule says so.
 
 A pass opens its connections and closes them again: a failover between two passes changes nothing.
-Reading is read-only, no statement runs longer than five seconds, no lock is waited for longer than one.
+Examining is read-only: no statement runs longer than five seconds or waits for a lock longer than one.
 
 Invariant "no act without its record": an act is recorded on the leader, and committed, before the signal
-is sent, to whichever server. If it cannot be recorded it does not happen.
+is sent to any server. If it cannot be recorded, it does not happen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forebay.sql import latest_version
 
 _STATEMENT_SECONDS: Final = 5
 
-#: How long the end of a transaction is waited for after the signal.
+#: How long to wait for the end of a transaction after the signal.
 _END_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.05
 
@@ -39,28 +39,28 @@ _PAUSE_SECONDS: Final = 0.05
 async def guard(
     leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False
 ) -> GuardPass:
-    """Look once, and do what the rule says.
+    """Examine the servers once, and apply the rule.
 
     Args:
         leader: its address.
         replicas: addresses of its standbys.
-        rule: whom it means; without an action in it nothing is done.
-        dry_run: do nothing, whatever the rule says.
+        rule: which holders to end; a rule without an action ends none.
+        dry_run: end nothing, whatever the rule says.
 
     Raises:
         DatabaseUnavailable: the leader cannot be reached.
-        ConfigError: the rule asks for acts, and what was named as the leader is a standby.
-        SchemaError: the rule asks for acts, and the leader has no table to record them in.
+        ConfigError: the rule has an action, and the given leader is a standby.
+        SchemaError: the rule has an action, and the leader has no table to record acts in.
     """
     acts = rule.acts and not dry_run
     at = datetime.now(UTC)
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(_session(leader, writes=acts))
-        home = await session.run(calls.server("leader"))
+        leader_server = await session.run(calls.server("leader"))
         if acts:
-            _require_record(home)
-        kept = await _segments(session, home)
-        seen = _judged(rule, home.place, await session.run(holders()), kept or [])
+            _require_record(leader_server)
+        kept = await _segments(session, leader_server)
+        seen = _judged(rule, leader_server.place, await session.run(holders()), kept or [])
         sessions = [session] * len(seen)
         unseen = []
         for address in replicas:
@@ -68,7 +68,7 @@ async def guard(
             try:
                 other = await stack.enter_async_context(_session(address))
                 there = await other.run(calls.server(name))
-                _require_replica(home, there)
+                _require_replica(leader_server, there)
                 found = _judged(rule, there.place, await other.run(holders()), [])
             except (ForebayError, psycopg.Error) as error:
                 unseen.append(Unseen(name, _message_of(error), getattr(error, "hint", None)))
@@ -81,11 +81,11 @@ async def guard(
 
 
 async def act(leader: Session, server: Session, found: Found) -> Found:
-    """Do what was decided about a holder, if anything; return what came of it.
+    """Apply the verdict on a holder, if it is to act; return the holder with the outcome.
 
     Args:
-        leader: where the act is recorded first.
-        server: where the holder is.
+        leader: records the act first.
+        server: the server of the holder.
         found: the holder and the verdict.
     """
     action = found.verdict.action
@@ -110,11 +110,11 @@ def _judged(rule: Rule, place: Place, found: list[Holder], kept: Sequence[Segmen
     return [Found(place, one, judge(rule, one, place), held_segments(one, kept)) for one in found]
 
 
-async def _segments(session: Session, home: Server) -> list[Segment] | None:
-    """Return the sealed segments; None when this role may not see them, or not in time."""
-    if not home.has_segments:
+async def _segments(session: Session, server: Server) -> list[Segment] | None:
+    """Return the sealed segments; None when this role may not read them, or the query timed out."""
+    if not server.has_segments:
         return []
-    if not home.may_read:
+    if not server.may_read:
         return None
     with contextlib.suppress(psycopg.Error):
         return await session.run(calls.segments())
@@ -161,31 +161,31 @@ async def _session(dsn: str, *, writes: bool = False) -> AsyncIterator[Session]:
         await session.close()
 
 
-def _require_record(home: Server) -> None:
-    if home.place.standby:
+def _require_record(leader_server: Server) -> None:
+    if leader_server.place.standby:
         raise ConfigError(
             "--act",
             "needs the leader, and --dsn names a standby",
-            hint="Acts are recorded on the leader: give its address, and this one as --replica.",
+            hint="Acts are recorded on the leader: pass its address, and this one as --replica.",
         )
-    if not home.has_record:
+    if not leader_server.has_record:
         raise SchemaError.from_sql(
-            f"there is no table to record acts in; version {latest_version()} of the schema has one",
-            hint="Run `forebay migrate`. Without --act nothing is needed.",
+            f"the schema has no table to record acts in; version {latest_version()} has it",
+            hint="Run `forebay migrate`. Without --act the table is not needed.",
         )
-    if not home.may_record:
+    if not leader_server.may_record:
         raise ConfigError(
             "--act",
-            "needs a role that may record what it does",
-            hint="grant forebay_operator to it; and pg_monitor and pg_signal_backend.",
+            "needs a role that may record acts",
+            hint="grant forebay_operator to it, and pg_monitor and pg_signal_backend.",
         )
 
 
-def _require_replica(home: Server, found: Server) -> None:
-    if found.cluster != home.cluster:
-        raise ConfigError("--replica", f"is of another cluster, {found.cluster}")
+def _require_replica(leader_server: Server, found: Server) -> None:
+    if found.cluster != leader_server.cluster:
+        raise ConfigError("--replica", f"belongs to another cluster, {found.cluster}")
     if not found.place.standby:
-        raise ConfigError("--replica", "is no standby: it accepts writes")
+        raise ConfigError("--replica", "is not a standby: it accepts writes")
 
 
 def _message_of(error: ForebayError | psycopg.Error) -> str:
@@ -195,7 +195,7 @@ def _message_of(error: ForebayError | psycopg.Error) -> str:
 
 
 def _name(dsn: str) -> str:
-    """Return host and port of an address, without anything secret."""
+    """Return host and port of an address, without secrets."""
     try:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:

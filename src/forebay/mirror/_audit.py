@@ -1,12 +1,13 @@
-"""Comparing both stores from end to end, in the order of the ids.
+"""Compare both stores from end to end, in the order of the ids.
 
-A comparison under live writes sees differences that are none: an item changed between the two scans, or its job is still in
-its grace. So what looks wrong is only a *suspect*. It is looked at again, by id, after a time in which its job should have ended, and
-against the version that the source had when it was scanned: a copy that is behind *that* one is drift.
+Under live writes a comparison sees false differences: an item changed between the two scans, or its job is still within its
+grace. So a difference is only a *suspect* at first. After a time in which its job should have ended, the audit checks it again
+by id, against the version that the source had at the scan: a copy older than *that* version is drift.
 
-Where both stores can tell the checksum of a range, most of it is never read: a block of pages whose checksums are equal is in
-step, and of another one only the pages whose checksums differ are scanned.
-Invariants "no false alarm" and "nothing hides behind a checksum": docs/design/reconcile.md. Shown by: tests/mirror/test_audit.py.
+If both stores can compute the checksum of a range, most rows are never read. A block of pages with equal checksums needs no
+scan; of another block, only the pages with different checksums are scanned.
+Invariants "no false alarm" and "nothing hides behind a checksum": docs/design/reconcile.md.
+Shown by: tests/mirror/test_audit.py.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ if TYPE_CHECKING:
 PAGE_DEFAULT: Final = 1000
 PAGE_MAX: Final = 10_000
 
-#: Pages of a block, whose checksums are compared first.
+#: Pages of a block; the checksums of blocks are compared first.
 _BLOCK_PAGES: Final = 10
 
-#: Suspects in memory before the scan waits for their second look.
+#: With this many suspects in memory, the scan waits for their second check.
 _SUSPECTS_MAX: Final = 50_000
 
 
 @dataclass(slots=True)
 class Drift:
-    """How far a target is from its source.
+    """The difference between a target and its source.
 
     Attributes:
         missing: ids of items without a copy.
-        stale: ids of items whose copy is older than the item was when it was scanned.
+        stale: ids of items whose copy is older than the item was at the scan.
         orphaned: ids of copies whose item is gone.
-        ahead: ids of copies that are newer than their item: the source went back.
+        ahead: ids of copies that are newer than their item: the source was set back.
         items: items scanned.
         copies: copies scanned.
-        suspects: what looked wrong at first and was looked at again.
-        seconds: how long it took.
+        suspects: apparent differences that were checked again.
+        seconds: how long the audit took.
         compared: "version", or "hash" when the documents were compared too.
-        rows: rows read of both stores together, by them or by us.
-        ranges: ranges that were compared by their checksums.
-        differed: of these, how many were not equal.
-        audit_id: under which it is kept; None when it could not be.
+        rows: rows read of both stores together, by the stores or by the audit.
+        ranges: ranges compared by checksum.
+        differed: how many of these were not equal.
+        audit_id: the id of its record; None when it could not be recorded.
     """
 
     missing: list[Id] = field(default_factory=list)
@@ -80,22 +81,22 @@ class Drift:
 
     @property
     def rows_per_second(self) -> float:
-        """How many rows were read per second, of both stores together."""
+        """Rows read per second, of both stores together."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def total(self) -> int:
-        """How many items and copies are wrong."""
+        """The number of wrong items and copies."""
         return len(self.missing) + len(self.stale) + len(self.orphaned) + len(self.ahead)
 
     @property
     def repairable(self) -> list[Id]:
-        """What a job can make right: all but copies that are newer than their item."""
+        """Ids that a job can repair: all except copies that are newer than their item."""
         return [*self.missing, *self.stale, *self.orphaned]
 
 
-def kept(drift: Drift) -> dict[str, Any]:
-    """Return what is kept of an audit: numbers, no ids."""
+def recorded(drift: Drift) -> dict[str, Any]:
+    """Return the record of an audit: numbers, no ids."""
     numbers = ("seconds", "compared", "items", "copies", "rows", "ranges", "differed", "suspects")
     found: dict[str, Any] = {name: getattr(drift, name) for name in numbers}
     for kind in ("missing", "stale", "orphaned", "ahead"):
@@ -109,12 +110,12 @@ class Auditor:
     Args:
         source: the first store.
         target: the second.
-        calls: how both are called.
+        calls: runs the methods of both.
         call_seconds: how long one call may take.
-        settle_seconds: so long after it was scanned a suspect is looked at again.
+        settle_seconds: the time between the scan of a suspect and its second check.
         page: rows of one read.
-        rows_per_second: most rows read of both stores together.
-        hashes: compare the documents' digests too, for which all of them are read.
+        rows_per_second: the most rows read of both stores together.
+        hashes: compare the digests of the documents too, which reads all documents.
     """
 
     def __init__(
@@ -142,16 +143,16 @@ class Auditor:
             and callable(getattr(source, "checksum", None))
             and callable(getattr(target, "checksum", None))
         )
-        #: Rows of a block: no more than may be read in a second.
+        #: Rows of a block: at most what may be read in a second.
         self._block = max(page, min(_BLOCK_PAGES * page, int(rows_per_second)))
         self._begun = time.monotonic()
         self._free_at = self._begun
         self._drift = Drift(compared="hash" if hashes else "version")
-        #: When it was scanned, the id, and the version that the source had; None for a copy without an item.
+        #: The time of the scan, the id, and the version in the source; None for a copy without an item.
         self._suspects: deque[tuple[float, Id, int | None]] = deque()
 
     async def run(self) -> Drift:
-        """Compare everything; return what is wrong.
+        """Compare both stores; return the differences.
 
         Raises:
             ConfigError: a scan is not in the order of the ids.
@@ -175,7 +176,7 @@ class Auditor:
             if not is_equal:
                 is_dense = await self._compare_pages(after, until)
                 if is_dense and until is not None:
-                    # Where nearly all pages differ, checksums only add to the reading: the next block goes without.
+                    # Where most pages differ, checksums only add reads: scan the next block without them.
                     until = await self._compare(until, None, pages=self._block // self._page)
             if until is None:
                 return
@@ -203,7 +204,7 @@ class Auditor:
         """
         mine: Checksum = await self._read(self._source.checksum, after, until, limit)  # type: ignore[attr-defined]
         end = mine.last if mine.rows >= limit else until
-        # One more than there should be tells that there is more; how much more is nobody's load.
+        # One row more than expected shows that there are more; the exact number does not matter.
         theirs: Checksum = await self._read(self._target.checksum, after, end, mine.rows + 1)  # type: ignore[attr-defined]
         self._drift.ranges += 1
         if (mine.rows, mine.value) == (theirs.rows, theirs.value):
@@ -218,7 +219,7 @@ class Auditor:
     async def _compare(
         self, after: Id | None, until: Id | None, *, pages: int | None = None
     ) -> Id | None:
-        """Scan a range of both stores, or so many pages of it; return how far that was, None for to the end."""
+        """Scan a range of both stores, or some pages of it; return the id it reached, None for the end."""
         while pages is None or pages > 0:
             items = await self._scan_source(after)
             is_full = len(items) >= self._page
@@ -251,7 +252,7 @@ class Auditor:
             await self._look_again()
 
     async def _digests(self, items: list[tuple[Id, int]]) -> dict[Id, str | None]:
-        """Return the digests of the documents that the source has of items; what is gone is left out."""
+        """Return the digests of the items' documents in the source; items that are gone are left out."""
         ids = [name for name, _ in items]
         entries = checked_entries(ids, await self._read(self._source.read, ids))
         return {
@@ -266,7 +267,7 @@ class Auditor:
         return found
 
     async def _scan_target(self, after: Id | None, until: Id | None) -> list[tuple[Id, Seen]]:
-        """Return all copies in a range; there may be more of them than items."""
+        """Return all copies in a range; there may be more copies than items."""
         found: list[tuple[Id, Seen]] = []
         while True:
             page = await self._read(self._target.scan, after, until, self._page)
@@ -277,11 +278,11 @@ class Auditor:
             after = page[-1][0]
 
     async def _look_again(self) -> None:
-        """Look at the oldest suspects by id, when their time has come."""
+        """Check the oldest suspects again by id, when it is time."""
         part = [self._suspects.popleft() for _ in range(min(self._page, len(self._suspects)))]
         await asyncio.sleep(max(0.0, part[-1][0] + self._settle - time.monotonic()))
         ids = [name for _, name, _ in part]
-        # As in a pass: the target first, so that its copies cannot be newer than what is read of the source.
+        # The target first, as in a pass, so that its copies cannot be newer than what the source shows.
         seen = checked_seen(await self._read(self._target.read, ids))
         entries = checked_entries(ids, await self._read(self._source.read, ids))
         self._drift.suspects += len(part)
@@ -293,7 +294,7 @@ class Auditor:
     def _judge(
         self, entry: Document | Gone, seen: Seen | None, version: int | None
     ) -> list[Id] | None:
-        """Return the list that a suspect belongs to; None when all is well, or it has changed since and has a job."""
+        """Return the list for a suspect; None when it is right, or has changed since and has a job."""
         if isinstance(entry, Gone):
             return self._drift.orphaned if seen is not None and version is None else None
         if version is None:
@@ -309,7 +310,7 @@ class Auditor:
         return None
 
     async def _read(self, function: Any, *args: Any) -> Any:
-        """Call a store; take the time that the rows it read may take, so that none is saved up for later."""
+        """Call a store, then wait as the rate limit requires for the rows it read; unused rate does not accumulate."""
         begun = time.monotonic()
         found = await self._calls.call(function, *args, seconds=self._seconds)
         if isinstance(found, Checksum):
@@ -331,7 +332,7 @@ class Auditor:
             if last is not None and not last < name:
                 raise ConfigError(
                     f"{store}.scan()",
-                    f"gave id {shown(name)} behind {shown(last)}",
-                    hint='Numbers in their order, texts in the order of their bytes: collate "C".',
+                    f"returned id {shown(name)} after {shown(last)}",
+                    hint='Sort numbers by value and texts by their bytes: collate "C".',
                 )
             last = name

@@ -1,4 +1,4 @@
-"""A circuit breaker: after some failures in a row nothing is tried for a while, then one call tries for all."""
+"""A circuit breaker: after several failures in a row it blocks calls for a while, then admits one trial call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Breaker:
-    """Says whether a call may be made; may be asked from any thread.
+    """Decides whether a call may be made; safe to use from any thread.
 
     Args:
-        failures: so many in a row open it.
-        seconds: how long it stays open the first time; each time after, twice as long.
+        failures: this many in a row open it.
+        seconds: how long it stays open the first time; twice as long each time after.
         seconds_max: the longest.
-        clock: seconds that only grow.
+        clock: a monotonic clock in seconds.
 
     >>> now = [0.0]
     >>> breaker = Breaker(failures=2, seconds=1, clock=lambda: now[0])
@@ -27,7 +27,7 @@ class Breaker:
     >>> now[0] = 1.0
     >>> breaker.allows(), breaker.allows()
     (True, False)
-    >>> breaker.failed(); breaker.failed()  # the one that tried, and one that began long ago
+    >>> breaker.failed(); breaker.failed()  # the trial, and a call that began long ago
     >>> breaker.wait_seconds
     2.0
     >>> breaker.succeeded()
@@ -50,35 +50,35 @@ class Breaker:
         self._failures = 0
         self._seconds = seconds
         self._open_until: float | None = None
-        #: Whether a call is on its way that tries for all.
+        #: Whether a trial call is running.
         self._tries = False
 
     @property
     def wait_seconds(self) -> float:
-        """How long until the next call may try, at least."""
+        """The time until the next call may be made, at least."""
         until = self._open_until
         return 0.0 if until is None else max(0.0, until - self._clock())
 
     def allows(self) -> bool:
-        """Whether a call may be made now; one that tries for all is to tell how it went."""
+        """Whether a call may be made now; a trial call must report its result."""
         with self._lock:
             if self._open_until is None:
                 return True
             now = self._clock()
             if now < self._open_until:
                 return False
-            self._open_until = now + self._seconds  # Whoever tries may never come back.
+            self._open_until = now + self._seconds  # A trial call may never return.
             self._tries = True
             return True
 
     def succeeded(self) -> None:
-        """Tell that a call went well."""
+        """Report that a call succeeded."""
         with self._lock:
             self._failures, self._seconds, self._open_until = 0, self._first, None
             self._tries = False
 
     def failed(self) -> None:
-        """Tell that a call did not."""
+        """Report that a call failed."""
         with self._lock:
             self._failures += 1
             if self._open_until is None:
@@ -88,5 +88,5 @@ class Breaker:
                 self._tries = False
                 self._seconds = min(2 * self._seconds, self._longest)
             else:
-                return  # It began before the breaker opened, beside those that opened it.
+                return  # It began before the breaker opened, like those that opened it.
             self._open_until = self._clock() + self._seconds

@@ -1,7 +1,7 @@
-"""What is to be done about one item: pure rules on what both stores were seen to have.
+"""What to do about one item: pure rules on the state of both stores.
 
-The target is read before the source. Versions of the source only grow, so a copy that is right is right as of a time
-after its job began; and a copy that is *newer* than the source says that the source went back, or was read stale.
+The target is read before the source. Versions of the source only grow, so a copy that matches was right at a time
+after its job began. A copy that is *newer* than the source means that the source was set back, or that the read was stale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """What one look at an item says. The values are the names under which they are counted."""
+    """The verdict on one item. The values are the names of its counters."""
 
     FORCED = "forced"
     DELETE = "deleted"
@@ -34,13 +34,13 @@ def decide(
     *,
     force: bool = False,
 ) -> Verdict:
-    """Return what to do about an item; the first rule that fits.
+    """Return the verdict of the first rule that applies.
 
     Args:
         entry: the item in the source.
         seen: its copy; None when there is none.
         is_right: the compare rule.
-        force: the copy is to be written whatever it looks like.
+        force: write the copy regardless of its state.
 
     >>> same = lambda document, seen: document.version == seen.version
     >>> [str(decide(Document(1, 5, {}), seen, same)) for seen in (None, Seen(4), Seen(5), Seen(6))]
@@ -62,9 +62,9 @@ def decide(
 def is_proved(
     entry: Document | Gone, seen: Seen | None, is_right: Callable[[Document, Seen], bool]
 ) -> bool:
-    """Whether a look at the target after a write shows that it holds.
+    """Whether a read of the target after a write proves the write.
 
-    A newer copy does too: it was written by somebody who read the source after us, and its own job goes on.
+    A newer copy proves it too: another pass read the source later and wrote it, and that pass has a job to prove it.
     """
     if isinstance(entry, Gone) or seen is None:
         return isinstance(entry, Gone) and seen is None

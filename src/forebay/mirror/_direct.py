@@ -1,7 +1,7 @@
-"""Direct writes: the target is brought up to date about one item right after the commit, if that works.
+"""Direct writes: they try to bring the target up to date about one item right after the commit.
 
-Nothing depends on them: the item's job makes good whatever goes wrong here. A direct write never raises, never takes longer than
-it may, and stops being tried for some seconds after several failures in a row.
+They are an optimisation only: the item's job repairs whatever a direct write fails to do. A direct write never raises, never
+takes longer than its limit, and is not tried for some seconds after several failures in a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.mirror._model import (
     checked_id,
     with_digest,
 )
-from forebay.mirror._reconcile import UNAVAILABLE, said
+from forebay.mirror._reconcile import UNAVAILABLE, problem_of
 from forebay.mirror.targets import DualTarget
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.mirror")
 
-#: Direct writes at a time in one process; when a target does not answer, more would only wait as well.
+#: Concurrent direct writes in one process; when a target does not answer, more writes would only wait.
 DIRECT_MAX: Final = 16
 
 
 class DirectWrites:
-    """Writes single items for the caller, within a limit of time.
+    """Writes single items for the caller, within a time limit.
 
     Args:
         name: of the mirror.
         source: the first store.
         target: the second store.
         loop_thread: the thread in which both are called.
-        calls: how they are called.
-        counts: of this process.
-        notes: what is kept in the database.
-        hashes: documents get their hash.
-        seconds: how long a direct write may take in all.
+        calls: runs the methods of both.
+        counts: counters of this process.
+        records: what is kept in the database.
+        hashes: add a hash to each document.
+        seconds: the time limit of a direct write.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DirectWrites:
         loop_thread: LoopThread,
         calls: Calls,
         counts: Counts,
-        notes: DirectRecords,
+        records: DirectRecords,
         hashes: bool,
         seconds: float,
     ) -> None:
@@ -72,7 +72,7 @@ class DirectWrites:
         self._loop_thread = loop_thread
         self._calls = calls
         self._counts = counts
-        self._direct_records = notes
+        self._direct_records = records
         self._hashes = hashes
         self._seconds = seconds
         self._breaker = Breaker(failures=5, seconds_max=10.0)
@@ -90,17 +90,17 @@ class DirectWrites:
             return self._failed(error)
 
     async def awrite(self, item: Id | UUID) -> bool:
-        """Do as ``write``, without holding up the event loop."""
+        """Do as ``write``, without blocking the event loop."""
         try:
             future = self._begin(item)
             if future is None:
                 return False
             return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
-        except Exception as error:  # a cancellation of the caller passes
+        except Exception as error:  # let a cancellation of the caller pass
             return self._failed(error)
 
     def _begin(self, item: Id | UUID) -> Future[bool] | None:
-        """Begin a direct write; None when it is not the time for one."""
+        """Begin a direct write; None when none may begin now."""
         if not self._places.acquire(blocking=False):
             self._count("direct.skipped")
             return None
@@ -122,7 +122,7 @@ class DirectWrites:
         answer = await self._calls.call(self._source.read, [name], seconds=_left(until))
         entry: Document | Gone = checked_entries([name], answer)[name]
         errors: object
-        # A process that was stopped in between must not send what has become old: no time is left then.
+        # A process that was paused in between must not send an outdated document: it then has no time left.
         target = self._target.direct if isinstance(self._target, DualTarget) else self._target
         if isinstance(entry, Document):
             document = with_digest(entry) if self._hashes else entry
@@ -144,8 +144,8 @@ class DirectWrites:
         self._count("direct.timeout" if isinstance(error, TimeoutError) else "direct.failed")
         if isinstance(error, UNAVAILABLE):
             self._breaker.failed()
-            self._direct_records.breaker(self._breaker.wait_seconds, said(error))
-        log.info("mirror %s: a direct write failed: %s", self._name, said(error))
+            self._direct_records.breaker(self._breaker.wait_seconds, problem_of(error))
+        log.info("mirror %s: a direct write failed: %s", self._name, problem_of(error))
         return False
 
 

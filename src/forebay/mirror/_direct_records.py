@@ -1,4 +1,4 @@
-"""What direct writes count, kept in the database some seconds later: they belong to no settlement that could carry it."""
+"""Counters of direct writes, written to the database some seconds later: no settlement can carry them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forebay.mirror._loop_thread import LoopThread
     from forebay.ops.operation import Operation
 
-#: From the first count to its record, so that many are one; after a failure longer each time.
+#: From the first count to its record, so that one record holds many counts; longer after each failure.
 _EVERY_SECONDS: Final = 5.0
 _EVERY_SECONDS_MAX: Final = 60.0
 
@@ -29,12 +29,12 @@ _LAST_SECONDS: Final = 1.0
 
 
 class DirectRecords:
-    """Collects in any thread, writes in the loop_thread. A process that is killed loses what it counted last.
+    """Collects counts from any thread, and writes them in the loop thread. A killed process loses its last counts.
 
     Args:
         name: of the mirror.
-        loop_thread: where it writes.
-        keep: runs an operation and returns whether that worked; never raises.
+        loop_thread: the thread that writes.
+        keep: runs an operation and returns whether it succeeded; never raises.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DirectRecords:
         os.register_at_fork(after_in_child=lambda: (begin := forked()) and begin())
 
     def _begin(self) -> None:
-        # In a forked process what was counted is the parent's, and so is who wanted to write it.
+        # In a forked process, the collected counts and the pending write belong to the parent.
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._breaker: dict[str, Any] | None = None
@@ -62,7 +62,7 @@ class DirectRecords:
         self._is_coming = False
 
     def add(self, outcome: str) -> None:
-        """Count an event of no job."""
+        """Count an event that belongs to no job."""
         with self._lock:
             self._counts[outcome] += 1
             is_first, self._is_coming = not self._is_coming, True
@@ -70,12 +70,12 @@ class DirectRecords:
             coming = self._later()
             try:
                 self._loop_thread.submit(coming)
-            except RuntimeError:  # no thread can be had: nothing of a direct write may fail for it
+            except RuntimeError:  # no thread can be started: a direct write must not fail for it
                 coming.close()
                 self._is_coming = False
 
     def breaker(self, open_seconds: float, why: str | None = None) -> None:
-        """Note that the breaker of direct writes is open for so long, or closed."""
+        """Record that the breaker of direct writes is open for this long, or closed."""
         with self._lock:
             if open_seconds > 0 or self._is_reported_open:
                 self._is_reported_open = open_seconds > 0
@@ -86,7 +86,7 @@ class DirectRecords:
                 }
 
     def flush(self) -> None:
-        """Write what there is, if that takes no longer than a moment."""
+        """Write pending counts, if that takes only a moment."""
         if self._counts or self._breaker:
             with contextlib.suppress(Exception):
                 self._loop_thread.submit(self._write()).result(_LAST_SECONDS)

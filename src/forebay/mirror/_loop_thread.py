@@ -1,7 +1,7 @@
-"""An event loop of its own, in a thread: where a mirror calls its source and its target.
+"""An event loop in a separate thread, in which a mirror calls its source and its target.
 
-So connections of both belong to one loop, whoever calls, be it a worker, a web process with threads or another event
-loop; and a source or target that blocks or hangs holds up neither a worker's heartbeats nor anybody's requests.
+So the connections of both belong to one loop, whether a worker, a web process with threads or another event loop
+calls. A source or target that blocks or hangs delays neither the heartbeats of a worker nor other requests.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Threads whose call never came back, before no more are started.
+#: With this many threads whose call did not return, no more threads are started.
 HANGING_MAX: Final = 32
 
-#: How long the end of the loop is waited for, each step.
+#: How long each step of the loop's end may take.
 _END_SECONDS: Final = 5.0
 
 
 class LoopThread:
-    """A loop in a daemon thread, started when first needed, and anew in a forked process."""
+    """A loop in a daemon thread, started when first needed, and again in a forked process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,11 +41,11 @@ class LoopThread:
         os.register_at_fork(after_in_child=lambda: (forget := forked()) and forget())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there."""
+        """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def close(self) -> None:
-        """End the loop and its thread, and what runs there; a later call starts them again."""
+        """End the loop, its thread, and what runs there; a later call starts them again."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -58,7 +58,7 @@ class LoopThread:
                 loop.close()
 
     def _forget(self) -> None:
-        # In a forked process the thread is not there, and the lock may be held by one that is not.
+        # A forked process does not have the thread, and a thread that it does not have may hold the lock.
         self._lock = threading.Lock()
         self._loop = self._thread = None
 
@@ -81,7 +81,7 @@ async def _cancel_others() -> None:
 
 
 class Calls:
-    """Calls plain functions in threads and coroutine functions on the loop, each under a deadline."""
+    """Calls plain functions in threads and coroutine functions on the loop, each with a deadline."""
 
     def __init__(self) -> None:
         self._hanging = 0
@@ -89,17 +89,17 @@ class Calls:
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float) -> Any:
         """Return what a function returns.
 
-        A plain function that does not come back keeps its thread; when too many do, no more are called.
+        A plain function that does not return keeps its thread; when too many do not, no more are called.
 
         Raises:
-            TimeoutError: not within that time.
+            TimeoutError: the function did not return in time.
             TargetUnavailable: too many calls hang.
             Exception: what the function raises.
         """
         if inspect.iscoroutinefunction(function):
             return await asyncio.wait_for(function(*args), seconds)
         if self._hanging >= HANGING_MAX:
-            raise TargetUnavailable(f"{self._hanging} calls have not come back")
+            raise TargetUnavailable(f"{self._hanging} calls have not returned")
         self._hanging += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._run, args=(function, args, future), daemon=True).start()
@@ -113,7 +113,7 @@ class Calls:
         failure: BaseException | None = None
         try:
             result = function(*args)
-        except BaseException as error:  # it is the caller's, in another thread
+        except BaseException as error:  # for the caller, in another thread
             failure = error
 
         def deliver() -> None:
@@ -130,4 +130,4 @@ class Calls:
         try:
             future.get_loop().call_soon_threadsafe(deliver)
         except RuntimeError:
-            self._hanging -= 1  # The loop is closed: nobody waits any more.
+            self._hanging -= 1  # The loop is closed: no caller waits any more.

@@ -1,4 +1,4 @@
-"""``Mirror``: what an application declares, and what it calls."""
+"""``Mirror``: what an application declares and calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.arguments.kinds import BATCH_SIZE_MAX
 from forebay.db.foreign_session import ForeignSession
 from forebay.db.own import enqueue_own, run_own
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.mirror._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, kept
+from forebay.mirror._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, recorded
 from forebay.mirror._direct import DirectWrites
 from forebay.mirror._direct_records import DirectRecords
 from forebay.mirror._loop_thread import Calls, LoopThread
@@ -20,7 +20,7 @@ from forebay.mirror._model import (
     checked_id,
     rule_of,
 )
-from forebay.mirror._reconcile import Counts, Reconciler, said
+from forebay.mirror._reconcile import Counts, Reconciler, problem_of
 from forebay.model import Job, checks
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
 from forebay.ops import mirrors
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("forebay.mirror")
 
-#: Between two samples of how many jobs are due.
+#: The time between two samples of the number of due jobs.
 _SAMPLE_SECONDS: Final = 60.0
 
 QUEUE_DEFAULT: Final = "mirror"
@@ -51,48 +51,48 @@ BATCH_SIZE_DEFAULT: Final = 2500
 GRACE_SECONDS_DEFAULT: Final = 60.0
 EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
 
-#: Of jobs that an audit asks for: behind all others.
+#: The priority of jobs that repair what an audit found: after all others.
 REPAIR_PRIORITY: Final = 1000
 
-#: No item is looked at less often than this while its job lives.
+#: The longest time between two checks of an item while its job exists.
 BACKOFF_SECONDS_MAX: Final = 3600.0
 
 
 class Mirror:
-    """Keeps a second store, the target, in step with a first one, the source.
+    """Keeps a second store, the target, up to date with a first one, the source.
 
-    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, the copy in the target is compared
-    with the item in the source, and written or deleted where it is not right. The job ends only when a later read of the
-    target shows it right. ``write_now`` may be called after the commit, so that the target has it at once when all is well.
+    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, it compares the copy in the target
+    with the item in the source, and writes or deletes the copy if it is not right. The job ends only when a later read of the
+    target shows the copy right. Call ``write_now`` after the commit, so that the target normally has the change at once.
 
     Args:
-        app: whose workers run its jobs.
+        app: the application whose workers run the jobs.
         name: of the mirror; its jobs are of the kind ``mirror.<name>``.
         source: the first store; see ``forebay.mirror.Source``.
         target: the second store; see ``forebay.mirror.Target``. It belongs to this mirror alone.
-        queue: where its jobs wait.
+        queue: the queue of its jobs.
         priority: of its jobs, lower first.
-        batch_size: most jobs of one pass: one read of each store, one write, one delete.
-        grace: jobs are due so long after the change, so that a direct write is through before.
-        interval: the wait after a write that did not hold, or was refused; longer each time, up to an hour.
-        expires_in: a job that is not proved so long after it was due is a dead letter.
-        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and what was ``Seen``.
-        lag: after so long what the target accepted can be read; None asks its ``lag_seconds``, 0 when it has none.
+        batch_size: the most jobs in one pass: one read of each store, one write, one delete.
+        grace: the delay of a job after the change, so that a direct write can finish first.
+        interval: the wait after a write that was not confirmed or was refused; longer each time, up to an hour.
+        expires_in: a job that is not proved this long after it was due becomes a dead letter.
+        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and the ``Seen`` copy.
+        lag: the time until accepted writes can be read; None takes the target's ``lag_seconds``, or 0 without one.
         timeout: how long one call of the source or the target may take.
         direct_timeout: how long ``write_now`` may take in all.
-        thresholds: when its state is an alert; None takes those of ``Thresholds``.
+        thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.
 
     Raises:
-        ConfigError: a value is refused, or the app has a mirror of the name already.
+        ConfigError: a value is refused, or the app already has a mirror of this name.
 
     Attributes:
         name: of the mirror.
-        handler: the handler of its jobs; ``handler.kind`` has what was declared.
+        handler: the handler of its jobs; ``handler.kind`` has its declaration.
         source: the first store.
         target: the second store.
-        thresholds: when its state is an alert.
+        thresholds: when its status is an alert.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Mirror:
             lag_seconds=self._lag,
             call_seconds=call_seconds,
         )
-        #: Where counts of direct writes, samples and audits are kept.
+        #: Keeps the counts of direct writes, samples and audits.
         self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)
         self._direct_records = DirectRecords(name, self._loop_thread, self._keep_record)
         self._direct = DirectWrites(
@@ -170,7 +170,7 @@ class Mirror:
             loop_thread=self._loop_thread,
             calls=self._calls,
             counts=self._counts,
-            notes=self._direct_records,
+            records=self._direct_records,
             hashes=self._hashes,
             seconds=direct_seconds,
         )
@@ -183,7 +183,7 @@ class Mirror:
             queue=queue,
             priority=priority,
             size=batch_size,
-            # A pass makes a handful of calls, and as many again in the same time when it looks for items to blame.
+            # A pass makes a few calls, and as many again in the same time when it searches for items that fail.
             timeout=10 * call_seconds + 60,
             expires_in=expires_in,
             retry=RetryPolicy(
@@ -196,7 +196,7 @@ class Mirror:
     def __repr__(self) -> str:
         return f"<mirror {self.name!r}>"
 
-    # --- saying what changed ---
+    # --- reporting changes ---
 
     def changed(
         self,
@@ -208,17 +208,17 @@ class Mirror:
         delay: float | timedelta | None = None,
         priority: int | None = None,
     ) -> JobId:
-        """Enqueue a job for an item, in the connection's transaction; return its id.
+        """Enqueue a job for an item, in the transaction of the connection; return its id.
 
-        Deletions are changes too.
+        A deletion is a change too.
 
         Args:
             conn: the connection whose transaction changes the item.
             item: its id.
             tag: which part of the application changed it.
-            force: write the copy even if it looks right, as after a change that leaves the version as it was.
-            delay: due so long from now; None for the grace.
-            priority: lower first; None for the mirror's own.
+            force: write the copy even if it looks right, for example after a change that keeps the version.
+            delay: the delay from now; None for the grace.
+            priority: lower first; None for the priority of the mirror.
 
         Raises:
             InvalidJob: an argument is refused.
@@ -271,40 +271,40 @@ class Mirror:
         return await handler.aenqueue_many(conn, (_args(item, force=force) for item in items))
 
     def heartbeat(self, conn: SyncConnection) -> JobId:
-        """Enqueue a job that changes nothing and is completed when both stores can be asked; return its id.
+        """Enqueue a job that changes nothing and completes when both stores can be read; return its id.
 
-        Where nothing may change for a while, such a job now and then tells a quiet night from a pipeline that stands still: the
-        alert for too few completed jobs counts it. Send it from where changes come from, about as often as twice in
-        ``thresholds.completed_within``, so that it is missing when they are.
+        Where changes are rare, a regular heartbeat distinguishes a quiet period from a pipeline that has stopped: the
+        alert for too few completed jobs counts heartbeats. Send it from the process that makes the changes, about twice per
+        ``thresholds.completed_within``, so that it is missing when the changes are.
         """
         return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
 
     def heartbeat_now(self) -> JobId:
-        """Do as ``heartbeat``, on a connection of its own."""
+        """Do as ``heartbeat``, on a new connection."""
         return self._using("heartbeat", 0.0, None).enqueue_now(heartbeat=True)
 
     async def aheartbeat(self, conn: AsyncConnection) -> JobId:
         """Do as ``heartbeat``, on an asynchronous connection."""
         return await self._using("heartbeat", 0.0, None).aenqueue(conn, heartbeat=True)
 
-    # --- writing at once ---
+    # --- direct writes ---
 
     def write_now(self, item: Id | UUID) -> bool:
-        """Bring the target up to date about an item, at once if that works; return whether the target accepted it.
+        """Try to bring the target up to date about an item at once; return whether the target accepted it.
 
-        For after the commit. It never raises and takes no longer than ``direct_timeout``; after several failures in a row
-        it does not try for some seconds. The item's job makes good whatever goes wrong here.
+        Call it after the commit. It never raises and takes no longer than ``direct_timeout``; after several failures in a row
+        it does not try for some seconds. The item's job repairs whatever fails here.
 
         Args:
-            item: its id; one that is gone from the source is deleted from the target.
+            item: its id; an item that is gone from the source is deleted from the target.
         """
         return self._direct.write(item)
 
     async def awrite_now(self, item: Id | UUID) -> bool:
-        """Do as ``write_now``, without holding up the event loop."""
+        """Do as ``write_now``, without blocking the event loop."""
         return await self._direct.awrite(item)
 
-    # --- comparing all of it ---
+    # --- audits ---
 
     def audit(
         self,
@@ -314,23 +314,23 @@ class Mirror:
         settle: float | timedelta | None = None,
         compare: Literal["version", "hash"] | None = None,
     ) -> Drift:
-        """Compare both stores from end to end, and return what is wrong.
+        """Compare both stores from end to end, and return the differences.
 
-        It may run beside live writes: what looks wrong is looked at again after some time. Items whose jobs wait longer than that
-        are wrong too, for the time being. Where both stores can tell the checksum of a range, only ranges in which these
-        differ are read. What was found is kept, see ``audits``.
+        It can run beside live writes: apparent differences are checked again after some time. Items whose jobs wait longer than
+        that count as wrong. If both stores can compute the checksum of a range, the audit reads only ranges with different
+        checksums. The result is recorded, see ``audits``.
 
         Args:
             page: rows of one read, 1 to 10,000.
-            rows_per_second: most rows read of both stores together, by them or by us.
-            settle: how long after it was scanned something is looked at again; None for the grace, the lag and five seconds.
-            compare: "hash" reads all documents and compares their hashes too, where that was declared; "version" does not; None
-                as was declared, a function as "version".
+            rows_per_second: the most rows read of both stores together, by the stores or by the audit.
+            settle: the time before a difference is checked again; None for the grace, the lag and five seconds.
+            compare: "hash" also reads all documents and compares their hashes, if the mirror is declared so; "version" does
+                not; None as declared, where a function counts as "version".
 
         Raises:
             ConfigError: a value is refused, or a scan is not in the order of the ids.
             DatabaseUnavailable: the source cannot be read.
-            TargetUnavailable: the target cannot.
+            TargetUnavailable: the target cannot be read.
         """
         where = f"mirror {self.name}"
         if not 1 <= page <= PAGE_MAX:
@@ -343,7 +343,7 @@ class Mirror:
             raise ConfigError(
                 where,
                 "is not declared to compare by hash, so the target has no hashes",
-                hint='forebay.Mirror(..., compare="hash"), and a write of all items.',
+                hint='Declare forebay.Mirror(..., compare="hash"), and write all items again.',
             )
         wait = self._grace + self._lag + 5.0
         auditor = Auditor(
@@ -357,42 +357,42 @@ class Mirror:
             hashes=self._hashes if compare is None else compare == "hash",
         )
         drift = self._loop_thread.submit(auditor.run()).result()
-        drift.audit_id = self._kept(mirrors.record_audit(self.name, kept(drift)))
+        drift.audit_id = self._record(mirrors.record_audit(self.name, recorded(drift)))
         return drift
 
     def audits(self, limit: int = 100) -> list[AuditRecord]:
-        """Return what earlier audits found, the newest first; kept for a year."""
+        """Return the records of earlier audits, the newest first; they are kept for a year."""
         limit = checks.checked_integer(limit, "limit", least=1, most=10_000)
         return run_own(self._app.dsn, mirrors.mirror_audits(self.name, limit))
 
     def repair(self, drift: Drift, *, tag: str = "audit", priority: int = REPAIR_PRIORITY) -> int:
-        """Enqueue a job for each item that an audit found wrong, due at once, on a connection of its own; return how many.
+        """Enqueue a job, due at once, for each item that an audit found wrong, on a new connection; return the number of jobs.
 
         Args:
             drift: what ``audit`` returned.
             tag: of the jobs.
-            priority: of the jobs, lower first; by default behind all others.
+            priority: of the jobs, lower first; by default after all others.
 
         Raises:
-            DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
+            DatabaseUnavailable: no connection, or it was lost; some of the jobs may then exist.
         """
         handler = self.handler.using(delay=None, tag=tag, priority=priority)
         count = enqueue_own(
             self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
         )
         if drift.audit_id is not None:
-            self._kept(mirrors.record_repair(drift.audit_id, count))
+            self._record(mirrors.record_repair(drift.audit_id, count))
         return count
 
-    # --- how it is ---
+    # --- status ---
 
     def status(self, *, group: str = "default") -> MirrorStatus:
-        """Return how the mirror is: what waits, what was done, and what of that is an alert.
+        """Return the status of the mirror: waiting jobs, completed work, and alerts.
 
-        Every waiting job is visited: seconds at millions.
+        It visits every waiting job, which takes seconds with millions of jobs.
 
         Args:
-            group: the reader of its queue that its workers are.
+            group: the consumer group of its workers in its queue.
 
         Raises:
             DatabaseUnavailable: no connection.
@@ -400,7 +400,7 @@ class Mirror:
         """
         query = self._status_query(group)
         facts = run_own(self._app.dsn, query.facts())
-        self._kept(query.sample())
+        self._record(query.sample())
         return MirrorStatus(
             name=self.name,
             queue=self._queue,
@@ -409,7 +409,7 @@ class Mirror:
             facts=facts,
         )
 
-    # --- doing many again ---
+    # --- backfills ---
 
     def backfill(
         self,
@@ -424,18 +424,18 @@ class Mirror:
         progress: Callable[[BackfillProgress], object] | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
-        """Enqueue a job for each of many items, due at once, by one statement in the database; return how many.
+        """Enqueue a job, due at once, for each of many items, by one statement in the database; return the number of jobs.
 
         Args:
-            rows: which, of tables in the app's database; their only column is ``id``. A text is a query.
+            rows: the items, from tables in the app's database; their only column is ``id``. A text is a query.
             tag: of the jobs.
-            priority: of the jobs, lower first; by default behind all others.
+            priority: of the jobs, lower first; by default after all others.
             force: write the copies even if they look right.
-            token: of ``plan_backfill``: enqueue the jobs that it counted, or nothing.
-            chunk: so many jobs in a transaction; see ``Client.backfill``. One that stopped is resumed by ``Client.resume_backfill``.
-            key: what chunks are made by; None for the id.
+            token: from ``plan_backfill``: enqueue the jobs that it counted, or none.
+            chunk: jobs per transaction; see ``Client.backfill``. ``Client.resume_backfill`` resumes an interrupted one.
+            key: the column that divides the chunks; None for the id.
             progress: called after each chunk.
-            conn: the connection whose transaction it belongs to; not with ``chunk``.
+            conn: enqueue in the transaction of this connection; not with ``chunk``.
 
         Raises:
             InvalidJob: an argument is refused.
@@ -461,7 +461,7 @@ class Mirror:
         force: bool = False,
         conn: SyncConnection | None = None,
     ) -> BackfillPlan:
-        """Return what ``backfill`` with the same arguments would enqueue, and enqueue nothing."""
+        """Return what ``backfill`` with the same arguments would enqueue; enqueue nothing."""
         return self._app.client().plan_backfill(
             self.handler.kind.name,
             rows,
@@ -469,17 +469,17 @@ class Mirror:
             **self._backfill_options(tag, priority, force=force),
         )
 
-    # --- the rest ---
+    # --- other ---
 
     @property
     def counts(self) -> dict[str, int]:
-        """What this process did so far, by name; docs/reference/python.md has the names."""
+        """The counters of this process, by name; docs/reference/python.md lists the names."""
         return self._counts.all()
 
     def close(self) -> None:
-        """Close source and target, where they have a ``close``, and end the thread that calls them.
+        """Close source and target, if they have a ``close``, and end the thread that calls them.
 
-        It can be used again after that.
+        The mirror can be used again afterwards.
         """
         self._direct_records.flush()
         for store in (self.source, self.target):
@@ -509,19 +509,19 @@ class Mirror:
             self.name, self._queue, group, self._expires_seconds, self.thresholds
         )
 
-    def _kept(self, operation: Operation[T]) -> T | None:
-        """Run an operation that only keeps a record: what was found counts without it."""
+    def _record(self, operation: Operation[T]) -> T | None:
+        """Run an operation that only keeps a record: if it fails, the result is still valid."""
         try:
             return run_own(self._app.dsn, operation)
         except Exception as error:
-            log.warning("mirror %s: no record was kept: %s", self.name, said(error))
+            log.warning("mirror %s: no record was kept: %s", self.name, problem_of(error))
             return None
 
     async def _keep_record(self, operation: Operation[Any]) -> bool:
         try:
             await self._records.run(operation)
         except Exception as error:
-            log.debug("mirror %s: no record was kept: %s", self.name, said(error))
+            log.debug("mirror %s: no record was kept: %s", self.name, problem_of(error))
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""What passes between a source, a target and the reconciler."""
+"""The values that a source, a target and the reconciler exchange."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import msgspec
 
 from forebay.errors import ConfigError, InvalidJob, shown
 
-#: How an item is named in both stores.
+#: The name of an item in both stores.
 Id: TypeAlias = int | str
 
 ID_CHARACTERS_MAX: Final = 500
 VERSION_MAX: Final = 2**63 - 1
 
-#: For so long a target remembers a deletion.
+#: How long a target remembers a deletion, by default.
 TOMBSTONE_SECONDS_DEFAULT: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An item as it shall be in the target.
+    """An item as it should be in the target.
 
     Attributes:
         id: its name in both stores.
-        version: grows with each change of the item, 0 to 2**63 - 2. An older one never overwrites a newer one.
-        body: what the target makes its copy of; for ours a mapping that has a JSON form.
-        digest: of the body; filled in for the target when copies are compared by hash.
+        version: grows with each change of the item, 0 to 2**63 - 2. An older version never overwrites a newer one.
+        body: what the target makes its copy from; for the targets of this library a mapping that has a JSON form.
+        digest: of the body; set when copies are compared by hash.
     """
 
     id: Id
@@ -41,12 +41,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An item that is not, or not any more, to be in the target.
+    """An item that is not, or no longer, to be in the target.
 
     Attributes:
         id: its name.
-        version: of its deletion, if the source knows it, as where a row is only flagged: a document of a higher version
-            may come back. None is above all versions: nothing comes back as long as the target remembers.
+        version: of its deletion, if the source knows it, for example where a row is only flagged: a document with a higher
+            version may come back. None is above all versions: no document comes back while the target remembers the deletion.
     """
 
     id: Id
@@ -54,20 +54,20 @@ class Gone:
 
 
 class Seen(NamedTuple):
-    """What a target says of its copy."""
+    """The state of a copy in the target."""
 
     version: int
     digest: str | None = None
 
 
 class Checksum(NamedTuple):
-    """What a store says of a range of its ids, without giving the rows.
+    """The checksum of a range of ids in a store.
 
     Attributes:
-        rows: how many there are.
-        last: the last id; None when there is none.
-        value: of ids and versions: for each row the first eight bytes, as a signed number, of the SHA-256 of the id, a colon
-            and the version; all of them combined by exclusive or. ``checksum_of`` makes it.
+        rows: the number of rows.
+        last: the last id; None without rows.
+        value: of ids and versions: for each row, the first eight bytes, as a signed number, of the SHA-256 of the id, a colon
+            and the version; all of them combined by exclusive or. ``checksum_of`` computes it.
     """
 
     rows: int
@@ -76,10 +76,10 @@ class Checksum(NamedTuple):
 
 
 class Rejected(Exception):  # noqa: N818 - a verdict on one item, by the target
-    """A target refused one item; the job is tried again, after longer and longer waits."""
+    """A target refused one item; the job is retried after longer and longer waits."""
 
 
-#: What a bulk call says of the items that it did not take; None or empty when it took all.
+#: The errors of a bulk call, by item, for the items it did not take; None or empty when it took all.
 Errors: TypeAlias = Mapping[Id, Exception | str] | None
 
 #: The checksum of a row with an ``id`` and a ``version``, in SQL.
@@ -88,58 +88,58 @@ CHECKSUM_SQL: Final = (
     "::bit(64)::bigint"
 )
 
-#: Whether a copy is right: by version, by hash of the body, or by a function of the document and what was seen.
+#: Whether a copy is right: by version, by hash of the body, or by a function of the document and the seen copy.
 Compare: TypeAlias = Literal["version", "hash"] | Callable[[Document, Seen], bool]
 
 
 class Source(Protocol):
     """The first store. Methods may be plain functions, which run in threads, or coroutine functions.
 
-    A source may also have ``close``, and ``checksum(after, until, limit)``: the ``Checksum`` of its first items, at most so many,
-    behind one id and up to another. When target and source have it, an audit reads only where these differ.
+    A source may also have ``close``, and ``checksum(after, until, limit)``: the ``Checksum`` of its first items, at most
+    ``limit``, after one id and up to another. If target and source have it, an audit reads only where these differ.
     """
 
     def read(
         self, ids: Sequence[Id], /
     ) -> Iterable[Document | Gone] | Awaitable[Iterable[Document | Gone]]:
-        """Return what is committed of these items; one that is left out is gone."""
+        """Return the committed state of these items; an item that is left out is gone."""
 
     def scan(
         self, after: Id | None, limit: int, /
     ) -> Iterable[tuple[Id, int]] | Awaitable[Iterable[tuple[Id, int]]]:
-        """Return ids and versions of the next items in the order of their ids, at most so many."""
+        """Return ids and versions of the next items in the order of their ids, at most ``limit``."""
 
 
 class Target(Protocol):
     """The second store. Methods may be plain functions, which run in threads, or coroutine functions.
 
-    A target may also have ``lag_seconds``, the time after which what it accepted can be read, ``close``, and ``checksum``
-    as a source may.
+    A target may also have ``lag_seconds``, the time until accepted writes can be read; ``close``; and ``checksum``
+    like a source.
     ``forebay.testing.TargetContract`` tests one.
     """
 
     def read(
         self, ids: Sequence[Id], /
     ) -> Mapping[Id, int | Seen] | Awaitable[Mapping[Id, int | Seen]]:
-        """Return the versions of those that are there."""
+        """Return the versions of the copies that exist."""
 
     def write(self, documents: Sequence[Document], /) -> Errors | Awaitable[Errors]:
-        """Take documents over, but none for a newer one; return the errors of those it did not take.
+        """Store documents, but never over a newer one; return the errors of those it did not take.
 
-        To leave a newer copy or a newer deletion as it is, is no error.
+        Leaving a newer copy or a newer deletion unchanged is not an error.
         """
 
     def delete(self, gone: Sequence[Gone], /) -> Errors | Awaitable[Errors]:
-        """Remove copies and remember that, so that no older document brings one back; return errors likewise."""
+        """Remove copies and remember the deletions, so that no older document restores a copy; return errors likewise."""
 
     def scan(
         self, after: Id | None, until: Id | None, limit: int, /
     ) -> Iterable[tuple[Id, int | Seen]] | Awaitable[Iterable[tuple[Id, int | Seen]]]:
-        """Return what is there behind one id and up to another, in the order of the ids, at most so many."""
+        """Return the copies after one id and up to another, in the order of the ids, at most ``limit``."""
 
 
 def checksum_of(rows: Iterable[tuple[Id, int | Seen]]) -> Checksum:
-    """Return the checksum of rows as a scan gives them.
+    """Return the checksum of rows from a scan.
 
     >>> checksum_of([(1, 5), (2, 7)]) == checksum_of([(1, Seen(5)), (2, Seen(7))])
     True
@@ -156,13 +156,13 @@ def checksum_of(rows: Iterable[tuple[Id, int | Seen]]) -> Checksum:
 
 
 def checked_id(value: object) -> Id:
-    """Return an item's id as it goes into a job.
+    """Return an item's id in the form used in a job.
 
     >>> checked_id(42), checked_id(UUID(int=1))
     (42, '00000000-0000-0000-0000-000000000001')
 
     Raises:
-        InvalidJob: it is neither a number, a text nor a UUID, or too long.
+        InvalidJob: it is neither a number, a text nor a UUID, or it is too long.
     """
     if isinstance(value, UUID):
         return str(value)
@@ -187,10 +187,10 @@ def with_digest(document: Document) -> Document:
 
 
 def rule_of(compare: Compare) -> Callable[[Document, Seen], bool]:
-    """Return the function that says whether a copy is right.
+    """Return the function that decides whether a copy is right.
 
     Raises:
-        ConfigError: it is none of the three forms.
+        ConfigError: the value has none of the three forms.
     """
     if compare == "version":
         return _same_version
@@ -212,15 +212,15 @@ def _same_digest(document: Document, seen: Seen) -> bool:
 def checked_entries(
     ids: Iterable[Id], answer: Iterable[Document | Gone]
 ) -> dict[Id, Document | Gone]:
-    """Return what a source said of each item that was asked for.
+    """Return the entry of a source for each requested item.
 
     Raises:
-        TypeError: an entry is neither a document nor gone, or its version is no version.
+        TypeError: an entry is neither a document nor gone, or its version is invalid.
     """
     entries: dict[Id, Document | Gone] = {item: Gone(item) for item in ids}
     for entry in answer:
         if not isinstance(entry, Document | Gone):
-            raise TypeError(f"a source gives documents or Gone, not {type(entry).__name__}")
+            raise TypeError(f"a source returns documents or Gone, not {type(entry).__name__}")
         _check_version(entry)
         if entry.id in entries:
             entries[entry.id] = entry
@@ -228,29 +228,29 @@ def checked_entries(
 
 
 def checked_seen(answer: object) -> dict[Id, Seen]:
-    """Return what a target said of its copies.
+    """Return the copies that a target reported.
 
     Raises:
-        TypeError: it is no mapping of ids to versions.
+        TypeError: the result is not a mapping of ids to versions.
     """
     if not isinstance(answer, Mapping):
-        raise TypeError(f"a target's read gives a mapping, not {type(answer).__name__}")
+        raise TypeError(f"a target's read returns a mapping, not {type(answer).__name__}")
     return {
         item: seen if isinstance(seen, Seen) else Seen(int(seen)) for item, seen in answer.items()
     }
 
 
 def checked_errors(answer: object) -> dict[Id, Exception]:
-    """Return what a target said of the items that it did not take.
+    """Return the errors that a target reported for items that it did not take.
 
     Raises:
-        TypeError: it is neither None nor a mapping.
+        TypeError: the result is neither None nor a mapping.
     """
     if answer is None:
         return {}
     if not isinstance(answer, Mapping):
         raise TypeError(
-            f"a target's write and delete give None or a mapping, not {type(answer).__name__}"
+            f"a target's write and delete return None or a mapping, not {type(answer).__name__}"
         )
     return {
         item: error if isinstance(error, Exception) else Rejected(str(error))
@@ -264,5 +264,5 @@ def _check_version(entry: Document | Gone) -> None:
         return
     if type(version) is not int or not 0 <= version < VERSION_MAX:
         raise TypeError(
-            f"a version is a whole number within 0 to 2**63 - 2, not {shown(version)} of item {shown(entry.id)}"
+            f"a version is a whole number from 0 to 2**63 - 2, not {shown(version)} of item {shown(entry.id)}"
         )

@@ -1,4 +1,4 @@
-"""A source that is two queries of a PostgreSQL database."""
+"""A source made of two queries on a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class QuerySource:
-    """Reads items with the queries you give.
+    """Reads items with your queries.
 
     Args:
         dsn: the database, or a function that returns its address when it is first needed.
-        read: has a parameter ``%(ids)s``, an array, and returns ``id``, ``version`` and what the document is made of, one
-            column each. A column ``gone`` that is true says that the item is not, or not any more, to be in the target.
+        read: has a parameter ``%(ids)s``, an array, and returns ``id``, ``version`` and one column for each field of the
+            document. A true column ``gone`` means that the item is not, or no longer, to be in the target.
         scan: has parameters ``%(after)s``, null at the beginning, and ``%(limit)s``, and returns ``id`` and ``version`` in the
             order of the ids; texts in the order of their bytes (``collate "C"``).
         timeout: how long a query may take, in seconds.
@@ -37,7 +37,7 @@ class QuerySource:
     def __init__(
         self, dsn: str | Callable[[], str], *, read: str, scan: str, timeout: float = 30.0
     ) -> None:
-        # As JSON the columns come with their names, and dates and the like in a form that a document can have.
+        # As JSON the columns come with their names, and dates and similar values in a form that a document can have.
         self._read = f"select to_jsonb(found)::text from (\n{read.rstrip().rstrip(';')}\n) found"
         rows = f"(\n{scan.rstrip().rstrip(';')}\n) found"
         self._scan = f"select id, version from {rows}"
@@ -48,7 +48,7 @@ class QuerySource:
         self._database = ForeignSession(dsn, name="forebay source", seconds=timeout)
 
     async def read(self, ids: Sequence[Id]) -> list[Document | Gone]:
-        """Return what is committed of these items."""
+        """Return the committed state of these items."""
         return await self._database.run(Operation(self._read, _entries, {"ids": list(ids)}))
 
     async def scan(self, after: Id | None, limit: int) -> list[tuple[Id, int]]:
@@ -57,8 +57,8 @@ class QuerySource:
         return await self._database.run(Operation(self._scan, _versions, parameters))
 
     async def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
-        """Return the checksum of the next items up to an id, at most so many."""
-        # The order of texts is that of their bytes here too, whatever the column says.
+        """Return the checksum of the next items up to an id, at most ``limit``."""
+        # Texts are ordered by their bytes here too, whatever the collation of the column.
         if until is None:
             where = ""
         elif isinstance(until, str):

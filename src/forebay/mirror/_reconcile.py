@@ -1,4 +1,4 @@
-"""One pass over some jobs: look at both stores, repair, read back, and say how each job ends.
+"""One pass over some jobs: read both stores, repair, read back, and decide how each job ends.
 
 Invariants "ended only after a read" and "one item, one write": docs/design/reconcile.md.
 Shown by: tests/mirror.
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from forebay.mirror._model import Id, Seen, Source, Target
     from forebay.model import Job
 
-#: What says nothing about an item, only that a store cannot be asked now. Timeouts are among them.
+#: Errors that say nothing about an item, only that a store is unavailable now. Timeouts are among them.
 UNAVAILABLE: Final = (TargetUnavailable, DatabaseUnavailable, OSError)
 
-#: Calls of one pass that look for the items to blame, when a call for many fails as a whole.
+#: Calls of one pass that search for the failing items, when a bulk call fails as a whole.
 CALLS_MAX: Final = 64
 
-#: What is remembered of writes that cannot be read yet, and of forced ones; the oldest is forgotten first. To forget
-#: costs a write more, nothing else.
+#: The most entries remembered of writes that cannot be read yet, and of forced ones; the oldest is forgotten first.
+#: A forgotten entry costs one more write, nothing else.
 REMEMBERED_MAX: Final = 100_000
 
-#: With a store that cannot be reached one pass in so long a time tries, at least.
+#: While a store is unavailable, at least one pass per this time tries it.
 _TRY_SECONDS_MAX: Final = 30.0
 
-#: What one process puts off while a store cannot be asked comes back at no more jobs per second. So a try costs the same
-#: whether thousands or millions wait, and at the end they come back about as fast as they can be worked off.
+#: Jobs that one process postpones while a store is unavailable return at this rate at most. So a try costs the same
+#: whether thousands or millions wait, and when the store is back they return about as fast as they can be processed.
 POSTPONED_PER_SECOND: Final = 2500.0
 
-#: And is looked at after so long a time at the latest.
+#: The longest time a job is postponed.
 _POSTPONE_SECONDS_MAX: Final = 3600.0
 
 Ending = Outcome | Exception | None
 
 
 class Counts:
-    """Counts of events by name; may be added to from any thread."""
+    """Counters of events by name; any thread may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Counts:
 
 
 class _Undecided(Enum):
-    """How the jobs of an item end is not known yet."""
+    """It is not decided yet how the jobs of an item end."""
 
     UNDECIDED = auto()
 
@@ -91,9 +91,9 @@ Origin: TypeAlias = tuple[str | None, int | None]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a pass, with the jobs that ask for it.
+    """One item of a pass, with its jobs.
 
-    ``places`` and ``origins`` are those of the jobs, in their order; ``counters`` is what was counted for them.
+    ``places`` and ``origins`` belong to the jobs, in their order; ``counters`` holds the counts for them.
     """
 
     id: Id
@@ -108,30 +108,30 @@ class Item:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known yet how its jobs end."""
+        """Whether it is undecided how its jobs end."""
         return self.ending is UNDECIDED
 
     def count(self, outcome: str) -> None:
-        """Count for the item, that is for the first of its jobs."""
+        """Count an outcome of the item, for the first of its jobs."""
         self.counters[outcome, self.origins[0]] += 1
 
     def count_jobs(self, outcome: str) -> None:
-        """Count for each of its jobs."""
+        """Count an outcome for each of its jobs."""
         for origin in self.origins:
             self.counters[outcome, origin] += 1
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """Jobs looked at together.
+    """Jobs that are processed together.
 
     Attributes:
-        jobs: all of them.
-        items: what they ask for, each once.
-        heartbeats: places of the heartbeats among them.
-        trouble: why a store could not be asked any more; None while it could.
-        is_skipped: nothing was tried, since the breaker is open.
-        heartbeat_error: why a heartbeat failed, though both stores can be asked.
+        jobs: all jobs.
+        items: their items, each once.
+        heartbeats: places of the heartbeats among the jobs.
+        trouble: why a store became unavailable; None while both answer.
+        is_skipped: nothing was tried, because the breaker is open.
+        heartbeat_error: why a heartbeat failed although both stores are available.
     """
 
     jobs: Sequence[Job]
@@ -143,7 +143,7 @@ class Pass:
 
 
 class LRUCache:
-    """What this process did a moment ago, so that it is not done again before it can be seen."""
+    """Recent writes of this process, which are not repeated before they can be read."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Any, Any] = OrderedDict()
@@ -156,7 +156,7 @@ class LRUCache:
             self._known.popitem(last=False)
 
     def recall(self, key: Any) -> Any:
-        """Return the value of a key; None when it is not known."""
+        """Return the value of a key; None when it is unknown."""
         return self._known.get(key)
 
     def forget(self, key: Any) -> None:
@@ -165,17 +165,17 @@ class LRUCache:
 
 
 class Reconciler:
-    """Passes over jobs; everything of it runs on one loop.
+    """Passes over jobs; all of them run on one loop.
 
     Args:
-        name: under which it is counted.
+        name: the name for its counters.
         source: the first store.
-        target: the second.
-        calls: how both are called.
-        counts: what was done.
+        target: the second store.
+        calls: runs the methods of both.
+        counts: counters of this process.
         is_right: the compare rule.
         hashes: documents go to the target with their digests.
-        lag_seconds: the time after which what the target accepted can be read.
+        lag_seconds: the time until accepted writes can be read.
         call_seconds: how long one call may take.
     """
 
@@ -203,15 +203,15 @@ class Reconciler:
         self._seconds = call_seconds
         self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
         self._is_reported_open = False
-        #: When the job that was postponed last comes back, on the clock of ``time.monotonic``.
+        #: When the last postponed job returns, on the clock of ``time.monotonic``.
         self._back_at = 0.0
-        #: By item: which version was accepted, and when it can be read.
+        #: By item: the accepted version, and when it can be read.
         self._accepted = LRUCache()
         #: Forced jobs whose write was accepted.
         self._forced = LRUCache()
 
     async def run(self, jobs: Sequence[Job]) -> Endings:
-        """Return how each job ends: None when its item was read and is right; and what is to be counted then."""
+        """Return how each job ends (None when its item was read and is right), and the counters."""
         endings: list[Ending] = [None] * len(jobs)
         work = Pass(jobs)
         counters: Counter[tuple[str, Origin]] = Counter()
@@ -240,7 +240,7 @@ class Reconciler:
                 counters["completed.heartbeat", _origin(jobs[place])] += 1
             else:
                 wait = max(self.breaker.wait_seconds, 1.0)
-                endings[place] = Snooze(wait, reason="a store cannot be asked")
+                endings[place] = Snooze(wait, reason="a store is unavailable")
                 counters["postponed", _origin(jobs[place])] += 1
         for item in work.items.values():
             assert not isinstance(item.ending, _Undecided)
@@ -265,7 +265,7 @@ class Reconciler:
             found["breaker"] = {
                 "place": "pass",
                 "open_seconds": self.breaker.wait_seconds,
-                "why": said(work.trouble),
+                "why": problem_of(work.trouble),
             }
         elif self._is_reported_open and work.trouble is None and not work.is_skipped:
             self._is_reported_open = False
@@ -287,20 +287,24 @@ class Reconciler:
                 self.breaker.failed()
         else:
             work.is_skipped = True
-        # What was sent without an answer was perhaps taken over: another look will tell.
-        why = said(work.trouble) if work.trouble else "the target or the source cannot be reached"
+        # A request without an answer may have been applied: the next pass will find out.
+        why = (
+            problem_of(work.trouble)
+            if work.trouble
+            else "the target or the source cannot be reached"
+        )
         wait = max(self.breaker.wait_seconds, 1.0)
         for item in _open(work):
             self._postpone(item, wait, why)
 
     async def _heartbeat(self, work: Pass) -> None:
-        """Prove that both stores can be asked, by the first thing that they have."""
+        """Prove that both stores are available by reading their first entry."""
         try:
             await self._call(self._target.scan, None, None, 1)
             await self._call(self._source.scan, None, 1)
         except UNAVAILABLE as error:
             work.trouble = error
-        except Exception as error:  # a scan of the user's that fails says nothing about any item
+        except Exception as error:  # a scan of the user that fails says nothing about any item
             work.heartbeat_error = error
 
     # --- looking ---
@@ -316,7 +320,7 @@ class Reconciler:
             item.seen = seen.get(item.id)
             try:
                 verdict = decide(item.entry, item.seen, self._is_right, force=item.force)
-            except Exception as error:  # a compare rule may be the user's
+            except Exception as error:  # the compare rule may be a function of the user
                 self._fail(item, error)
                 continue
             if verdict is Verdict.AHEAD:
@@ -353,14 +357,14 @@ class Reconciler:
         self._fail_all(work, failures)
 
     def _wait_for_lag(self, item: Item) -> None:
-        """Put an item off that was accepted a moment ago and cannot be read yet: not yet right is not wrong."""
+        """Postpone an item that was just accepted and cannot be read yet."""
         accepted = self._accepted.recall(item.id)
         if item.force or accepted is None or accepted[0] != _version(item.entry):
             return
         wait = accepted[1] - time.monotonic()
         if wait > 0:
             item.count("not_yet")
-            item.ending = Snooze(wait, reason="accepted by the target, and not to be read yet")
+            item.ending = Snooze(wait, reason="accepted by the target, not readable yet")
 
     # --- repairing ---
 
@@ -371,7 +375,7 @@ class Reconciler:
             part = [i for i in _open(work) if i.verdict is not None and isinstance(i.entry, cls)]
             failures = await self._apply(work, function, [item.entry for item in part])
             self._fail_all(work, failures)
-            if work.trouble is None:  # Otherwise nothing is known of the others.
+            if work.trouble is None:  # Otherwise the state of the others is unknown.
                 accepted += [item for item in part if item.is_open]
         for item in accepted:
             item.count(f"mirrored.{item.verdict}")
@@ -390,10 +394,10 @@ class Reconciler:
             item.count("unproved")
             item.ending = Retry(reason=_unproved(item))
         else:
-            item.ending = Snooze(self._lag, reason="written; to be read when it can be")
+            item.ending = Snooze(self._lag, reason="written, not readable yet")
 
     async def _read_back(self, work: Pass, items: list[Item]) -> None:
-        """Read what was just accepted; what is right has ended."""
+        """Read the accepted items; an item that is right has ended."""
         seen = await self._read_target(work, items)
         if work.trouble is not None:
             return
@@ -417,16 +421,16 @@ class Reconciler:
         async def send(part: Sequence[Any]) -> None:
             failures.update(checked_errors(await self._call(function, part)))
 
-        told = await self._failures_apart(work, send, entries)
-        return failures | told
+        errors = await self._failures_apart(work, send, entries)
+        return failures | errors
 
     async def _failures_apart(
         self, work: Pass, send: Callable[[Sequence[Any]], Awaitable[None]], entries: Sequence[Any]
     ) -> dict[Id, Exception]:
-        """Make a call for many; where it fails as a whole, in halves, to find the items to blame.
+        """Make a bulk call; if it fails as a whole, repeat it in halves to find the failing items.
 
-        When that takes too many calls, the rest is postponed. When a store cannot be reached, that is noted as the pass's
-        trouble, and no further call is made.
+        When that takes too many calls, the rest is postponed. When a store is unavailable, that becomes the pass's trouble,
+        and no further call is made.
         """
         failures: dict[Id, Exception] = {}
         waiting = deque([entries] if entries else [])
@@ -463,7 +467,7 @@ class Reconciler:
 
     def _fail(self, item: Item, error: Exception) -> None:
         if isinstance(error, _LeftOver):
-            self._postpone(item, 1.0, "behind others that fail")
+            self._postpone(item, 1.0, "other items fail; this one was not tried")
         else:
             item.count("rejected")
             item.ending = error
@@ -481,13 +485,13 @@ class Reconciler:
                 self._forced.forget(_name(jobs[place]))
 
 
-class _LeftOver(Exception):  # noqa: N818 - no error of the item's own
+class _LeftOver(Exception):  # noqa: N818 - not an error of the item
     """An item was not tried."""
 
 
 _ENDS: Final = frozenset({Verdict.EQUAL, Verdict.GONE})
 
-#: As what an item is counted that was repaired and proved.
+#: The counter of an item that was repaired and proved.
 _COMPLETED: Final = {
     Verdict.FORCED: Verdict.FORCED,
     Verdict.DELETE: Verdict.GONE,
@@ -513,7 +517,7 @@ def _is_forced(job: Job) -> bool:
 
 
 def _name(job: Job) -> tuple[Any, ...]:
-    # A number alone may be given out again, after a crash that lost commits.
+    # A job number alone may be reused, after a crash that lost commits.
     return (job.job_id, job.enqueued_at)
 
 
@@ -528,10 +532,10 @@ def _version(entry: Document | Gone | None) -> tuple[str, int | None]:
 
 def _unproved(item: Item) -> str:
     if isinstance(item.entry, Document):
-        return f"the target accepted version {item.entry.version}, and does not show it"
+        return f"the target accepted version {item.entry.version}, but does not show it"
     return "the target accepted the deletion, and still has the item"
 
 
-def said(error: BaseException) -> str:
-    """Return what an error says; its type where it says nothing."""
+def problem_of(error: BaseException) -> str:
+    """Return the message of an error; its type if it has none."""
     return str(error) or type(error).__name__

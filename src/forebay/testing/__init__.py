@@ -1,8 +1,8 @@
-"""For tests of code that enqueues jobs and handles them.
+"""Helpers for tests of code that enqueues and handles jobs.
 
-Two questions: was the right job enqueued, and what does it do when it runs? The first is asked
-inside the test's own transaction, which never has to commit; the second on a database of its own,
-where a real worker runs until nothing is left. ``forebay.testing.plugin`` has pytest fixtures.
+Two questions: was the right job enqueued, and what does it do when it runs? Answer the first inside
+the test's transaction, which need not commit. Answer the second on a separate database, where a real
+worker runs until no job is left. ``forebay.testing.plugin`` has pytest fixtures.
 
     def test_a_new_user_is_welcomed(forebay_conn):
         register(forebay_conn, "ann@example.com")
@@ -12,7 +12,7 @@ where a real worker runs until nothing is left. ``forebay.testing.plugin`` has p
         send_welcome.enqueue(...)
         run_until_idle(app, forebay_dsn)
 
-For targets of mirrors there is a contract to be tested, and one that lies.
+For targets of mirrors there is a contract to test, and a target that misbehaves.
 """
 
 from forebay.testing._enqueued import (

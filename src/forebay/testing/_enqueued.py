@@ -1,4 +1,4 @@
-"""Assertions about jobs, from inside the transaction that enqueued them."""
+"""Assertions about jobs, inside the transaction that enqueued them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def enqueued(
     queue: str | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> list[JobStatus]:
-    """Return the jobs that the connection's transaction sees, its own among them, oldest first.
+    """Return the jobs that the connection's transaction sees, including those it enqueued, oldest first.
 
     Args:
         conn: the connection of the test, or of the code under test.
         kind: a handler or the name of its kind; None for any.
-        queue: only of this queue.
-        args: only with these arguments; others that a job has besides are not compared.
+        queue: only jobs of this queue.
+        args: only jobs with these arguments; further arguments of a job are ignored.
 
-    At most the newest 1,000 jobs are looked at.
+    Only the newest 1,000 jobs are examined.
     """
     return _matching(run(conn, _newest(kind, queue)), args)
 
@@ -47,14 +47,14 @@ def assert_enqueued(
     """Assert that jobs like these are enqueued, and return them, oldest first.
 
     Args:
-        conn: the connection to look through.
+        conn: the connection to use.
         kind: a handler or the name of its kind; None for any.
-        queue: only of this queue.
-        args: only with these arguments, among others.
-        count: exactly so many; None for at least one.
+        queue: only jobs of this queue.
+        args: only jobs with these arguments, among others.
+        count: the exact number; None for at least one.
 
     Raises:
-        AssertionError: there are none, or not so many; it lists the jobs that there are.
+        AssertionError: there are none, or a different number; the message lists the existing jobs.
     """
     everything = run(conn, _newest(None, None))
     return _asserted(everything, run(conn, _newest(kind, queue)), kind, args, count)
@@ -70,7 +70,7 @@ def assert_not_enqueued(
     """Assert that no job like this is enqueued.
 
     Raises:
-        AssertionError: there is one; it lists the jobs that there are.
+        AssertionError: there is one; the message lists the existing jobs.
     """
     assert_enqueued(conn, kind, queue=queue, args=args, count=0)
 

@@ -1,4 +1,4 @@
-"""Running jobs in a test, with a real worker."""
+"""Run jobs in a test, with a real worker."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def run_until_idle(
     queues: Mapping[str, int] | None = None,
     concurrency: int | None = None,
 ) -> Stats:
-    """Run committed jobs with a worker of its own until none is ready or running.
+    """Run committed jobs with a new worker until none is ready or running.
 
-    Jobs that these enqueue run too. Deferred jobs that are not due stay, and so does what failed
-    and waits for its retry.
+    Jobs that these jobs enqueue run too. Deferred jobs that are not due stay, and so do failed jobs
+    that wait for their retry.
 
     Args:
         app: the application.
         dsn: the database; None means the app's.
         queues: only these, with their weights; None means all queues of the app.
-        concurrency: jobs run at a time; None means the default.
+        concurrency: the most jobs at a time; None means the default.
     """
     return asyncio.run(run_until_idle_async(app, dsn, queues=queues, concurrency=concurrency))
 
@@ -45,7 +45,7 @@ async def run_until_idle_async(
     concurrency: int | None = None,
 ) -> Stats:
     """Do as ``run_until_idle``, on a running event loop."""
-    # Defaults and not the settings of this machine: a test means the same everywhere.
+    # Defaults instead of the settings of this machine: a test behaves the same everywhere.
     settings = WorkerSettings()
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)

@@ -1,4 +1,4 @@
-"""Databases for tests: made from a migrated template, lent, dropped."""
+"""Databases for tests, copied from a migrated template and dropped at the end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def template_database(server: str) -> Iterator[str]:
-    """Make a database with the newest schema, and drop it at the end; yield its name.
+    """Create a database with the newest schema, and drop it at the end; yield its name.
 
     Args:
-        server: the address of any database of a server on which databases may be created.
+        server: the address of any database on a server that allows creating databases.
     """
     name = f"forebay_template_{secrets.token_hex(4)}"
     _admin(server, "create database {} template template0", name)
@@ -34,13 +34,13 @@ def template_database(server: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scratch_database(server: str, template: str) -> Iterator[str]:
-    """Make a copy of a template and drop it at the end; yield its address."""
+    """Create a copy of a template and drop it at the end; yield its address."""
     name = f"forebay_test_{secrets.token_hex(4)}"
     _admin(server, "create database {} template {} strategy file_copy", name, template)
     dsn = address_in(server, name)
     try:
         with psycopg.connect(dsn) as conn:
-            # A copy of a database is a foreign one to its workers; this one is at home here.
+            # Workers treat a copy of a database as foreign; make this copy belong to this cluster.
             conn.execute(
                 "update forebay.cluster set database_oid ="
                 " (select oid from pg_database where datname = current_database())"
@@ -52,14 +52,14 @@ def scratch_database(server: str, template: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def rolled_back(dsn: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """Lend a connection with an open transaction, which is rolled back at the end."""
+    """Yield a connection with an open transaction, which is rolled back at the end."""
     with contextlib.closing(psycopg.connect(dsn)) as conn:
         yield conn
         conn.rollback()
 
 
 def address_in(server: str, database: str) -> str:
-    """Return a server's address with another database."""
+    """Return the address of another database on a server."""
     return psycopg.conninfo.make_conninfo(server, dbname=database)
 
 

@@ -1,4 +1,4 @@
-"""A contract that every target keeps, and a target that lies, hangs and drops, to try a mirror with."""
+"""The contract of every target as tests, and a target that misbehaves, for tests of a mirror."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LAG_TRIES: Final = 5
 
 
 class TargetContract:
-    """What is expected of a target, as tests for pytest.
+    """The contract of a target, as tests for pytest.
 
-    Make a subclass whose name begins with ``Test``, and in it ``make_target``, which returns an empty target each time:
+    Make a subclass whose name begins with ``Test``. Give it ``make_target``, which returns a new empty target each time:
 
         class TestMyTarget(TargetContract):
             def make_target(self):
@@ -32,8 +32,8 @@ class TargetContract:
     Methods of the target may be plain or coroutine functions; those of one test run on one event loop.
 
     Attributes:
-        ids: three ids of the sort that the target takes, in its order.
-        body: what a document of these tests has as its body.
+        ids: three ids of the type that the target takes, in its order.
+        body: the body of documents in these tests.
     """
 
     ids: Sequence[Id] = (1, 2, 10)
@@ -44,21 +44,21 @@ class TargetContract:
         raise AssertionError(f"{type(self).__name__} has no make_target()")
 
     def test_what_was_written_is_read_with_its_version(self) -> None:
-        """A document is there after the write, at its version; others are not there, and that is no error."""
+        """A document is there after the write, with its version; other ids are missing without an error."""
         first, second, _ = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 5)])
             target.expect({first: 5}, [first, second])
 
     def test_an_empty_call_is_no_error(self) -> None:
-        """Nothing to do is done."""
+        """A call without items does nothing."""
         with _Driver(self.make_target()) as target:
             target.write([])
             target.delete([])
             target.expect({}, [])
 
     def test_many_are_written_and_deleted_at_once(self) -> None:
-        """Bulk calls do for all of them what they do for one."""
+        """A bulk call has the same effect on each item as a single call."""
         first, second, third = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(each, 1) for each in self.ids])
@@ -67,7 +67,7 @@ class TargetContract:
             target.expect({second: 1}, self.ids)
 
     def test_a_newer_document_replaces_an_older_one(self) -> None:
-        """Updates arrive."""
+        """A newer version replaces an older one."""
         first = self.ids[0]
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 1)])
@@ -75,7 +75,7 @@ class TargetContract:
             target.expect({first: 2})
 
     def test_an_older_document_never_overwrites_a_newer_one(self) -> None:
-        """Whoever was stopped with an old document in hand, and sends it later, changes nothing; it is no error either."""
+        """A process that was paused with an old document and sends it later changes nothing, without an error."""
         first, second, _ = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 7)])
@@ -83,7 +83,7 @@ class TargetContract:
             target.expect({first: 7, second: 1})
 
     def test_the_same_version_is_written_again(self) -> None:
-        """A forced write repeats a version; only an older one is left out."""
+        """A forced write repeats a version; only an older version is ignored."""
         first = self.ids[0]
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 3)])
@@ -93,7 +93,7 @@ class TargetContract:
             assert not isinstance(seen, Seen) or seen.digest in (None, "f00d")
 
     def test_what_was_deleted_is_not_read(self) -> None:
-        """A deleted document is gone; to delete one that never was there is no error."""
+        """A deleted document is gone; deleting a missing document is not an error."""
         first, second, _ = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 1)])
@@ -110,7 +110,7 @@ class TargetContract:
             target.expect({}, [first, second])
 
     def test_an_item_comes_back_above_the_version_of_its_deletion(self) -> None:
-        """A source that knows the version of a deletion may take it back."""
+        """A source that knows the version of a deletion may undo the deletion."""
         first = self.ids[0]
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 1)])
@@ -120,7 +120,7 @@ class TargetContract:
             target.expect({first: 3})
 
     def test_an_older_deletion_leaves_a_newer_document(self) -> None:
-        """Whoever was stopped on the way to delete, and goes on later, deletes nothing that came after."""
+        """A process that was paused before a delete and continues later deletes no newer document."""
         first = self.ids[0]
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 9)])
@@ -128,7 +128,7 @@ class TargetContract:
             target.expect({first: 9})
 
     def test_a_scan_gives_everything_once_and_in_order(self) -> None:
-        """Page by page, both ends as asked, and without what was deleted."""
+        """Page by page, with both limits respected, and without deleted documents."""
         first, second, third = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(each, 1) for each in (third, first, second)])
@@ -142,7 +142,7 @@ class TargetContract:
             assert target.scan(None, None, 10) == [first, third]
 
     def test_a_checksum_is_that_of_what_a_scan_gives(self) -> None:
-        """Of any range and any number; a target without checksums is none the worse."""
+        """For any range and any number of rows; a target without checksums passes."""
         first, second, third = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(name, version) for version, name in enumerate(self.ids)])
@@ -159,7 +159,7 @@ class TargetContract:
 
 
 class _Driver:
-    """Calls a target's methods, whatever sort of function they are, and waits for its lag."""
+    """Calls a target's methods, plain or coroutine functions, and waits for its lag."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -189,20 +189,20 @@ class _Driver:
         return [name for name, _ in self._call(self._target.scan, after, until, limit)]
 
     def expect(self, versions: Mapping[Id, int], ids: Iterable[Id] | None = None) -> None:
-        """Assert what is read; as long as the target says that it lags, it may take that long."""
-        asked = list(versions) if ids is None else list(ids)
+        """Assert what is read; a target with a lag may take that long."""
+        wanted = list(versions) if ids is None else list(ids)
         for _ in range(_LAG_TRIES if self._lag else 1):
             time.sleep(self._lag)
             found = {
                 name: seen.version if isinstance(seen, Seen) else seen
-                for name, seen in self.read(asked).items()
+                for name, seen in self.read(wanted).items()
             }
             if found == versions:
                 return
-        raise AssertionError(f"{dict(versions)} expected, the target says {found}")
+        raise AssertionError(f"{dict(versions)} expected, the target returned {found}")
 
     def expect_checksum(self, after: Id | None, until: Id | None, limit: int) -> None:
-        """Assert that the checksum of a range, where there are checksums, is that of its rows."""
+        """Assert that the checksum of a range, if the target has checksums, matches its rows."""
         checksum = getattr(self._target, "checksum", None)
         if checksum is not None:
             rows = self._call(self._target.scan, after, until, limit)
@@ -218,21 +218,21 @@ class _Driver:
 
 @dataclass
 class LyingTarget:
-    """A target in memory that does what targets do on bad days.
+    """A target in memory that simulates the failures of real targets.
 
-    It keeps the contract as long as nothing else is said; then it misbehaves as its attributes say, which may be changed
+    By default it keeps the contract. Its attributes make it misbehave, and may be changed
     at any time.
 
     Attributes:
         drop: the share of items that it accepts and does not keep, 0 to 1.
-        half: of a bulk call it takes the first half and says so of all.
-        lag_seconds: so long after a write, reads show what was there before.
-        slow_seconds: so long it waits before it answers.
+        half: of a bulk call it keeps the first half and accepts all.
+        lag_seconds: for this long after a write, reads show the previous state.
+        slow_seconds: the delay before it answers.
         hanging: it takes calls and does not answer them.
         resetting: it breaks off calls, before or after they have had their effect.
-        refused: ids whose documents it refuses, each with an error of its own.
+        refused: ids whose documents it refuses, each with a separate error.
         poison: ids that make a whole bulk call fail.
-        seed: of its chances.
+        seed: of its random choices.
     """
 
     drop: float = 0.0
@@ -249,17 +249,17 @@ class LyingTarget:
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
         self._continues = threading.Event()
-        #: By id: version, digest, gone; each with the time from which on it is shown, newest last.
+        #: By id: version, digest, gone; each with the time from which it is shown, newest last.
         self._kept: dict[Id, list[tuple[float, int, str | None, bool]]] = {}
-        #: What was called: the method's name and the ids.
+        #: The calls: the name of the method and the ids.
         self.calls: list[tuple[str, list[Id]]] = []
-        #: What was dropped, of those accepted.
+        #: Accepted items that were dropped.
         self.dropped = 0
-        #: By id: the versions that reads gave, in the order of their answers.
+        #: By id: the versions that reads returned, in order.
         self.shown: dict[Id, list[int | None]] = {}
 
     def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are there; it is noted what was shown."""
+        """Return the versions of the copies that exist; record what was shown."""
         self._behave("read", ids)
         with self._lock:
             found = {name: seen for name in ids if (seen := self._seen(name)) is not None}
@@ -299,7 +299,7 @@ class LyingTarget:
         self._break(broken)
 
     def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what is there, in order."""
+        """Return the copies, in order."""
         self._behave("scan", [])
         with self._lock:
             names: list[Any] = sorted(self._kept, key=_any)
@@ -313,12 +313,12 @@ class LyingTarget:
         return found[:limit]
 
     def let_go(self) -> None:
-        """End the calls that hang, with an error, and hang no more."""
+        """End hanging calls with an error, and stop hanging."""
         self.hanging = False
         self._continues.set()
 
     def versions(self) -> dict[Id, int]:
-        """Return what it really has, whatever it shows."""
+        """Return the actual contents, regardless of the lag."""
         with self._lock:
             newest = {name: kept[-1] for name, kept in self._kept.items()}
         return {name: version for name, (_, version, _, is_gone) in newest.items() if not is_gone}
@@ -352,9 +352,9 @@ class LyingTarget:
             time.sleep(self.slow_seconds)
         if self.hanging:
             self._continues.wait()
-            raise ConnectionResetError("hung up at last")
+            raise ConnectionResetError("a hanging call was ended")
         if breaks and (before or method in ("read", "scan")):
-            raise ConnectionResetError("reset before anything was done")
+            raise ConnectionResetError("reset before the call had an effect")
         return breaks
 
     def _refuse_all(self, ids: Sequence[Id]) -> None:
@@ -364,9 +364,9 @@ class LyingTarget:
     @staticmethod
     def _break(broken: bool) -> None:
         if broken:
-            raise ConnectionResetError("reset after it was done")
+            raise ConnectionResetError("reset after the call had its effect")
 
 
 def _any(name: Any) -> Any:
-    # Ids of one sort have an order; their type does not say that they are.
+    # Ids of one type have an order; their declared type does not say so.
     return name

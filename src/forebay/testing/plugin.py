@@ -2,8 +2,8 @@
 
     pytest_plugins = ["forebay.testing.plugin"]
 
-The server is the embedded one, made for the session and removed after it, unless
-``--forebay-server`` or FOREBAY_TEST_SERVER names another on which databases may be created.
+The server is an embedded one, created for the session and removed after it, unless
+``--forebay-server`` or FOREBAY_TEST_SERVER names a server that allows creating databases.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--forebay-server",
         default=os.environ.get("FOREBAY_TEST_SERVER"),
-        help="address of a PostgreSQL server to make test databases on (default: an embedded one)",
+        help="address of a PostgreSQL server for test databases (default: an embedded one)",
     )
 
 
 @pytest.fixture(scope="session")
 def forebay_server(pytestconfig: pytest.Config) -> Iterator[str]:
-    """The address of the server that the test databases are made on."""
+    """The address of the server for test databases."""
     given = pytestconfig.getoption("--forebay-server")
     if given:
         yield given
@@ -44,7 +44,7 @@ def forebay_server(pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def forebay_template(forebay_server: str) -> Iterator[str]:
-    """The name of a database with the schema and nothing else, to be copied."""
+    """The name of a template database with the schema and no data."""
     with template_database(forebay_server) as name:
         yield name
 

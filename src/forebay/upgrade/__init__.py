@@ -1,1 +1,1 @@
-"""Bringing the schema of a database to the version of this library, and rehearsing that."""
+"""Bring the schema of a database to the version of this library, and rehearse that."""

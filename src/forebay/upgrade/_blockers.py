@@ -1,4 +1,4 @@
-"""Sessions that block a migration: they hold locks on its tables, or call what it takes away."""
+"""Sessions that block a migration: they hold locks on its tables, or call what it removes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from psycopg.rows import tuple_row
 
 from forebay.policy.retry import human_duration
 
-#: A transaction so old is not expected to end within an attempt: it is waited for without asking for a lock.
+#: A transaction this old probably does not end within an attempt: wait for it before asking for a lock.
 _OLD_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Somebody who has held a lock for long."""
+class LockHolder:
+    """A session that has held a lock for long."""
 
     who: str
     mode: str
@@ -35,8 +35,8 @@ def holder_of(
     tables: Sequence[str],
     *,
     older_than_seconds: float | None = None,
-) -> Holder | None:
-    """Return who has held some of our tables, or their partitions, for longest; None when nobody has for long."""
+) -> LockHolder | None:
+    """Return the session that has locked our tables, or their partitions, for longest; None when there is none."""
     if not tables:
         return None
     old = _OLD_SECONDS if older_than_seconds is None else older_than_seconds
@@ -51,23 +51,23 @@ def holder_of(
         who = f"prepared transaction {prepared!r}"
     else:
         who = f"pid {pid} ({', '.join(filter(None, (application, state)))})"
-    return Holder(who, mode, relation, seconds)
+    return LockHolder(who, mode, relation, seconds)
 
 
-def caller_since(
+def session_running_since(
     conn: psycopg.Connection[Any], began_at: datetime, *, writers: bool = False
 ) -> str | None:
-    """Return whose statement has been running since before some time; None when all have ended.
+    """Return the session whose statement has been running since before some time; None when all have ended.
 
-    It may be within a function as it was before the last migration, and about to use what the next one takes away.
+    Such a statement may run a function from before the last migration, and use what the next one removes.
 
     Args:
         conn: the connection.
         began_at: that time.
-        writers: look also for transactions that have written something, whatever they do now.
+        writers: include transactions that have written something, even if they run no statement now.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(_CALLER, {"began_at": began_at, "writers": writers}).fetchone()
+        row = cursor.execute(_RUNNING, {"began_at": began_at, "writers": writers}).fetchone()
     if row is None:
         return None
     who, runs, seconds = row
@@ -75,7 +75,7 @@ def caller_since(
     return f"{who} {what} that began {human_duration(seconds)} ago"
 
 
-_CALLER: Final = """
+_RUNNING: Final = """
 select format('pid %%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')), s.runs,
        extract(epoch from clock_timestamp() - case when s.runs then a.query_start else a.xact_start end)::float8
 from pg_stat_activity a

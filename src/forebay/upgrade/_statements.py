@@ -1,4 +1,4 @@
-"""The statements around a migration's own: one migrator at a time, timeouts, the record of what was applied."""
+"""The statements around a migration: one migrator at a time, timeouts, the record of applied migrations."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 
 from forebay.sql import Migration
 
-#: "fore" and "bay" in ASCII. The schema's own oid, which keys every other lock, may not exist yet.
+#: "fore" and "bay" in ASCII. The schema's oid, which keys every other lock, may not exist yet.
 MIGRATOR_KEY: Final = "(x'666f7265'::int, x'626179'::int)"
 
-#: How long a migrator waits for another one.
-TURN_SECONDS: Final = 120
+#: How long a migrator waits for another migrator.
+MIGRATOR_WAIT_SECONDS: Final = 120
 
 SEARCH_PATH: Final = "pg_catalog, pg_temp"
 
 OPENING: Final = f"""\
--- One migrator at a time. What is set here is set back at the end.
+-- One migrator at a time. The settings are restored at the end.
 select set_config('forebay.search_path_before', current_setting('search_path'), true),
        set_config('forebay.lock_timeout_before', current_setting('lock_timeout'), true),
        set_config('search_path', '{SEARCH_PATH}', true),
-       set_config('lock_timeout', '{TURN_SECONDS}s', true);
+       set_config('lock_timeout', '{MIGRATOR_WAIT_SECONDS}s', true);
 select pg_advisory_xact_lock{MIGRATOR_KEY};"""
 
 CLOSING: Final = """\
@@ -32,7 +32,7 @@ _CONCURRENTLY: Final = re.compile(r"\bconcurrently\s+", re.IGNORECASE)
 
 
 def in_a_transaction(step: Migration) -> str:
-    """Return a migration as text for a transaction that holds others as well."""
+    """Return a migration as text for a transaction with other migrations."""
     if not step.is_outside:
         text = step.text.strip()
     else:
@@ -48,12 +48,12 @@ def recording(steps: Sequence[Migration]) -> str:
     )
     return (
         f"insert into forebay.schema_migration (version, name, checksum) values\n{records};\n\n"
-        "-- Functions that are new are granted too.\nselect forebay._grant();"
+        "-- Grant the new functions too.\nselect forebay._grant();"
     )
 
 
 def requiring_gone(step: Migration) -> str:
-    """Return the statement that refuses a post migration while older workers live."""
+    """Return the statement that refuses a post migration while older workers are alive."""
     return f"select forebay._require_gone({step.version})"
 
 
@@ -64,7 +64,7 @@ def table_list(names: Sequence[str]) -> str:
 
 def setting_timeout(name: str, seconds: float) -> str:
     """Return the statement that sets a timeout until the end of the transaction."""
-    # 0 would mean without a limit.
+    # 0 would mean no limit.
     return f"set local {name} = '{max(1, round(seconds * 1000))}ms'"
 
 

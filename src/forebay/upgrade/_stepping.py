@@ -1,21 +1,22 @@
-"""One migration after the other, under load.
+"""Apply migrations one by one, under load.
 
-A strong lock on a busy table costs twice: until it is granted, everybody who comes later waits behind it, and then until
-its transaction ends. So a migration names the tables it alters, and
+A strong lock on a busy table blocks twice: until it is granted, all later sessions wait behind it, and then until its
+transaction ends. So a migration names the tables it alters, and
 
-- while an old transaction holds one of them, nothing is asked for and nobody is made to wait;
-- then all are asked for at once, within a fraction of a second or not at all; between two attempts is ten times as long;
-- from then on the transaction has a few seconds, or is rolled back;
-- all of this is shorter than ``deadlock_timeout``: in a deadlock it is the migration that gives way.
+- while an old transaction has locked one of them, it requests no lock and blocks no session;
+- then it requests all locks at once, and gives up within a fraction of a second;
+  the pause before the next attempt is ten times as long;
+- once it has the locks, the transaction has a few seconds, or is rolled back;
+- all of this is shorter than ``deadlock_timeout``: in a deadlock the migration gives way.
 
-A post migration takes away what the functions of a moment ago may still be using: it waits for every statement that
-began before it. One that copies rows waits for transactions as well, which may have written in the old way.
+A post migration removes what functions of the previous version may still use: it waits for every statement that
+began before it. A migration that copies rows waits for transactions as well, which may have written in the old way.
 
-Maintenance that makes or empties segments pauses meanwhile. Indexes on large tables are built outside of a transaction;
-a second connection does that, while this one keeps other migrators away with a transaction that holds nothing else.
+Maintenance that creates or empties segments pauses meanwhile. Indexes on large tables are built outside a transaction,
+on a second connection. The first connection keeps other migrators away with a transaction that holds no other lock.
 
-What a crash leaves: of a transaction nothing; of the others an invalid index or a part of the segments, and
-no record, so that the migration begins anew: its statements can be repeated.
+A crash leaves nothing of a transaction. Of other statements it may leave an invalid index or a part of the segments, and
+no record: the migration then starts again, and its statements can be repeated.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from psycopg.rows import tuple_row
 from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
 from forebay.sql import Migration, migrations, required_version, split_statements
-from forebay.upgrade._blockers import caller_since, holder_of
+from forebay.upgrade._blockers import holder_of, session_running_since
 from forebay.upgrade._statements import (
     CLOSING,
     MIGRATOR_KEY,
+    MIGRATOR_WAIT_SECONDS,
     OPENING,
     SEARCH_PATH,
-    TURN_SECONDS,
     in_a_transaction,
     recording,
     requiring_gone,
@@ -49,21 +50,21 @@ from forebay.upgrade._statements import (
 
 T = TypeVar("T")
 
-#: Keys of the maintenance that makes and empties segments: see forebay.extend_v1() and forebay.retain_v1().
+#: Lock keys of the maintenance that creates and empties segments: see forebay.extend_v1() and forebay.retain_v1().
 _MAINTENANCE_KEYS: Final = (1, 4)
 
-#: lock_not_available, and deadlock_detected: it was us who gave way.
+#: lock_not_available, and deadlock_detected: the migration gave way.
 NOT_GRANTED: Final = frozenset({"55P03", "40P01"})
 _QUERY_CANCELED: Final = "57014"
 _OLDER_RUN: Final = "JQ020"
 
-#: How long others may have to wait behind an attempt to get a lock.
+#: How long other sessions may wait behind an attempt to get a lock.
 LOCK_TIMEOUT_SECONDS: Final = 0.5
 
-#: An attempt takes at most so much of deadlock_timeout.
+#: An attempt takes at most this share of deadlock_timeout.
 _DEADLOCK_SHARE: Final = 0.5
 
-#: The first attempt to get a lock; the pause after each is so many times as long.
+#: The first attempt to get a lock, and the factor between an attempt and the pause after it.
 _FIRST_ATTEMPT_SECONDS: Final = 0.05
 _PAUSE_FACTOR: Final = 10
 
@@ -74,22 +75,22 @@ _REPORT_SEGMENT_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LockPolicy:
-    """How an upgrade goes about locks.
+    """How an upgrade takes locks.
 
     Attributes:
-        lock_timeout_seconds: how long others may have to wait behind us while we wait for a lock.
-        patience_seconds: how long to try again to get the locks of one migration.
+        lock_timeout_seconds: how long other sessions may wait behind an attempt to get a lock.
+        patience_seconds: how long to retry getting the locks of one migration.
         hold_seconds_max: how long the locks may then be held.
-        tell: called with what there is to say meanwhile.
+        report: called with progress messages.
     """
 
     lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS
     patience_seconds: float = 60.0
     hold_seconds_max: float = 5.0
-    tell: Callable[[str], None] = field(default=lambda _: None, repr=False)
+    report: Callable[[str], None] = field(default=lambda _: None, repr=False)
 
     def attempts(self) -> Iterator[float]:
-        """Yield how long each attempt may take, longer and longer."""
+        """Yield the time limit of each attempt, growing."""
         seconds = _FIRST_ATTEMPT_SECONDS
         while True:
             yield min(seconds, self.lock_timeout_seconds)
@@ -98,12 +99,12 @@ class LockPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """What an upgrade did.
+    """The result of an upgrade.
 
     Attributes:
         applied: the migrations that it applied.
         held_back: those that are still pending.
-        reason: why; None when nothing is pending.
+        reason: why some are pending; None when none is.
     """
 
     applied: list[Migration]
@@ -112,15 +113,15 @@ class Upgraded:
 
 
 class NotGrantedError(Exception):
-    """Locks were not granted in time; nothing has happened."""
+    """Locks were not granted in time; nothing was changed."""
 
 
 class Stepper:
-    """Applies what is pending on one connection.
+    """Applies pending migrations on one connection.
 
     Args:
         conn: the connection.
-        lock_policy: how to go about locks.
+        lock_policy: how to take locks.
         only_pre: stop before the first post migration.
         wait_seconds: how long to wait for older workers to end.
     """
@@ -139,7 +140,7 @@ class Stepper:
         self._wait_seconds = wait_seconds
 
     def run(self) -> Upgraded:
-        """Apply what is pending, each migration in a transaction of its own; the first installation in one."""
+        """Apply pending migrations, each in a separate transaction; a first installation in one transaction."""
         applied: list[Migration] = []
         while steps := pending_migrations(self._conn):
             step = steps[0]
@@ -154,7 +155,7 @@ class Stepper:
         return Upgraded(applied)
 
     def run_within(self) -> Upgraded:
-        """Apply what is pending as a part of the transaction that is open."""
+        """Apply pending migrations within the open transaction."""
         execute = self._conn.execute
         execute(OPENING)
         steps = pending_migrations(self._conn)
@@ -181,10 +182,10 @@ class Stepper:
         return Upgraded(applied)
 
     def _install(self) -> list[Migration]:
-        with turn(self._conn):
+        with migrator_lock(self._conn):
             steps = pending_migrations(self._conn)
             if not steps or steps[0].version != 1:
-                return []  # Another migrator was faster.
+                return []  # Another migrator has done it.
             if self._only_pre:
                 posts = [place for place, step in enumerate(steps) if step.is_post]
                 del steps[min(posts, default=len(steps)) :]
@@ -196,7 +197,7 @@ class Stepper:
     def _until_older_are_gone(
         self, step: Migration, applied: list[Migration]
     ) -> SchemaError | None:
-        """Apply a migration, or return who would be left behind."""
+        """Apply a migration, or return the error that names the older workers."""
         until = time.monotonic() + self._wait_seconds
         reported_at = -_REPORT_SECONDS
         while True:
@@ -213,18 +214,18 @@ class Stepper:
                 return reason
             if time.monotonic() >= reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
-                self._lock_policy.tell(f"{step.version:04} {step.name} waits: {reason.message}")
+                self._lock_policy.report(f"{step.version:04} {step.name} waits: {reason.message}")
             time.sleep(_POLL_SECONDS)
 
     def _apply(self, step: Migration) -> bool:
-        """Apply one migration as soon as its locks are granted; False when another migrator did."""
+        """Apply one migration once its locks are granted; False when another migrator applied it."""
         until = time.monotonic() + self._lock_policy.patience_seconds
         reported_at = -_REPORT_SECONDS
         (began_at,) = _row(self._conn, "select clock_timestamp()")
         for seconds in self._lock_policy.attempts():
             waited_for: object | None = holder_of(self._conn, step.locks)
             if waited_for is None and (step.is_post or step.is_after_all):
-                waited_for = caller_since(self._conn, began_at, writers=step.is_after_all)
+                waited_for = session_running_since(self._conn, began_at, writers=step.is_after_all)
             if waited_for is None:
                 try:
                     if step.is_outside:
@@ -240,12 +241,12 @@ class Stepper:
                 raise not_granted(step, self._lock_policy.patience_seconds, why)
             if time.monotonic() >= reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
-                self._lock_policy.tell(f"{step.version:04} {step.name} waits: {why}")
+                self._lock_policy.report(f"{step.version:04} {step.name} waits: {why}")
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
         raise AssertionError
 
     def _attempt(self, step: Migration, seconds: float) -> bool:
-        with turn(self._conn):
+        with migrator_lock(self._conn):
             pending = pending_migrations(self._conn)
             if not pending or pending[0] != step:
                 return False
@@ -254,7 +255,7 @@ class Stepper:
         return True
 
     def _apply_outside(self, step: Migration) -> bool:
-        with turn(self._conn):
+        with migrator_lock(self._conn):
             pending = pending_migrations(self._conn)
             if not pending or pending[0] != step:
                 return False
@@ -273,19 +274,19 @@ class Stepper:
         for place, segment in enumerate(segments, 1):
             if time.monotonic() >= reported_at + _REPORT_SEGMENT_SECONDS:
                 reported_at = time.monotonic()
-                self._lock_policy.tell(
+                self._lock_policy.report(
                     f"{step.version:04} {step.name}: segment {place} of {len(segments)}"
                 )
             for statement in step.statements(segment):
                 try:
                     builder.execute(statement)
                 except psycopg.errors.DeadlockDetected as error:
-                    # With one that lost its migrator and has not noticed yet.
+                    # Another migrator may have lost its connection and not noticed yet.
                     raise NotGrantedError from error
 
 
 def pending_migrations(conn: psycopg.Connection[Any]) -> list[Migration]:
-    """Return the migrations that the database has not seen, after comparing those it has.
+    """Return the migrations that the database does not have, after comparing those it has.
 
     Raises:
         SchemaError: see ``migrate``.
@@ -317,14 +318,14 @@ def run_step(
     *,
     require_gone: bool = True,
 ) -> Iterator[str]:
-    """Apply a migration in the transaction that is open, and record it; yield each statement before it runs.
+    """Apply a migration in the open transaction and record it; yield each statement before it runs.
 
     Args:
         conn: the connection, with a transaction.
         step: the migration.
         seconds: how long to wait for its locks.
         hold_seconds_max: how long it may hold them.
-        require_gone: of a post migration: refuse it while older workers live.
+        require_gone: refuse a post migration while older workers are alive.
 
     Raises:
         NotGrantedError: its locks were not granted in time.
@@ -369,23 +370,23 @@ def run_step(
 
 
 @contextlib.contextmanager
-def turn(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> Iterator[None]:
-    """Lend a transaction in which no other migrator is at work.
+def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> Iterator[None]:
+    """Open a transaction in which no other migrator is active.
 
     Args:
         conn: the connection.
-        roll_back: what is done in it, instead of committing.
+        roll_back: roll the transaction back instead of committing it.
 
     Raises:
-        DatabaseUnavailable: another one did not end in time.
+        DatabaseUnavailable: another migrator did not end in time.
     """
-    until = time.monotonic() + TURN_SECONDS
+    until = time.monotonic() + MIGRATOR_WAIT_SECONDS
     while True:
         with conn.transaction(force_rollback=roll_back):
-            # With a snapshot from before the wait, the second migrator would see no schema.
+            # With a snapshot from before the wait, the second migrator would not see the schema.
             conn.execute("set transaction isolation level read committed")
-            # Asked again and again: a statement that waits has a snapshot, for which an index that the other one
-            # builds would wait.
+            # Retry in a loop: a waiting statement has a snapshot, and the other migrator's concurrent index build would
+            # wait for it.
             (is_ours,) = _row(conn, f"select pg_try_advisory_xact_lock{MIGRATOR_KEY}")
             if is_ours:
                 conn.execute(f"set local search_path = {SEARCH_PATH}")
@@ -393,19 +394,19 @@ def turn(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> Iterator[
                 return
         if time.monotonic() >= until:
             raise DatabaseUnavailable(
-                f"another migration has been running for {TURN_SECONDS} s",
+                f"another migration has been running for {MIGRATOR_WAIT_SECONDS} s",
                 hint="Nothing was migrated here; try again when it has ended.",
             )
         time.sleep(_POLL_SECONDS)
 
 
 def not_granted(step: Migration, seconds: float, why: str) -> DatabaseUnavailable:
-    """Return the error for locks that were not to be had."""
+    """Return the error for locks that were not granted."""
     return DatabaseUnavailable(
         f"migration {step.version} got no lock on {table_list(step.locks) or 'what it changes'}"
         f" within {seconds:g} s",
-        detail=f"{why}\nNothing of it was applied; nobody was kept waiting for longer than a moment.",
-        hint="End that transaction, or try again when it has ended: what is applied stays applied.",
+        detail=f"{why}\nNothing of it was applied; no session waited for longer than a moment.",
+        hint="End that transaction, or try again when it has ended: applied migrations stay applied.",
     )
 
 
@@ -415,8 +416,8 @@ def _held_back(
     needed = required_version()
     if reason is None:
         left_out = SchemaError.from_sql(
-            f"migration {steps[0].version} is a post migration and was left out",
-            hint="Run it when the last process of the version before has ended.",
+            f"migration {steps[0].version} is a post migration and was not applied",
+            hint="Run it when the last process of the previous version has ended.",
         )
         assert isinstance(left_out, SchemaError)
         reason = left_out
@@ -425,7 +426,7 @@ def _held_back(
             part
             for part in (
                 reason.detail,
-                f"This library needs version {needed} of the schema, which comes after it.",
+                f"This library needs version {needed} of the schema, which is a later one.",
             )
             if part
         )
@@ -440,7 +441,7 @@ def _held_too_long(step: Migration, seconds: float) -> ForebayError:
     return SchemaError.from_sql(
         f"migration {step.version} held its locks on {table_list(step.locks)} for longer than"
         f" {seconds:g} s and was rolled back",
-        hint="Rehearse it on a copy of this database; in a quiet hour it may be given longer.",
+        hint="Rehearse it on a copy of this database; at a quiet time, allow a longer hold.",
     )
 
 
@@ -463,7 +464,7 @@ def _segments(conn: psycopg.Connection[Any]) -> list[int | None]:
 
 
 def _builder(conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    """Return a second connection to the same place, on which statements are committed one by one."""
+    """Return a second connection to the same database that commits each statement."""
     info = conn.info
     options = (
         f"{conninfo_to_dict(info.dsn).get('options') or ''} -csearch_path=pg_catalog,pg_temp"
@@ -483,7 +484,7 @@ def _builder(conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     except psycopg.OperationalError as error:
         if not refuses_settings(error):
             raise
-        # Those of the role and the database hold then: what is set in a pooler's session would stay there for others.
+        # The settings of the role and the database apply: what is set in a pooler's session would stay for other clients.
         return connect()
 
 
@@ -507,8 +508,8 @@ def _compared(recorded: dict[int, tuple[str, str]]) -> list[Migration]:
         name, checksum = recorded.get(step.version, ("missing", ""))
         if (name, checksum) != (step.name, step.checksum):
             raise SchemaError.from_sql(
-                f"migration {step.version} is not the one that was applied",
+                f"migration {step.version} differs from the one that was applied",
                 detail=f"applied: {name} {checksum}\nin this library: {step.name} {step.checksum}",
-                hint="A released migration never changes: install the library that was released.",
+                hint="A released migration never changes: install the released library.",
             )
     return list(known[max(recorded) :])

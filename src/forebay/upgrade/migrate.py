@@ -1,11 +1,11 @@
 """Bring the schema of a database to the version of this library, while its jobs run.
 
-A first installation is one transaction. An upgrade is one transaction for each migration: what was applied
-stays, what failed left nothing, and the next call goes on there. An advisory transaction lock lets one migrator work at
-a time; the second waits, looks again and finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
+A first installation is one transaction. An upgrade is one transaction for each migration: an applied migration
+stays, a failed one leaves nothing, and the next call continues there. An advisory transaction lock admits one migrator
+at a time; a second one waits, and then finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
 
-On a connection inside a transaction everything becomes part of that. The script that ``migration_sql`` returns is made
-of the same statements, so all ways end in the same schema.
+On a connection inside a transaction, everything becomes part of that transaction. The script of ``migration_sql`` has the
+same statements, so all ways end in the same schema.
 
 Invariants "nobody waits behind a migration" and "nobody is left behind": docs/design/upgrades.md.
 Shown by: tests/migration.
@@ -48,21 +48,21 @@ def migrate(
     only_pre: bool = False,
     lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
 ) -> list[Migration]:
-    """Apply the pending migrations and return them; an empty list means nothing to do.
+    """Apply the pending migrations and return them; an empty list means there were none.
 
-    A post migration, which takes away what older code calls, is left for the next time while a worker of an
-    older version lives.
+    A post migration removes what older code calls. It stays pending while a worker of an older version is
+    alive.
 
     Args:
         target: the address of the database, or a synchronous connection. On a connection inside a
             transaction the migrations become part of it, for the caller to commit.
-        dry_run: only return what would be applied.
+        dry_run: only return the migrations that would be applied.
         only_pre: stop before the first post migration.
-        lock_timeout_seconds: how long others may have to wait behind a statement that waits for a lock.
+        lock_timeout_seconds: how long other sessions may wait behind a statement that waits for a lock.
 
     Raises:
-        SchemaError: the schema is newer than this library, was installed by other means, an
-            applied migration differs from ours, or one that this library needs comes after one that has to wait.
+        SchemaError: the schema is newer than this library or was installed by other means, an applied
+            migration differs from ours, or a migration that this library needs comes after one that has to wait.
         TransactionStateError: the connection's transaction is not READ COMMITTED.
         DatabaseUnavailable: the database cannot be reached, or a lock was not granted in time.
     """
@@ -82,13 +82,13 @@ def upgrade(
     wait_seconds: float = 0.0,
     lock_policy: LockPolicy | None = None,
 ) -> Upgraded:
-    """Do as ``migrate``; return also what was held back, and why.
+    """Do as ``migrate``; also return what is still pending, and why.
 
     Args:
         target: as of ``migrate``.
         only_pre: stop before the first post migration.
         wait_seconds: how long to wait for older workers to end.
-        lock_policy: how to go about locks; None means the defaults.
+        lock_policy: how to take locks; None means the defaults.
 
     Raises:
         ForebayError: as ``migrate``.
@@ -109,18 +109,18 @@ def migration_sql(
 ) -> str:
     """Return one script that takes a database from a version of the schema to the newest.
 
-    It can be given to ``psql`` as it is, refuses a database at another version, refuses to take away what a living
-    worker calls, and records what it applied, so that ``migrate`` finds nothing to do afterwards. An index that
-    ``migrate`` builds concurrently is built here under a lock that stops writing to its table.
+    You can pass it to ``psql`` unchanged. It refuses a database at another version, refuses to remove what a living
+    worker calls, and records what it applied, so that ``migrate`` has nothing to do afterwards. An index that
+    ``migrate`` builds concurrently is built here under a lock that blocks writes to its table.
 
     Args:
-        from_version: the version the database is at, 0 for one without the schema.
+        from_version: the version of the database, 0 for one without the schema.
         transaction: with ``begin`` and ``commit``; False for a tool that opens the transaction
             itself, such as Alembic.
         only_pre: stop before the first post migration.
 
     Raises:
-        ConfigError: there is no such version.
+        ConfigError: the version does not exist.
     """
     latest = latest_version()
     if not 0 <= from_version <= latest:
@@ -149,7 +149,7 @@ _SCRIPT_LOCK_TIMEOUT: Final = f"set local lock_timeout = '{round(LOCK_TIMEOUT_SE
 
 @contextlib.contextmanager
 def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Lend a connection: the one that was given, or one to an address."""
+    """Yield a connection: the given one, or a new one to an address."""
     if isinstance(target, psycopg.Connection):
         yield target
     elif isinstance(target, str):
@@ -166,7 +166,7 @@ def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Con
 
 @contextlib.contextmanager
 def autocommitting(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Let a connection begin transactions only where it is told to."""
+    """Keep a connection from opening transactions implicitly."""
     before = conn.autocommit
     conn.autocommit = True
     try:
@@ -178,7 +178,7 @@ def autocommitting(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising_ours() -> Iterator[None]:
-    """Raise our errors for the driver's."""
+    """Raise our errors for those of the driver."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,10 +1,10 @@
-"""Run what is pending in a transaction, measure what it locks and for how long, and roll it back.
+"""Run pending migrations in a transaction, measure which locks they take and for how long, and roll back.
 
-Every statement runs on the real tables with the real locks, asked for as a real upgrade asks for them: within a fraction
-of a second or not at all, behind nobody's old transaction. So whoever comes meanwhile waits until the rehearsal's end.
-What is committed statement by statement cannot be rolled back, and is only named.
+Every statement runs on the real tables with the real locks, requested as in a real upgrade: within a fraction of a second
+or not at all, and not behind an old transaction. Sessions that need the tables wait until the end of the rehearsal.
+Statements that commit one by one cannot be rolled back, and are only listed.
 
-A lock counts from the moment before the statement that got it to the end of its migration, since there the real one commits.
+A lock counts from just before the statement that took it to the end of its migration, where a real upgrade commits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from forebay.upgrade._blockers import holder_of
 from forebay.upgrade._stepping import (
     LockPolicy,
     NotGrantedError,
+    migrator_lock,
     not_granted,
     pending_migrations,
     run_step,
-    turn,
 )
 from forebay.upgrade.migrate import autocommitting, connection_to, raising_ours
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from forebay.sql import Migration
 
-#: Whom a lock stops. PostgreSQL manual, section 13.3.1; what is missing stops nobody who works.
-Stops = Literal["everybody", "writers", "maintenance"]
+#: Which sessions a lock stops. PostgreSQL manual, section 13.3.1; a missing mode stops no working session.
+Stops = Literal["all", "writers", "maintenance"]
 _STOPS: Final[Mapping[str, Stops]] = {
-    "AccessExclusiveLock": "everybody",
+    "AccessExclusiveLock": "all",
     "ExclusiveLock": "writers",
     "ShareRowExclusiveLock": "writers",
     "ShareLock": "writers",
@@ -46,7 +46,7 @@ _STOPS: Final[Mapping[str, Stops]] = {
 
 _OLDER_RUN: Final = "JQ020"
 
-#: An index is locked with its table, and it is the table that counts.
+#: An index is locked with its table; only the table counts.
 _TABLES: Final = r"""
 select c.oid, regexp_replace(c.relname, '^log_\d+', 'log_#')
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -60,11 +60,11 @@ class HeldLock:
 
     Attributes:
         relation: the table or index, without the schema; ``log_#`` for segments.
-        count: on how many relations of that name.
+        count: the number of relations of that name.
         mode: as PostgreSQL calls it, such as ``ACCESS EXCLUSIVE``.
-        stops: whom it makes wait: everybody, writers, or maintenance, which is vacuum and the making of segments.
-        seconds: for how long it was held.
-        declared: whether the migration asks for it at its beginning.
+        stops: what it blocks: all, writers, or maintenance (vacuum and the creation of segments).
+        seconds: how long it was held.
+        declared: whether the migration requests it at its beginning.
     """
 
     relation: str
@@ -80,11 +80,11 @@ class RehearsedStep:
     """What one migration would do.
 
     Attributes:
-        migration: which.
+        migration: the migration.
         seconds: how long it took; None when it was not run.
         waited_seconds: how long it waited for its locks.
-        locks: those that stop somebody, on what was there before; strongest and longest first.
-        older_workers: of a post migration: who still runs that it would leave behind.
+        locks: locks that block sessions, on relations that existed before; strongest and longest first.
+        older_workers: the older workers that a post migration would break.
     """
 
     migration: Migration
@@ -99,7 +99,7 @@ class Rehearsal:
     """What an upgrade would do.
 
     Attributes:
-        steps: each pending migration.
+        steps: one for each pending migration.
         seconds: how long the rehearsal held its own transaction.
     """
 
@@ -108,7 +108,7 @@ class Rehearsal:
 
     @property
     def longest(self) -> tuple[RehearsedStep, HeldLock] | None:
-        """The lock that stops everybody or writers for longest; None when none does."""
+        """The lock that blocks all sessions or writers for longest; None when none does."""
         found = [
             (step, lock)
             for step in self.steps
@@ -121,14 +121,14 @@ class Rehearsal:
 def rehearse(
     target: str | psycopg.Connection[Any], *, lock_policy: LockPolicy | None = None
 ) -> Rehearsal:
-    """Run the pending migrations without committing anything, and return what they locked.
+    """Run the pending migrations without committing anything, and return the locks they took.
 
     Args:
         target: the address of a database, or a synchronous connection outside of a transaction.
-        lock_policy: how to go about locks; None means the defaults.
+        lock_policy: how to take locks; None means the defaults.
 
     Raises:
-        SchemaError: as of ``migrate``; or a migration would hold its locks for too long.
+        SchemaError: as in ``migrate``; or a migration would hold its locks for too long.
         TransactionStateError: the connection is in a transaction.
         DatabaseUnavailable: the database cannot be reached, or locks were not granted in time.
     """
@@ -151,14 +151,14 @@ def rehearse(
                     except NotGrantedError:
                         waited_for = holder_of(conn, tables, older_than_seconds=0.0)
                 if time.monotonic() >= until:
-                    why = f"{waited_for}" if waited_for else "others hold its locks"
+                    why = f"{waited_for}" if waited_for else "other sessions hold its locks"
                     raise not_granted(attempt.at or steps[0], lock_policy.patience_seconds, why)
                 time.sleep(10 * seconds)
     raise AssertionError
 
 
 class _Attempt:
-    """One run through all steps in one transaction."""
+    """One run of all steps in one transaction."""
 
     def __init__(
         self, conn: psycopg.Connection[Any], seconds: float, lock_policy: LockPolicy
@@ -169,7 +169,7 @@ class _Attempt:
         self.at: Migration | None = None
 
     def run(self) -> Rehearsal:
-        with turn(self._conn, roll_back=True):
+        with migrator_lock(self._conn, roll_back=True):
             began = time.monotonic()
             self._there = dict(self._rows(_TABLES))
             steps = [self._rehearsed(step) for step in pending_migrations(self._conn)]
@@ -184,7 +184,7 @@ class _Attempt:
         self.at = step
         before = self._held()
         since: dict[tuple[int, str], float] = {}
-        began = asked = time.monotonic()
+        began = requested_at = time.monotonic()
         locks_at = None
         running = run_step(
             self._conn,
@@ -194,19 +194,19 @@ class _Attempt:
             require_gone=done.older_workers is None,
         )
         for statement in running:
-            self._note(since, before, asked)
+            self._record(since, before, requested_at)
             if locks_at is None and statement.startswith("lock table"):
                 locks_at = time.monotonic()
             elif locks_at is not None and not done.waited_seconds:
                 done.waited_seconds = time.monotonic() - locks_at
-                # Also what an earlier step of this rehearsal has locked already: the real one locks it here.
+                # Include locks that an earlier step of this rehearsal already has: the real step takes them here.
                 since |= {
                     key: time.monotonic()
                     for key in self._held()
                     if key[1] == "AccessExclusiveLock" and self._is_of(key[0], step)
                 }
-            asked = time.monotonic()
-        self._note(since, before, asked)
+            requested_at = time.monotonic()
+        self._record(since, before, requested_at)
         ended = time.monotonic()
         done.seconds = ended - began
         done.locks = self._summary(step, since, ended)
@@ -229,11 +229,11 @@ class _Attempt:
         )
         return {(oid, mode) for oid, mode in rows if oid in self._there and mode in _STOPS}
 
-    def _note(
-        self, since: dict[tuple[int, str], float], before: set[tuple[int, str]], asked: float
+    def _record(
+        self, since: dict[tuple[int, str], float], before: set[tuple[int, str]], requested_at: float
     ) -> None:
         for key in self._held() - before:
-            since.setdefault(key, asked)
+            since.setdefault(key, requested_at)
 
     def _is_of(self, oid: int, step: Migration) -> bool:
         name = self._there[oid]
@@ -250,7 +250,7 @@ class _Attempt:
             HeldLock(
                 relation=name,
                 count=len(held),
-                mode=_spoken(mode),
+                mode=_sql_mode(mode),
                 stops=_STOPS[mode],
                 seconds=max(seconds for seconds, _ in held),
                 declared=all(declared for _, declared in held),
@@ -267,10 +267,10 @@ class _Attempt:
             return cursor.execute(statement).fetchall()
 
 
-def _spoken(mode: str) -> str:
-    """Return a lock's mode as statements call it.
+def _sql_mode(mode: str) -> str:
+    """Return a lock mode as SQL statements write it.
 
-    >>> _spoken("ShareRowExclusiveLock")
+    >>> _sql_mode("ShareRowExclusiveLock")
     'SHARE ROW EXCLUSIVE'
     """
     name = mode.removesuffix("Lock")

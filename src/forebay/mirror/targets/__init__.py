@@ -1,4 +1,4 @@
-"""The targets that come with the library: what each asks of its store is in its own module."""
+"""The targets of this library; each module describes what it needs from its store."""
 
 from forebay.mirror.targets._dual import DualTarget
 from forebay.mirror.targets._elasticsearch import ElasticsearchTarget

@@ -1,11 +1,11 @@
-"""The bulk requests of Elasticsearch and OpenSearch: lines of JSON, and an answer for each item.
+"""The bulk requests of Elasticsearch and OpenSearch: lines of JSON, and a result for each item.
 
-A request as a whole answers 200 when single items of it failed. What their answers mean to us:
+A request returns 200 even when some of its items failed. The status of an item means:
 
-- 409, a version conflict: a newer one is there already, as it should be;
-- 400 and 413: the item is to blame, and stays so;
-- 429: there is no room now, try this item again;
-- anything else, such as a missing index or a lost shard: nothing is said about the item.
+- 409, a version conflict: a newer version is already there, as it should be;
+- 400 and 413: the item is at fault, and a retry would fail too;
+- 429: no capacity now, retry this item;
+- anything else, such as a missing index or a lost shard: the item is not at fault.
 
 Sources: "Bulk API", "Index API: versioning", in the reference of Elasticsearch and of OpenSearch.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from forebay.mirror._model import Id
 
-#: Bytes of one request; some hosted services take no more than 10 MB.
+#: Bytes of one request; some hosted services accept at most 10 MB.
 REQUEST_BYTES_MAX: Final = 5_000_000
 
 _OK: Final = frozenset({200, 201})
@@ -39,9 +39,9 @@ class Action(NamedTuple):
     """One item of a bulk request.
 
     Attributes:
-        item: its id, by which errors are told.
+        item: its id, for error messages.
         kind: ``index`` or ``delete``.
-        lines: what is sent.
+        lines: the lines of the request.
     """
 
     item: Id
@@ -50,13 +50,13 @@ class Action(NamedTuple):
 
 
 class Again(Enum):
-    """An item had no room; the same request may pass later."""
+    """The server had no capacity for an item; a retry may succeed."""
 
     AGAIN = auto()
 
 
 def index(item: Id, version: int, source: Mapping[str, Any], *, repeats: bool = True) -> Action:
-    """Return the action that puts a document in the place of an older one, or of one of its own version if it repeats.
+    """Return the action that replaces an older document, or also one of the same version if it repeats.
 
     >>> index(7, 4, {"title": "Weirs"}).lines.decode().splitlines()
     ['{"index":{"_id":"7","version":4,"version_type":"external_gte"}}', '{"title":"Weirs"}']
@@ -68,7 +68,7 @@ def index(item: Id, version: int, source: Mapping[str, Any], *, repeats: bool = 
 
 
 def delete(item: Id, seq_no: int, primary_term: int) -> Action:
-    """Return the action that removes a document, if it was not changed since it had these numbers."""
+    """Return the action that removes a document if it is unchanged since it had these numbers."""
     meta = {"_id": str(item), "if_seq_no": seq_no, "if_primary_term": primary_term}
     return Action(item, "delete", b"%b\n" % msgspec.json.encode({"delete": meta}))
 
@@ -76,7 +76,7 @@ def delete(item: Id, seq_no: int, primary_term: int) -> Action:
 def requests(
     actions: Iterable[Action], bytes_max: int = REQUEST_BYTES_MAX
 ) -> Iterator[list[Action]]:
-    """Divide actions into requests of bounded length; one that is longer by itself goes alone.
+    """Divide actions into requests of bounded length; a longer action gets a separate request.
 
     >>> [len(each) for each in requests([Action(n, "index", b"12345") for n in range(5)], 10)]
     [2, 2, 1]
@@ -94,27 +94,27 @@ def requests(
 
 
 def results(actions: Sequence[Action], answer: Any) -> list[Exception | Again | None]:
-    """Return what an answer says of each action, in their order; None when it was taken or is not needed any more.
+    """Return the result of each action, in order; None when it was applied or is no longer needed.
 
     Raises:
-        TargetUnavailable: an item failed for a reason that is not its own, or the answer is none.
+        TargetUnavailable: an item failed for another reason, or the answer is malformed.
     """
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(actions):
-        raise TargetUnavailable(f"an answer that does not fit {len(actions)} bulk items")
+        raise TargetUnavailable(f"the answer does not fit {len(actions)} bulk items")
     return [_result(action, item) for action, item in zip(actions, items, strict=True)]
 
 
 def _result(action: Action, item: Any) -> Exception | Again | None:
     found = item.get(action.kind) if isinstance(item, dict) else None
     if not isinstance(found, dict) or found.get("_id") != str(action.item):
-        raise TargetUnavailable(f"an answer without a bulk item {action.kind} {action.item}")
+        raise TargetUnavailable(f"the answer has no bulk item {action.kind} {action.item}")
     status, error = found.get("status"), found.get("error")
     if error is None and status in _OK:
         return None
     if status == _CONFLICT or (action.kind == "delete" and error is None and status == _NOT_FOUND):
         return None
-    # A full disk blocks the index with 429, or 403 in older versions; it does not pass in a second.
+    # A full disk blocks the index with 429, or 403 in older versions; a retry after a second does not help.
     if status == _FULL and kind_of(error) != "cluster_block_exception":
         return Again.AGAIN
     if status in _REFUSED:
@@ -128,7 +128,7 @@ def kind_of(error: Any) -> str:
 
 
 def reason_of(error: Any) -> str:
-    """Return what a server said was wrong, in a line.
+    """Return the reason that a server gave for an error, in one line.
 
     >>> reason_of({"type": "document_parsing_exception", "reason": "no number", "caused_by": {"type": "a", "reason": "b"}})
     'document_parsing_exception: no number (a: b)'

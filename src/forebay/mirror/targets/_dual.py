@@ -1,7 +1,7 @@
-"""Two targets as one, while the second is being built to take the place of the first.
+"""Two targets as one, while the second is built to replace the first.
 
-Jobs end when both are right. The one in use must not suffer from the one being built: direct writes do not wait for it, and while
-it cannot be asked, jobs go on writing the one in use, and do not end.
+Jobs end when both targets are right. The target being built must not harm the one in use: direct writes do not wait for it, and
+while it is unavailable, jobs continue to write to the one in use, and do not end.
 Invariant "a rebuild does no harm": docs/design/reconcile.md. Shown by: tests/mirror/test_dual.py.
 """
 
@@ -14,45 +14,45 @@ from forebay.errors import TargetUnavailable
 from forebay.mirror._breaker import Breaker
 from forebay.mirror._loop_thread import Calls
 from forebay.mirror._model import Document, Gone, Seen, checked_errors, checked_seen
-from forebay.mirror._reconcile import UNAVAILABLE, said
+from forebay.mirror._reconcile import UNAVAILABLE, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.mirror._model import Id, Target
 
-#: What is there and cannot be right: in one of the two only, or not known of the new one. Below all versions, so that
-#: a document is written and what is gone is deleted.
+#: The version shown for a copy that cannot be right: in one of the two only, or unknown in the new one. It is below all
+#: versions, so that a document is written and a gone item is deleted.
 _HALF: Final = Seen(-1)
 
-#: Direct writes to the new target at a time; more are left to the jobs.
+#: Concurrent direct writes to the new target; further ones are left to the jobs.
 _DIRECT_MAX: Final = 16
 
 
 class DualTarget:
-    """The target in use and the one that is to take its place.
+    """The target in use and the one that will replace it.
 
-    An item that is in one of them only is shown with the version -1; one that differs, with the lower of both.
+    An item that is in only one of them has version -1; one that differs has the lower version.
 
     Args:
-        current: in use; searches go on asking it.
+        current: in use; searches continue to use it.
         new: being built.
-        timeout: how long a call of one of them may take, in seconds; below that of the mirror.
+        timeout: how long a call of one target may take, in seconds; less than the timeout of the mirror.
     """
 
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
         self.current = current
         self.new = new
         self.lag_seconds = max(_lag(current), _lag(new))
-        #: For direct writes; only what it answers for the target in use counts.
-        self.direct = DirectWrites(self)
+        #: For direct writes; only the result of the target in use counts.
+        self.direct = DualDirectWrites(self)
         self._calls = Calls()
         self._seconds = timeout
-        # Never open for long: how long the jobs wait is the mirror's own breaker's to say.
+        # Never open for long: the breaker of the mirror decides how long jobs wait.
         self._breaker = Breaker(failures=1, seconds=1.0, seconds_max=1.0)
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are in one of them; -1 of those that are right in one at most."""
+        """Return the versions of items in either target; -1 for items that are right in one target at most."""
         if not ids:
             return {}
         answers: tuple[Any, Any] = await asyncio.gather(
@@ -70,15 +70,15 @@ class DualTarget:
         return _both(checked_seen(current), checked_seen(new))
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
-        """Write to both; return the errors of either."""
+        """Write to both; return the errors of both."""
         return await self._apply(self.current.write, self.new.write, documents)
 
     async def delete(self, gone: Sequence[Gone]) -> dict[Id, Exception]:
-        """Delete in both; return the errors of either."""
+        """Delete in both; return the errors of both."""
         return await self._apply(self.current.delete, self.new.delete, gone)
 
     async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what is in one of them, in the order of the ids, as ``read`` does."""
+        """Return the items in either target, in the order of the ids, as ``read`` does."""
         pages = [
             [(name, _as_seen(seen)) for name, seen in page]
             for page in await asyncio.gather(
@@ -86,7 +86,7 @@ class DualTarget:
                 self._call(self.new.scan, after, until, limit),
             )
         ]
-        # Behind the end of a full page there may be more in that target.
+        # After the end of a full page that target may have more.
         ends: list[Any] = [page[-1][0] for page in pages if len(page) >= limit]
         found = _both(dict(pages[0]), dict(pages[1]))
         names: list[Any] = sorted(found, key=_any)
@@ -95,7 +95,7 @@ class DualTarget:
         return [(name, found[name]) for name in names[:limit]]
 
     async def close(self) -> None:
-        """Close both, where they have a ``close``."""
+        """Close both, if they have a ``close``."""
         await self.direct.end()
         for target in (self.current, self.new):
             close = getattr(target, "close", None)
@@ -118,8 +118,8 @@ class DualTarget:
         """Call the new target, unless it failed a moment ago.
 
         Raises:
-            TargetUnavailable: it cannot be asked.
-            Exception: what else it raises.
+            TargetUnavailable: the target is unavailable.
+            Exception: any other error of the target.
         """
         if not self._breaker.allows():
             raise TargetUnavailable("the new target failed a moment ago")
@@ -127,7 +127,7 @@ class DualTarget:
             answer = await self._call(function, *args)
         except UNAVAILABLE as error:
             self._breaker.failed()
-            raise TargetUnavailable(f"the new one: {said(error)}") from error
+            raise TargetUnavailable(f"the new target: {problem_of(error)}") from error
         except Exception:
             self._breaker.succeeded()  # it answered
             raise
@@ -138,11 +138,11 @@ class DualTarget:
         return await self._calls.call(function, *args, seconds=self._seconds)
 
 
-class DirectWrites:
-    """Writes to the target in use, and to the new one without waiting for it.
+class DualDirectWrites:
+    """Writes to the target in use, and to the new target without waiting for it.
 
     Args:
-        dual: both.
+        dual: both targets.
     """
 
     def __init__(self, dual: DualTarget) -> None:
@@ -150,15 +150,15 @@ class DirectWrites:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def write(self, documents: Sequence[Document]) -> Any:
-        """Write documents; return what the target in use says."""
+        """Write documents; return the result of the target in use."""
         return await self._both(self._dual.current.write, self._dual.new.write, documents)
 
     async def delete(self, gone: Sequence[Gone]) -> Any:
-        """Delete; return what the target in use says."""
+        """Delete; return the result of the target in use."""
         return await self._both(self._dual.current.delete, self._dual.new.delete, gone)
 
     async def end(self) -> None:
-        """Give up what the new target has not answered yet."""
+        """Cancel calls that the new target has not answered yet."""
         under_way = list(self._under_way)
         for task in under_way:
             task.cancel()
@@ -176,11 +176,11 @@ class DirectWrites:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # Whatever it was, the item's job makes it good.
+            task.exception()  # Ignore the error: the item's job repairs it.
 
 
 def _both(first: Mapping[Id, Seen], second: Mapping[Id, Seen]) -> dict[Id, Seen]:
-    """Return what two targets have as if it were one.
+    """Return the copies of two targets as if they were one.
 
     >>> _both({1: Seen(3), 2: Seen(3)}, {2: Seen(4), 3: Seen(1)})
     {1: Seen(version=-1, digest=None), 2: Seen(version=3, digest=None), 3: Seen(version=-1, digest=None)}
@@ -205,5 +205,5 @@ def _lag(target: Target) -> float:
 
 
 def _any(name: Any) -> Any:
-    # Ids of one sort have an order; their type does not say that they are.
+    # Ids of one type have an order; their declared type does not say so.
     return name

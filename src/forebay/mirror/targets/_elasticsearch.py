@@ -1,13 +1,13 @@
 """A target: an index of Elasticsearch or OpenSearch, over HTTP, behind an alias.
 
-Invariant "older never over newer" (docs/design/reconcile.md) rests on external versions: the server refuses a version that
-is lower than the one it has. It forgets those of deleted documents after a minute (``index.gc_deletes``), and all of them
-when it starts anew. So a deletion is a document here, a *tombstone*, until it is old enough.
+Invariant "older never over newer" (docs/design/reconcile.md) rests on external versions: the server refuses a version
+lower than the current one. It forgets the versions of deleted documents after a minute (``index.gc_deletes``), and all of
+them at a restart. So a deletion is a document here, a *tombstone*, until it is old enough.
 
 A deletion is newer than the document of its version, and older than the next one. So the deletion of version v is written as
-v + 1 where the server has less than that (``external``), and a document where it has no more (``external_gte``).
+v + 1 if the server has less than that (``external``), and a document if the server has no more (``external_gte``).
 
-The alias leaves tombstones out of searches. Shown by: tests/mirror/test_elasticsearch.py.
+The alias excludes tombstones from searches. Shown by: tests/mirror/test_elasticsearch.py.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from forebay.mirror._model import Id
     from forebay.mirror.targets._http import ServerResponse
 
-#: What of a document is ours, beside the user's fields.
+#: Fields of a document that belong to this library, beside the user's fields.
 _OURS: Final = "forebay"
 
 #: The longest id of a document, in bytes of UTF-8.
 _ID_BYTES_MAX: Final = 512
 
-#: Servers take versions "less than around 9.2e+18". A deletion that does not know its version is above all documents.
+#: Servers take versions "less than around 9.2e+18". A deletion of unknown version is above all documents.
 _GONE_VERSION: Final = 9_200_000_000_000_000_000 - 1
 
-#: Tries of items that the server has no room for, and the waits between them.
+#: Attempts for items that the server has no capacity for, and the waits between them.
 _AGAIN_SECONDS: Final = (0.1, 0.3, 0.9)
 
 _PURGE_SECONDS: Final = 60.0
@@ -56,21 +56,21 @@ _IS_GONE: Final = {"exists": {"field": f"{_OURS}.gone_at"}}
 class ElasticsearchTarget:
     """An index of Elasticsearch (7.10 and later) or OpenSearch, behind an alias.
 
-    Search the alias with a client of your own. A document's fields are those of its body; one more, ``forebay``, has its id
-    and what is needed to compare.
+    Search the alias with your Elasticsearch client. A document has the fields of its body and one more, ``forebay``, with its
+    id and the data for comparing.
 
     Args:
-        url: of a server, which may have a user and a password.
-        alias: under which it is written and searched; ``create`` makes it, and an index behind it.
-        id_type: of the ids, ``"long"`` or ``"keyword"``, as the server's types are called.
-        mappings: of your fields, as the server takes them.
-        settings: of the index, as the server takes them.
-        fields: makes the fields of a document's body; None takes the body, a mapping.
-        realtime: a job ends when the document can be read by its id; otherwise when searches find it, which takes a
-            refresh more.
-        refresh_seconds: how often the server lets searches see what is new.
-        tombstone_seconds: for so long a deletion is remembered.
-        headers: sent with each request, as ``{"Authorization": "ApiKey ..."}``.
+        url: of a server; it may contain a user and a password.
+        alias: the name under which it is written and searched; ``create`` creates it, and an index behind it.
+        id_type: of the ids, ``"long"`` or ``"keyword"``, as the server names the types.
+        mappings: of your fields, in the form of the server.
+        settings: of the index, in the form of the server.
+        fields: makes the fields from the body of a document; None takes the body, a mapping.
+        realtime: a job ends when the document can be read by its id; otherwise when searches find it, after a
+            further refresh.
+        refresh_seconds: how often the server makes new documents visible to searches.
+        tombstone_seconds: how long a deletion is remembered.
+        headers: sent with each request, such as ``{"Authorization": "ApiKey ..."}``.
         tls: for https; None for the usual checks.
         timeout: how long a request may take, in seconds.
 
@@ -95,20 +95,20 @@ class ElasticsearchTarget:
         timeout: float = 30.0,
     ) -> None:
         if not _ALIAS.fullmatch(alias):
-            raise ConfigError("alias", f"is {shown(alias)}, not a plain name in small letters")
+            raise ConfigError("alias", f"is {shown(alias)}, not a plain name in lower case")
         if id_type not in ("long", "keyword"):
             raise ConfigError("id_type", f'is {shown(id_type)}, not "long" or "keyword"')
         if not refresh_seconds > 0:
             raise ConfigError("refresh_seconds", f"is {refresh_seconds}, not above 0")
         self.alias = alias
-        #: Searches see a document after a refresh, and a busy server is late with it.
+        #: Searches see a document after a refresh, which a busy server runs late.
         self.lag_seconds = 0.0 if realtime else 2 * refresh_seconds
         self._fields = fields
         self._realtime = realtime
         self._tombstone_seconds = tombstone_seconds
         self._purge_at = 0.0
         self._url = url
-        #: For a successor.
+        #: Kept for a successor.
         self._given: dict[str, Any] = {
             "id_type": id_type,
             "mappings": mappings or {},
@@ -127,7 +127,7 @@ class ElasticsearchTarget:
             self._http,
             alias,
             mappings=_with_ours(mappings or {}, id_type),
-            # Said even when it is the default: where nothing is said, nothing is refreshed while nobody searches.
+            # Set even when it is the default: without it, an index that is not searched is not refreshed.
             settings={**(settings or {}), "refresh_interval": refresh},
             alias_filter={"bool": {"must_not": [_IS_GONE]}},
         )
@@ -138,7 +138,7 @@ class ElasticsearchTarget:
     # --- the target's methods ---
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are there."""
+        """Return the versions of the copies that exist."""
         given = {str(item): item for item in ids if _is_name(item)}
         if not given:
             return {}
@@ -158,18 +158,18 @@ class ElasticsearchTarget:
         return seen
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
-        """Take documents over, but none for a newer one or a newer deletion; return the errors of those refused."""
+        """Store documents, but never over a newer one or a newer deletion; return the errors of refused ones."""
         errors: dict[Id, Exception] = {}
         actions: list[bulk.Action] = []
         for document in documents:
             try:
                 actions.append(self._action(document))
-            except Exception as error:  # of this one alone; what makes its fields may be the user's
+            except Exception as error:  # the user's function may make its fields
                 errors[document.id] = error
         return errors | await self._bulk(actions)
 
     async def delete(self, gone: Sequence[Gone]) -> dict[Id, Exception]:
-        """Leave tombstones, but none for a newer document; return the errors of those refused."""
+        """Leave tombstones, but never over a newer document; return the errors of refused ones."""
         now = int(time.time() * 1000)
         errors: dict[Id, Exception] = {}
         actions: list[bulk.Action] = []
@@ -189,7 +189,7 @@ class ElasticsearchTarget:
         return errors
 
     async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what searches find behind one id and up to another, in the order of the ids."""
+        """Return what searches find after one id and up to another, in the order of the ids."""
         ends = {"gt": after, "lte": until}
         ends = {end: item for end, item in ends.items() if item is not None}
         place = {"range": {f"{_OURS}.id": ends}} if ends else {"exists": {"field": f"{_OURS}.id"}}
@@ -204,11 +204,11 @@ class ElasticsearchTarget:
     # --- indexes and aliases ---
 
     def create(self) -> None:
-        """Make the index and the alias, where they are not there.
+        """Create the index and the alias if they do not exist.
 
         Raises:
             ConfigError: the server refuses them.
-            TargetUnavailable: it cannot be asked.
+            TargetUnavailable: the server is unavailable.
         """
         self._apart(self._indexes.create)
 
@@ -219,9 +219,9 @@ class ElasticsearchTarget:
         settings: Mapping[str, Any] | None = None,
         fields: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> ElasticsearchTarget:
-        """Return a target for the index that is to take this one's place, with an alias of its own until then.
+        """Return a target for an index that will replace this one; it has a separate alias until then.
 
-        ``DualTarget`` keeps both in step while it is filled.
+        ``DualTarget`` keeps both up to date while the new index is filled.
 
         Args:
             mappings: of its fields; None for the same.
@@ -235,28 +235,30 @@ class ElasticsearchTarget:
         return new
 
     def take_over(self, drift: Drift, *, drop: bool = True) -> None:
-        """Give a successor's index the alias of the one before, in one step, and drop the other index.
+        """Give the index of a successor the alias of its predecessor, in one step, and drop the old index.
 
-        The own alias stays until the next successor, so that processes that still write to both go on.
+        The successor's first alias stays until the next successor, so that processes that still write to both can continue.
 
         Args:
-            drift: of an audit with both as the target; nothing may be wrong.
-            drop: the other index; False keeps it, without its alias.
+            drift: of an audit with both as the target; it must have no differences.
+            drop: drop the old index; False keeps it, without its alias.
 
         Raises:
-            ConfigError: it is no successor, or something is wrong yet.
-            TargetUnavailable: the server cannot be asked.
+            ConfigError: it is not a successor, or the audit found differences.
+            TargetUnavailable: the server is unavailable.
         """
         if self._indexes.before is None:
-            raise ConfigError("take_over()", f"{self.alias} is nobody's successor")
+            raise ConfigError("take_over()", f"{self.alias} is not a successor")
         if drift.total:
             raise ConfigError(
-                "take_over()", f"{drift.total} items are wrong yet", hint="Repair, and audit again."
+                "take_over()",
+                f"{drift.total} items are still wrong",
+                hint="Repair, and audit again.",
             )
         self._apart(lambda: self._indexes.take_over(drop=drop))
 
     def _apart(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine function with connections of its own, on another loop."""
+        """Run a coroutine function with separate connections, on another loop."""
 
         async def call() -> None:
             try:
@@ -272,9 +274,9 @@ class ElasticsearchTarget:
         _check(document.id, document.version)
         found = document.body if self._fields is None else self._fields(document.body)
         if not isinstance(found, Mapping):
-            raise Rejected(f"fields are a mapping, not {type(found).__name__}")
+            raise Rejected(f"fields must be a mapping, not {type(found).__name__}")
         if _OURS in found:
-            raise Rejected(f"a field {_OURS} is kept for what is needed to compare")
+            raise Rejected(f"the field {_OURS} is reserved for comparing")
         ours: dict[str, Any] = {"id": document.id}
         if document.digest is not None:
             ours["digest"] = document.digest
@@ -283,10 +285,10 @@ class ElasticsearchTarget:
     async def _bulk(
         self, actions: Sequence[bulk.Action], index: str | None = None
     ) -> dict[Id, Exception]:
-        """Send actions and return the errors of those that are to blame themselves.
+        """Send actions and return the errors of those that are at fault.
 
         Raises:
-            TargetUnavailable: some of the others were not taken, or nobody knows.
+            TargetUnavailable: some of the others were not applied, or their state is unknown.
         """
         errors: dict[Id, Exception] = {}
         for wait in (*_AGAIN_SECONDS, None):
@@ -302,7 +304,7 @@ class ElasticsearchTarget:
             if wait is not None:
                 await asyncio.sleep(wait)
             actions = again
-        raise TargetUnavailable(f"too many requests; {len(actions)} items had no room")
+        raise TargetUnavailable(f"too many requests; {len(actions)} items had no capacity")
 
     async def _bulk_once(
         self, part: Sequence[bulk.Action], index: str | None
@@ -310,13 +312,13 @@ class ElasticsearchTarget:
         answer = await self._http.send(
             "POST",
             f"/{index or self.alias}/_bulk",
-            # Otherwise a missing alias would become an index of that name, without a mapping.
+            # Otherwise a missing alias would become an index of that name, without mappings.
             query={"require_alias": _flag(index is None)},
             body=b"".join(action.lines for action in part),
             content_type="application/x-ndjson",
         )
         if answer.status in (400, 413):
-            # For the caller to find the item to blame.
+            # The caller searches for the item at fault.
             raise Rejected(f"status {answer.status}: {bulk.reason_of(error_in(answer))}")
         if answer.status != 200:
             raise unavailable(answer)
@@ -337,13 +339,13 @@ class ElasticsearchTarget:
                 "_source": [_OURS],
             },
         )
-        # Half an answer would look like drift.
+        # A partial result would look like drift.
         if answer.body.get("timed_out") or answer.body.get("_shards", {}).get("failed"):
-            raise TargetUnavailable("a search told of a part of the index only")
+            raise TargetUnavailable("a search covered only a part of the index")
         return _list(answer.body.get("hits"), "hits")
 
     async def _purge(self, now: int) -> None:
-        """Remove tombstones that are old enough, some at a time, unless there is something newer in their place."""
+        """Remove old tombstones, some at a time, unless a newer document has replaced them."""
         index = await self._indexes.find(self.alias)
         if index is None:
             return
@@ -358,7 +360,7 @@ class ElasticsearchTarget:
     ) -> ServerResponse:
         answer = await self._http.send(method, path, query=query, body=msgspec.json.encode(body))
         if answer.status == 404:
-            raise unavailable(answer, hint=f"Was {self.alias} made? create() does it.")
+            raise unavailable(answer, hint=f"If {self.alias} does not exist, create() creates it.")
         if answer.status != 200 or not isinstance(answer.body, dict):
             raise unavailable(answer)
         return answer
@@ -381,8 +383,8 @@ def _is_name(item: Id) -> bool:
 
 def _check(item: Id, version: int) -> None:
     if not _is_name(item):
-        # The server would refuse the whole request for it.
-        raise Rejected(f"an id may have {_ID_BYTES_MAX} bytes: {shown(item)}")
+        # Otherwise the server would refuse the whole request.
+        raise Rejected(f"an id may have at most {_ID_BYTES_MAX} bytes: {shown(item)}")
     if version >= _GONE_VERSION:
         raise Rejected(f"a version must be below {_GONE_VERSION}: {version}")
 

@@ -1,9 +1,10 @@
 """A target: full text search in Groonga, over HTTP.
 
-Groonga has no versions, no transactions, and its conditional load is a look and then a write: two of them at once leave one's
-words under the other's version. So nothing is overwritten here. Each version of an item is a row of its own, that it is whole is
-written last, and the newest whole row counts. What is older is removed by whoever sees it, which can be done at any time and
-twice. A deletion is a row too, a *tombstone*, for a while, and newer than a document of its version.
+Groonga has no versions and no transactions, and its conditional load is a read followed by a write: two concurrent loads can
+leave the words of one under the version of the other. So this target never overwrites a row. Each version of an item is a
+separate row; a field that says it is complete is written last, and the newest complete row counts. Any process that sees older
+rows removes them, which is safe at any time and can be repeated. A deletion is also a row, a *tombstone*, for a while, and newer
+than a document of its version.
 
 Invariant "older never over newer": docs/design/reconcile.md. Shown by: tests/mirror/test_groonga.py.
 """
@@ -42,7 +43,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 
 
 class _Row(NamedTuple):
-    """A version of an item; of a deletion if ``gone_at`` is not 0."""
+    """A version of an item, or of a deletion if ``gone_at`` is not 0."""
 
     key: str
     item: Id
@@ -56,7 +57,7 @@ class _Row(NamedTuple):
 
     @property
     def place(self) -> tuple[int, bool]:
-        """In the order of versions."""
+        """The sort key of versions."""
         return self.version, self.gone_at > 0
 
 
@@ -64,13 +65,13 @@ class GroongaTarget:
     """Full text search in a table of a Groonga server.
 
     Args:
-        url: of the server, as ``http://localhost:10041``.
-        table: its table; ``create`` makes it.
+        url: of the server, such as ``http://localhost:10041``.
+        table: its table; ``create`` creates it.
         id_type: of the ids, ``"integer"`` or ``"text"``.
-        text: makes the text to be searched of a document's body; None takes all texts in it.
-        tokenizer: cuts texts into words.
-        normalizer: makes letters equal that are to be found for each other.
-        tombstone_seconds: for so long a deletion is remembered.
+        text: makes the searchable text from the body of a document; None takes all texts in it.
+        tokenizer: splits texts into words.
+        normalizer: maps letters that match each other to one form.
+        tombstone_seconds: how long a deletion is remembered.
         headers: sent with each request.
         timeout: how long a request may take, in seconds.
 
@@ -78,7 +79,7 @@ class GroongaTarget:
         ConfigError: an argument is refused.
     """
 
-    #: What is loaded can be read.
+    #: Loaded rows can be read at once.
     lag_seconds = 0.0
 
     def __init__(
@@ -108,11 +109,11 @@ class GroongaTarget:
         self._http = Http(url, extra="groonga", headers=headers, seconds=timeout)
 
     def create(self) -> None:
-        """Make the table and its indexes, where they are not there.
+        """Create the table and its indexes if they do not exist.
 
         Raises:
             ConfigError: the server refuses them.
-            TargetUnavailable: it cannot be asked.
+            TargetUnavailable: the server is unavailable.
         """
 
         async def create() -> None:
@@ -124,20 +125,20 @@ class GroongaTarget:
         run_apart(create)
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are there; remove what is older."""
+        """Return the versions of the copies that exist; remove older rows."""
         given: dict[Id, Id] = {}
         for item in ids:
-            with contextlib.suppress(Rejected):  # What cannot be in the table is not.
+            with contextlib.suppress(Rejected):  # An id that cannot be in the table is not there.
                 given[self._known(item)] = item
         newest = await self._tidied(given)
         return {given[name]: row.seen for name, row in newest.items() if not row.gone_at}
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
-        """Take documents over, but none for a newer one or a newer deletion; return the errors of those refused."""
+        """Store documents, but never over a newer one or a newer deletion; return the errors of refused ones."""
         return await self._put(documents, self._document)
 
     async def delete(self, gone: Sequence[Gone]) -> dict[Id, Exception]:
-        """Leave tombstones, but none for a newer document; return the errors of those refused."""
+        """Leave tombstones, but never over a newer document; return the errors of refused ones."""
         errors = await self._put(gone, self._tombstone)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + _PURGE_SECONDS
@@ -145,12 +146,12 @@ class GroongaTarget:
         return errors
 
     async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what is there behind one id and up to another, in the order of the ids."""
+        """Return the copies after one id and up to another, in the order of the ids."""
         found: dict[Id, Seen] = {}
         while len(found) < limit:
             rows = await self._rows(f"{_range(after, until)}gone_at == 0", limit)
             for row in rows:
-                # The newest comes first; a row more is rare, and an audit that is led astray by it looks again.
+                # The newest comes first. A second row is rare; an audit that it misleads checks the item again.
                 found.setdefault(row.item, row.seen)
             if len(rows) < limit:
                 break
@@ -158,17 +159,17 @@ class GroongaTarget:
         return list(found.items())[:limit]
 
     async def search(self, words: str, limit: int = 20) -> list[Id]:
-        """Return the ids of the documents that fit best.
+        """Return the ids of the best matching documents.
 
         Args:
             words: a query of Groonga.
-            limit: at most so many.
+            limit: the maximum number of ids.
 
         Raises:
-            ValueError: the query is none.
-            TargetUnavailable: the server cannot be asked.
+            ValueError: the query is malformed.
+            TargetUnavailable: the server is unavailable.
         """
-        answer = await self._ask(
+        answer = await self._request(
             "select",
             {
                 "table": self._table,
@@ -178,7 +179,7 @@ class GroongaTarget:
                 "filter": "gone_at == 0 && whole == true",
                 "sort_keys": "-_score,item",
                 "output_columns": "item",
-                # An item that is being written may have two rows for a moment.
+                # An item that is being written may briefly have two rows.
                 "limit": str(2 * limit),
             },
         )
@@ -196,19 +197,19 @@ class GroongaTarget:
     async def _put(
         self, entries: Sequence[Any], row_of: Callable[[Any], dict[str, Any]]
     ) -> dict[Id, Exception]:
-        """Add rows, unless there are newer ones, and remove what became old."""
+        """Add rows, unless there are newer ones, and remove rows that became old."""
         errors: dict[Id, Exception] = {}
         rows: list[dict[str, Any]] = []
         for entry in entries:
             try:
                 rows.append(row_of(entry))
-            except Exception as error:  # of this one alone; what makes its text may be the user's
+            except Exception as error:  # the user's function may make its text
                 errors[entry.id] = error
         if not rows:
             return errors
         items = [row["item"] for row in rows]
         newest = await self._tidied(items)
-        # Only to spare the work: what is newer by the time it is loaded wins all the same.
+        # Only saves work: a newer row that is loaded meanwhile still wins.
         rows = [
             row
             for row in rows
@@ -235,7 +236,7 @@ class GroongaTarget:
     def _known(self, item: Id) -> Id:
         if not self._is_text:
             if not isinstance(item, int):
-                raise Rejected(f"an id is a number in this table, not {shown(item)}")
+                raise Rejected(f"an id must be a number in this table, not {shown(item)}")
             return item
         name = str(item)
         if _CONTROL.search(name):
@@ -253,16 +254,16 @@ class GroongaTarget:
         return newest
 
     async def _purge(self) -> None:
-        """Remove tombstones that are old enough, some at a time."""
+        """Remove old tombstones, some at a time."""
         old = int((time.time() - self._tombstone_seconds) * 1000)
         rows = await self._rows(f"gone_at > 0 && gone_at < {old}", _PURGE_MAX)
-        # First what they outlived: a row that was left there would count again.
+        # Remove the rows that they replaced first: such a row would otherwise count again.
         await self._tidied({row.item for row in rows})
         await self._remove(rows)
 
     async def _rows(self, condition: str, limit: int = -1) -> list[_Row]:
         """Return complete rows in the order of their items, the newest of each first."""
-        answer = await self._ask(
+        answer = await self._request(
             "select",
             {
                 "table": self._table,
@@ -276,16 +277,16 @@ class GroongaTarget:
         return [_Row(*record) for record in answer.checked()["records"]]
 
     async def _load(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        answer = await self._ask("load", {"table": self._table}, body=msgspec.json.encode(rows))
+        answer = await self._request("load", {"table": self._table}, body=msgspec.json.encode(rows))
         count = answer.checked()["n_loaded_records"]
         if count != len(rows):
-            raise TargetUnavailable(f"{count} of {len(rows)} rows were loaded")
+            raise TargetUnavailable(f"only {count} of {len(rows)} rows were loaded")
 
     async def _remove(self, rows: Iterable[_Row]) -> None:
         keys = ",".join(_literal(row.key) for row in rows)
         if keys:
             condition = f"in_values(_key, {keys})"
-            (await self._ask("delete", {"table": self._table, "filter": condition})).checked()
+            (await self._request("delete", {"table": self._table, "filter": condition})).checked()
 
     # --- requests ---
 
@@ -308,21 +309,23 @@ class GroongaTarget:
         await self._make(f"{words}.rows", flags=index, type=table, source="words")
 
     async def _make(self, name: str, **options: str) -> None:
-        """Make a table or a column, unless it is there, made by somebody else at the same time perhaps."""
+        """Create a table or column if it does not exist. Another process may be creating it at the same time."""
         if await self._exists(name):
             return
         table, _, column = name.partition(".")
         if column:
-            answer = await self._ask("column_create", {"table": table, "name": column} | options)
+            answer = await self._request(
+                "column_create", {"table": table, "name": column} | options
+            )
         else:
-            answer = await self._ask("table_create", {"name": table} | options)
+            answer = await self._request("table_create", {"name": table} | options)
         if answer.code and not await self._exists(name):
             raise ConfigError("create()", f"{name} was refused: {answer.problem}")
 
     async def _exists(self, name: str) -> bool:
-        return bool((await self._ask("object_exist", {"name": name})).checked())
+        return bool((await self._request("object_exist", {"name": name})).checked())
 
-    async def _ask(
+    async def _request(
         self, command: str, arguments: Mapping[str, str], body: bytes | None = None
     ) -> _Answer:
         arguments = {"command_version": "3", **arguments}
@@ -339,26 +342,28 @@ class GroongaTarget:
 
 _COLUMNS: Final = ("_key", "item", "version", "digest", "gone_at")
 
-#: Return codes of the server for a query that it cannot read: invalid format, and syntax error.
+#: Return codes of the server for a malformed query: invalid format, and syntax error.
 _SYNTAX: Final = frozenset({-54, -63})
 
 
 class _Answer(NamedTuple):
-    """What the server said: 0 when all is well."""
+    """The answer of the server; code 0 means success."""
 
     code: int
     problem: str
     body: Any
 
     def checked(self) -> Any:
-        """Return what was asked for.
+        """Return the result of the request.
 
         Raises:
-            TargetUnavailable: there was a problem: all that is sent here is ours, so no item is to blame.
+            TargetUnavailable: the request failed: the library made all of it, so no item is at fault.
         """
         if self.code:
             hint = (
-                "Was the table made? create() does it." if "invalid name" in self.problem else None
+                "If the table does not exist, create() creates it."
+                if "invalid name" in self.problem
+                else None
             )
             raise TargetUnavailable(f"return code {self.code}: {self.problem}", hint=hint)
         return self.body
@@ -367,7 +372,7 @@ class _Answer(NamedTuple):
 def _row(
     key: str, item: Id, *, version: int, words: str = "", digest: str = "", gone_at: int = 0
 ) -> dict[str, Any]:
-    """Return a row, in the order in which it is written: it does not count without its end."""
+    """Return a row with its fields in the order of writing: without the last field it does not count."""
     return {
         "_key": key,
         "item": item,
@@ -380,7 +385,7 @@ def _row(
 
 
 def _range(after: Id | None, until: Id | None) -> str:
-    """Return a condition on items, to be continued; with both ends the server reads it off an index.
+    """Return a condition on items, ending in ``&&``; with both ends the server uses an index.
 
     >>> _range(1, 9), _range(None, "b"), _range(1, None)
     ('between(item, 1, "exclude", 9, "include") && ', 'item <= "b" && ', 'item > 1 && ')
@@ -393,7 +398,7 @@ def _range(after: Id | None, until: Id | None) -> str:
 
 
 def _literal(item: Id) -> str:
-    """Return a value as scripts have it.
+    """Return a value as a literal of a Groonga script.
 
     >>> _literal(7), _literal("a")
     ('7', '"a"')

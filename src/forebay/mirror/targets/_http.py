@@ -1,7 +1,7 @@
 """Requests to a target over HTTP, with aiohttp, which is an extra.
 
-A session belongs to the event loop that made it; there is one for each, since a target may be called by a mirror
-in its own thread and by the application in another.
+A session belongs to the event loop that made it. There is one per loop, because a mirror may call a target
+in the mirror's thread and the application in another.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-#: Connections of one session; a pass makes its calls one behind the other, direct writes come 16 at a time.
+#: Connections of one session; a pass makes its calls one after the other, direct writes up to 16 at a time.
 _CONNECTIONS_MAX: Final = 32
 
-#: Of an answer that is no JSON, as a proxy's page, so much is told.
+#: How much of an answer that is not JSON, such as the page of a proxy, appears in messages.
 _SHOWN_MAX: Final = 200
 
 
 class ServerResponse(NamedTuple):
-    """What a server answered.
+    """The answer of a server.
 
     Attributes:
         status: of HTTP.
-        body: what its JSON says; a text where it is none.
+        body: the decoded JSON; the text if it is not JSON.
     """
 
     status: int
@@ -46,17 +46,17 @@ class ServerResponse(NamedTuple):
 
 
 class Http:
-    """A server by its address.
+    """A server at an address.
 
     Args:
-        url: its address, which may have a user and a password.
-        extra: of the library's extras, the one that has what is needed.
-        headers: sent with each request, as for an API key.
-        tls: for https, None for the usual checks.
+        url: its address; it may contain a user and a password.
+        extra: the extra of this library with the required packages.
+        headers: sent with each request, such as an API key.
+        tls: for https; None for the usual checks.
         seconds: how long an answer may take.
 
     Raises:
-        ConfigError: the address is none of a web server, or aiohttp is missing.
+        ConfigError: the address is not that of a web server, or aiohttp is missing.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Http:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError("url", "is not the address of a web server: http://host:port")
         self._url = url.rstrip("/")
-        #: For messages: without a password.
+        #: For messages: without the password.
         self._place = parts.netloc.rpartition("@")[2]
         self._client = _library(extra)
         self._headers = dict(headers or {})
@@ -92,10 +92,10 @@ class Http:
         content_type: str = "application/json",
         form: Mapping[str, str] | None = None,
     ) -> ServerResponse:
-        """Send a request, with a body or a form, and return the answer, whatever it says.
+        """Send a request, with a body or a form, and return the answer, whatever its status.
 
         Raises:
-            TargetUnavailable: there was none, or not within the time.
+            TargetUnavailable: there was no answer, or not in time.
         """
         headers = {} if body is None else {"Content-Type": content_type}
         try:
@@ -109,7 +109,7 @@ class Http:
             ) as answer:
                 return ServerResponse(answer.status, _decoded(await answer.read()))
         except TimeoutError as error:
-            raise TargetUnavailable(f"{self._place} gave no answer in time") from error
+            raise TargetUnavailable(f"{self._place} did not answer in time") from error
         except (self._client.ClientError, OSError) as error:
             problem = str(error) or type(error).__name__
             raise TargetUnavailable(f"{self._place}: {problem}") from error
@@ -146,7 +146,7 @@ def _library(extra: str) -> ModuleType:
 
 
 def run_apart(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function to its end on a loop of its own, from anywhere.
+    """Run a coroutine function to its end on a new loop, from any thread.
 
     >>> async def answer() -> int:
     ...     return 42
@@ -159,7 +159,7 @@ def run_apart(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     def run() -> None:
         try:
             results.append(asyncio.run(function()))
-        except BaseException as error:  # it is the caller's, in another thread
+        except BaseException as error:  # for the caller, in another thread
             failures.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,8 +1,8 @@
-"""Indexes of Elasticsearch and OpenSearch and the aliases they are known by.
+"""Indexes of Elasticsearch and OpenSearch, and their aliases.
 
-Behind an alias there is one index, ``pages-1``, ``pages-2`` and so on. The index that is to take the place of another
-has an alias of its own until then. Whatever two processes do at the same time here has one outcome: names follow from what is
-there, an index that exists is no error, and aliases change in one request, all or none.
+An alias has one index, ``pages-1``, ``pages-2`` and so on. An index that will replace another one has a separate alias until
+then. Two processes that act at the same time reach the same result: names follow from the existing ones, an existing index is
+not an error, and aliases change in one request, all or none.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Indexes:
-    """The index behind an alias, and the one that is to take its place.
+    """The index behind an alias, and the index that will replace it.
 
     Args:
         http: the server.
         alias: of the index.
-        mappings: it is made with.
-        settings: it is made with.
-        alias_filter: what searches of the alias leave out.
+        mappings: of a new index.
+        settings: of a new index.
+        alias_filter: what the alias excludes from searches.
 
     Attributes:
-        before: the alias whose place this index is to take; None if it is nobody's successor.
+        before: the alias that this index will take over; None if it is not a successor.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Indexes:
         self.before: str | None = None
 
     async def find(self, alias: str) -> str | None:
-        """Return the index behind an alias; None if there is no such alias.
+        """Return the index behind an alias; None if the alias does not exist.
 
         Raises:
-            ConfigError: it stands for several.
-            TargetUnavailable: the server cannot be asked.
+            ConfigError: the alias has several indexes.
+            TargetUnavailable: the server is unavailable.
         """
         answer = await self._http.send("GET", f"/_alias/{alias}")
         if answer.status == 404:
@@ -63,39 +63,37 @@ class Indexes:
         if answer.status != 200 or not isinstance(answer.body, dict):
             raise unavailable(answer)
         if len(answer.body) != 1:
-            raise ConfigError(
-                "alias", f"{alias} stands for {len(answer.body)} indexes, not for one"
-            )
+            raise ConfigError("alias", f"{alias} has {len(answer.body)} indexes instead of one")
         return str(next(iter(answer.body)))
 
     async def create(self) -> None:
-        """Make the index and the alias, where they are not there."""
+        """Create the index and the alias if they do not exist."""
         if self.before is not None:
             await self._create_next(self.before)
         elif await self.find(self._alias) is None:
             name = f"{self._alias}-1"
             await self._make(name, {self._alias: {"filter": self._filter}})
-            if await self.find(self._alias) is None:  # The index was there without it.
+            if await self.find(self._alias) is None:  # The index existed without the alias.
                 await self._change([self._added(name, self._alias)])
 
     async def _create_next(self, before: str) -> None:
         old = await self.find(before)
         if old is None:
-            raise ConfigError("alias", f"{before} is not there", hint="create() it first.")
+            raise ConfigError("alias", f"{before} does not exist", hint="create() it first.")
         name = _next_name(before, old)
         now = await self.find(self._alias)
         if now == name:
             return
         await self._make(name, {})
-        left = [] if now is None else [_removed(now, self._alias)]  # by the successor before
+        left = [] if now is None else [_removed(now, self._alias)]  # of the previous successor
         await self._change([*left, self._added(name, self._alias)])
 
     async def take_over(self, *, drop: bool) -> None:
-        """Give the index the alias of the one before; the other index is dropped, or loses its alias."""
+        """Give the index the alias of its predecessor; the old index is dropped, or loses its alias."""
         assert self.before is not None
         old, new = await self.find(self.before), await self.find(self._alias)
         if new is None:
-            raise ConfigError("alias", f"{self._alias} is not there", hint="create() it first.")
+            raise ConfigError("alias", f"{self._alias} does not exist", hint="create() it first.")
         if old == new:
             return
         actions = [self._added(new, self.before)]
@@ -130,7 +128,7 @@ def _removed(index: str, alias: str) -> dict[str, Any]:
 
 
 def _next_name(alias: str, index: str) -> str:
-    """Return the name of the index behind one.
+    """Return the name of the index after an index.
 
     >>> _next_name("pages", "pages-9"), _next_name("pages", "made-by-hand")
     ('pages-10', 'pages-1')
@@ -140,10 +138,10 @@ def _next_name(alias: str, index: str) -> str:
 
 
 def error_in(answer: ServerResponse) -> Any:
-    """Return what an answer says was wrong."""
+    """Return the error in an answer."""
     return answer.body.get("error") if isinstance(answer.body, dict) else answer.body
 
 
 def unavailable(answer: ServerResponse, *, hint: str | None = None) -> TargetUnavailable:
-    """Return the error for an answer that says nothing about any item."""
+    """Return the error for an answer that does not concern any item."""
     return TargetUnavailable(f"status {answer.status}: {reason_of(error_in(answer))}", hint=hint)

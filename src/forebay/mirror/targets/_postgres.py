@@ -1,7 +1,7 @@
 """A target: full text search in a PostgreSQL database, which may be another server.
 
 A table of ids, versions and search vectors. A deleted item leaves a row without words for a while, a *tombstone*, so that
-nobody who read the item before can bring it back. The bodies stay in the source: a search gives ids.
+a process that read the item earlier cannot restore it. The bodies stay in the source: a search returns ids.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _ID_TYPES: Final = {"bigint": "bigint", "text": 'text collate "C"'}
 class PostgresTarget:
     """Full text search in PostgreSQL, in another database or on another server.
 
-    Search its table with a connection of your own: ``select id from documents where words @@
+    Search its table on any connection: ``select id from documents where words @@
     websearch_to_tsquery('english', 'water mill')``.
 
     Args:
         dsn: the database, or a function that returns its address when it is first needed.
-        table: its table, with or without a schema; ``create`` makes it.
+        table: its table, with or without a schema; ``create`` creates it.
         id_type: of the ids, ``"bigint"`` or ``"text"``.
         language: the text search configuration.
-        text: makes the text to be searched of a document's body; None takes all texts in it.
-        tombstone_seconds: for so long a deletion is remembered.
+        text: makes the searchable text from the body of a document; None takes all texts in it.
+        tombstone_seconds: how long a deletion is remembered.
         timeout: how long a statement may take, in seconds.
 
     Raises:
-        ConfigError: the table's name or the type is refused.
+        ConfigError: the name of the table or the type is refused.
     """
 
-    #: What is committed can be read.
+    #: Committed rows can be read at once.
     lag_seconds = 0.0
 
     def __init__(
@@ -70,7 +70,7 @@ class PostgresTarget:
         timeout: float = 30.0,
     ) -> None:
         if not _NAME.fullmatch(table):
-            raise ConfigError("table", f"is {shown(table)}, not a plain name in small letters")
+            raise ConfigError("table", f"is {shown(table)}, not a plain name in lower case")
         if id_type not in _ID_TYPES:
             raise ConfigError("id_type", f'is {shown(id_type)}, not "bigint" or "text"')
         self._table = table
@@ -82,14 +82,14 @@ class PostgresTarget:
         self._database = ForeignSession(dsn, name="forebay target", seconds=timeout)
 
     def create(self) -> None:
-        """Make the table and its indexes, where they are not there."""
+        """Create the table and its indexes if they do not exist."""
         bare = self._table.rpartition(".")[2]
         self._database.run_once(
             Operation(
                 f"""
                 create table if not exists {self._table} (
                     id         {_ID_TYPES[self._type]} primary key,
-                    version    bigint not null,  -- of a tombstone: of the deletion; the highest there is, if unknown
+                    version    bigint not null,  -- of a tombstone: of the deletion; the highest possible, if unknown
                     digest     text,
                     words      tsvector,
                     gone       boolean not null default false,
@@ -101,7 +101,7 @@ class PostgresTarget:
         )
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are there."""
+        """Return the versions of the copies that exist."""
         if self._type == "text":
             given: dict[Any, Id] = {str(item): item for item in ids}
         else:
@@ -117,7 +117,7 @@ class PostgresTarget:
         return {given[name]: Seen(version, digest) for name, version, digest in rows}
 
     async def write(self, documents: Sequence[Document]) -> None:
-        """Take documents over, but none for a newer one or a newer deletion."""
+        """Store documents, but never over a newer one or a newer deletion."""
         given = [
             {
                 "id": document.id,
@@ -127,7 +127,7 @@ class PostgresTarget:
             }
             for document in documents
         ]
-        # In the order of the ids, so that two writers wait for each other and do not deadlock.
+        # In the order of the ids, so that two writers wait for each other instead of a deadlock.
         await self._database.run(
             Operation(
                 f"""
@@ -146,7 +146,7 @@ class PostgresTarget:
         )
 
     async def delete(self, gone: Sequence[Gone]) -> None:
-        """Leave tombstones, but none for a newer copy."""
+        """Leave tombstones, but never over a newer copy."""
         given = [
             {"id": each.id, "version": VERSION_MAX if each.version is None else each.version}
             for each in gone
@@ -177,7 +177,7 @@ class PostgresTarget:
             )
 
     async def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what is there behind one id and up to another, in the order of the ids."""
+        """Return the copies after one id and up to another, in the order of the ids."""
         rows = await self._database.run(
             Operation(
                 f"""
@@ -193,7 +193,7 @@ class PostgresTarget:
         return [(name, Seen(version, digest)) for name, version, digest in rows]
 
     async def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
-        """Return the checksum of what is there behind one id and up to another, at most so many."""
+        """Return the checksum of the copies after one id and up to another, at most ``limit``."""
         return await self._database.run(
             Operation(
                 f"""

@@ -45,17 +45,17 @@ class SQLiteTarget:
     """Full text search in a SQLite file.
 
     Args:
-        path: of the file; it is made when it is first needed.
+        path: of the file; it is created when first needed.
         id_type: of the ids, ``"integer"`` or ``"text"``.
-        text: makes the text to be searched of a document's body; None takes all texts in it.
-        tombstone_seconds: for so long a deletion is remembered.
+        text: makes the searchable text from the body of a document; None takes all texts in it.
+        tombstone_seconds: how long a deletion is remembered.
         timeout: how long to wait for another writer, in seconds.
 
     Raises:
         ConfigError: the type is refused.
     """
 
-    #: What is committed can be read.
+    #: Committed rows can be read at once.
     lag_seconds = 0.0
 
     def __init__(
@@ -77,7 +77,7 @@ class SQLiteTarget:
         self._is_made = False
 
     def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of those that are there."""
+        """Return the versions of the copies that exist."""
         given = {self._known(item): item for item in ids}
         with self._connected() as conn:
             rows = conn.execute(
@@ -88,7 +88,7 @@ class SQLiteTarget:
         return {given[name]: Seen(version, digest) for name, version, digest in rows}
 
     def write(self, documents: Sequence[Document]) -> None:
-        """Take documents over, but none for a newer one or a newer deletion."""
+        """Store documents, but never over a newer one or a newer deletion."""
         with self._connected(to_write=True) as conn:
             for document in documents:
                 row = conn.execute(
@@ -107,7 +107,7 @@ class SQLiteTarget:
                     )
 
     def delete(self, gone: Sequence[Gone]) -> None:
-        """Leave tombstones, but none for a newer copy."""
+        """Leave tombstones, but never over a newer copy."""
         now = time.time()
         with self._connected(to_write=True) as conn:
             for each in gone:
@@ -129,7 +129,7 @@ class SQLiteTarget:
             )
 
     def scan(self, after: Id | None, until: Id | None, limit: int) -> list[tuple[Id, Seen]]:
-        """Return what is there behind one id and up to another, in the order of the ids."""
+        """Return the copies after one id and up to another, in the order of the ids."""
         with self._connected() as conn:
             rows = conn.execute(
                 "select id, version, digest from document where not gone"
@@ -140,15 +140,15 @@ class SQLiteTarget:
         return [(name, Seen(version, digest)) for name, version, digest in rows]
 
     def checksum(self, after: Id | None, until: Id | None, limit: int) -> Checksum:
-        """Return the checksum of what is there behind one id and up to another, at most so many."""
+        """Return the checksum of the copies after one id and up to another, at most ``limit``."""
         return checksum_of(self.scan(after, until, limit))
 
     def search(self, words: str, limit: int = 20) -> list[Id]:
-        """Return the ids of the documents that fit best.
+        """Return the ids of the best matching documents.
 
         Args:
             words: a query of FTS5.
-            limit: at most so many.
+            limit: the maximum number of ids.
         """
         with self._connected() as conn:
             rows = conn.execute(
@@ -160,7 +160,7 @@ class SQLiteTarget:
 
     @contextlib.contextmanager
     def _connected(self, *, to_write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Lend a connection in a transaction; each call has its own, since calls come from any thread."""
+        """Yield a connection in a transaction; each call has a new connection, because calls come from any thread."""
         try:
             conn = sqlite3.connect(self._path, timeout=self._timeout, isolation_level=None)
             with contextlib.closing(conn):
@@ -172,7 +172,7 @@ class SQLiteTarget:
                 yield conn
                 conn.execute("commit")
         except sqlite3.OperationalError as error:
-            # Locked, full, or no such folder; a query of FTS5 that is none is the caller's.
+            # Locked, full, or no such folder; a malformed query of FTS5 is the caller's error.
             if "fts5" in str(error):
                 raise
             self._is_made = False

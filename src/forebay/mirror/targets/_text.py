@@ -1,4 +1,4 @@
-"""What of a document is searched for, where nothing else is said."""
+"""The searchable text of a document, by default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def texts_of(body: Any) -> str:
-    """Return all texts in a body, one behind the other.
+    """Return all texts in a body, one after the other.
 
     >>> texts_of({"title": "Weirs", "tags": ["water", "mill"], "pages": 12})
     'Weirs water mill'
