@@ -8,7 +8,7 @@ The deadline is enforced by closing the socket. A server that stopped answering,
 swallows packets, cannot be cancelled politely: psycopg waits seconds for the server to confirm a cancellation.
 
 Between us and the server there may be a pooler that gives each transaction another server session, such as PgBouncer
-in transaction mode. It shows when connecting: the process id that it told is not the server's. Such a session is
+in transaction mode. It shows when connecting: the process id that it reported is not the server's. Such a session is
 *pooled*: nothing is left behind in it. What a call needs of settings is sent along in the same message, as one transaction,
 nothing is prepared, and nobody listens. Invariant "no trace in a pooled session": docs/design/poolers.md.
 Shown by: tests/faults/test_pgbouncer.py.
@@ -55,12 +55,12 @@ _ISOLATION: Final = {"default_transaction_isolation": "read committed"}
 
 #: One round trip: who the server says it is, and the settings, unless that is somebody else than we were told.
 _GREETING: Final = """\
-select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(told)s, pg_backend_pid()) then (
+select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(reported)s, pg_backend_pid()) then (
     select count(set_config(s.name, s.value, false))
     from unnest(%(names)s::text[], %(values)s::text[]) s (name, value)) end"""
 
 #: No process has it: with a pooler for certain, it is not worth asking who the server is.
-_NOBODY: Final = -1
+_NO_PROCESS: Final = -1
 
 
 class Session:
@@ -290,15 +290,21 @@ async def open_connection(
                 connect_timeout=max(2, int(seconds)),
                 **KEEPALIVE,
             )
-            told = {"session": None, "transaction": _NOBODY}.get(pooler, conn.pgconn.backend_pid)
+            reported = {"session": None, "transaction": _NO_PROCESS}.get(
+                pooler, conn.pgconn.backend_pid
+            )
             row = await (
                 await conn.execute(
                     _GREETING,
-                    {"told": told, "names": list(settings), "values": list(settings.values())},
+                    {
+                        "reported": reported,
+                        "names": list(settings),
+                        "values": list(settings.values()),
+                    },
                 )
             ).fetchone()
             assert row is not None
-            is_pooled = told is not None and row[0] != told
+            is_pooled = reported is not None and row[0] != reported
             if is_pooled:
                 conn.prepare_threshold = None
             made, conn = conn, None

@@ -196,14 +196,14 @@ def close_lease(lease_id: int) -> Operation[int | None]:
     return Operation("select forebay.close_lease_v1(%(lease)s)", scalar, {"lease": lease_id})
 
 
-def beat(
+def heartbeat(
     lease_ids: Collection[int], job_ids: Collection[int], duties: Collection[int] = ()
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
-        _heartbeat,
+        _heartbeat_answer,
         {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
     )
 
@@ -364,7 +364,7 @@ def now() -> Operation[datetime]:
     return Operation("select clock_timestamp()", scalar)
 
 
-def _heartbeat(rows: ResultRows) -> HeartbeatAnswer:
+def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     ((open_leases, cancelled_jobs, leaderless, lease_count),) = rows
     return HeartbeatAnswer(
         frozenset(open_leases), frozenset(cancelled_jobs), frozenset(leaderless), lease_count

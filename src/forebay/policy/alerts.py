@@ -136,11 +136,11 @@ def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | No
     age = (facts.at - oldest.due_at).total_seconds()
     if age < thresholds.unproved_for:
         return None
-    said = f": {oldest.error}" if oldest.error else ""
+    error = f": {oldest.error}" if oldest.error else ""
     times = "once" if oldest.attempts == 1 else f"{oldest.attempts} times"
     return Alert(
         code="A3",
-        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{said}",
+        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{error}",
         hint=f"forebay jobs show {oldest.job_id} has all its errors.",
         since=oldest.due_at,
     )

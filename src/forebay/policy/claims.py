@@ -32,7 +32,7 @@ def claim_size(
     *,
     concurrency: int,
     buffered: int = 0,
-    chained: int = 0,
+    waiting_for_key: int = 0,
     mean_seconds: float | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
     rows_max: int = CLAIM_ROWS_MAX,
@@ -43,7 +43,7 @@ def claim_size(
         free_slots: slots without a job.
         concurrency: slots in all.
         buffered: jobs already claimed and not started.
-        chained: how many of these wait for an earlier one of their ordering key, with slots free beside them. Where
+        waiting_for_key: how many of these wait for an earlier one of their ordering key, with slots free beside them. Where
             that is soon, nothing is claimed for these slots: it would probably be more of the same keys.
         mean_seconds: measured mean duration of a job; None while nothing was measured, and then
             nothing is taken ahead.
@@ -62,16 +62,16 @@ def claim_size(
     1000
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
-    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=0.0001)
+    >>> claim_size(9, concurrency=10, buffered=800, waiting_for_key=800, mean_seconds=0.0001)
     1000
-    >>> claim_size(9, concurrency=10, buffered=1200, chained=1200, mean_seconds=0.00005)
+    >>> claim_size(9, concurrency=10, buffered=1200, waiting_for_key=1200, mean_seconds=0.00005)
     0
-    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=5.0)
+    >>> claim_size(9, concurrency=10, buffered=800, waiting_for_key=800, mean_seconds=5.0)
     9
     """
     ahead = 0
     if mean_seconds is not None:
-        if chained and chained * mean_seconds <= ahead_seconds:
+        if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
         # Below a microsecond the quotient says nothing that rows_max does not. Two claims at most: one that is worked
         # on, and one that comes meanwhile.

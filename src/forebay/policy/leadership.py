@@ -21,7 +21,7 @@ POLL_SECONDS_WITHOUT_NOTIFICATIONS: Final = 1.0
 
 
 #: A worker draws its name for the flag sequences below this number; two workers with one name do no harm.
-HOLDERS: Final = 1 << 20
+LEADER_IDS: Final = 1 << 20
 
 
 def idle_poll_pause(u: float, seconds: float = IDLE_POLL_SECONDS) -> float:
@@ -76,11 +76,11 @@ class Leadership:
         """Whether it is time to ask: to renew what is held, or because a duty may be leaderless."""
         return self._clock() >= self._call_at
 
-    def answered(self, held: Collection[int], asked_at: float) -> None:
+    def answered(self, held: Collection[int], called_at: float) -> None:
         """Note what the database said to a call that was sent at that time."""
         self._held = frozenset(held)
-        self._held_until = asked_at + self.seconds
-        self._call_at = asked_at + (self.seconds / 4 if held else idle_poll_pause(self._draw()))
+        self._held_until = called_at + self.seconds
+        self._call_at = called_at + (self.seconds / 4 if held else idle_poll_pause(self._draw()))
 
     def assume_leaderless(self, duties: Collection[int]) -> bool:
         """Ask soon if one of these is wanted and not held; return whether that is so."""
@@ -89,7 +89,7 @@ class Leadership:
         self._call_at = 0.0
         return True
 
-    def left(self) -> None:
+    def resigned(self) -> None:
         """Note that all were left; whoever finds nothing to do asks for them again."""
         self._held = frozenset()
         self._call_at = 0.0

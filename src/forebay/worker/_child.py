@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 #: How often a child looks whether its parent lives, in case somebody else holds the parent's end of the socket open.
-_LOOK_MILLIS: Final = 1000
+_PARENT_CHECK_MILLIS: Final = 1000
 
 
 class _ProcessState:
@@ -63,7 +63,7 @@ def _mask() -> int:
     return mask
 
 
-class _Pipe:
+class _PipeToParent:
     """The outcomes of a child: answers its parent."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -72,14 +72,14 @@ class _Pipe:
         #: Offsets of the jobs that were not answered yet.
         self.missing: set[int] = set()
 
-    def say(self, answer: ChildReport) -> None:
+    def send(self, answer: ChildReport) -> None:
         self._writer.write(framed(msgspec.json.encode(answer)))
         self.missing.discard(answer.offset)
 
-    def answer_in_any_case(self) -> None:
+    def answer_missing(self) -> None:
         """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
         for offset in list(self.missing):
-            self.say(ChildReport(offset=offset, lease_lost=True))
+            self.send(ChildReport(offset=offset, lease_lost=True))
 
     def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
         del helds
@@ -89,13 +89,13 @@ class _Pipe:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            self.say(ChildReport(offset=job.row.offset, tallies=_taken(job)))
+            self.send(ChildReport(offset=job.row.offset, tallies=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        self.say(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
+        self.send(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
 
     def settled_by_handler(self, job: HeldJob) -> None:
-        self.say(ChildReport(offset=job.row.offset, settled=True))
+        self.send(ChildReport(offset=job.row.offset, settled=True))
 
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ async def _main(descriptor: int) -> None:
     start = msgspec.json.decode(await receive(reader), type=Start)
     app = load_app(start)
     settings = WorkerSettings(**start.settings)
-    pipe = _Pipe(writer)
+    pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
         executor = Executor(
             app.kinds,
@@ -134,13 +134,13 @@ async def _main(descriptor: int) -> None:
             name=start.name,
             group=start.group,
             resources=await app.open_resources(stack),
-            on_free=pipe.answer_in_any_case,
+            on_free=pipe.answer_missing,
             on_lease_lost=lambda _lease: None,
             on_progress=pipe.progress,
         )
         executor.transactions.is_pooled = start.is_pooled
         process_state = _ProcessState()
-        pipe.say(ChildReport(ready=True))
+        pipe.send(ChildReport(ready=True))
         while True:
             message = await receive(reader)
             with contextlib.suppress(msgspec.ValidationError):
@@ -158,7 +158,7 @@ async def _main(descriptor: int) -> None:
                 limit_resources(app.kinds.get(work.rows[0].kind))
             except Exception as error:
                 # Our own mistake: it must not be put down to the job.
-                pipe.say(ChildReport(broken=f"{type(error).__name__}: {error}"))
+                pipe.send(ChildReport(broken=f"{type(error).__name__}: {error}"))
                 continue
             pipe.missing = set(work.offsets)
             executor.take(helds)
@@ -180,7 +180,7 @@ def _end_with_parent(descriptor: int, parent: int) -> None:
     # process that forked has left a copy of the other end, so that its closing alone would not do.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    while os.getppid() == parent and not poll.poll(_LOOK_MILLIS):
+    while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
         pass
     os._exit(0)
 

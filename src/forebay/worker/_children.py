@@ -238,9 +238,9 @@ class Children:
 
     def _end_idle(self, child: _Child) -> None:
         self._idle = [item for item in self._idle if item[0] is not child]
-        self._note(asyncio.get_running_loop().create_task(child.kill()))
+        self._keep_until_done(asyncio.get_running_loop().create_task(child.kill()))
 
-    def _note(self, task: asyncio.Task[None]) -> None:
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._enders.add(task)
         task.add_done_callback(self._enders.discard)
 
@@ -294,7 +294,7 @@ class Children:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         child = _Child(process, reader, writer, ours)
-        self._note(asyncio.create_task(child.hang_up()))
+        self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:
             async with asyncio.timeout(_START_SECONDS):

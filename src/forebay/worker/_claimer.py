@@ -95,7 +95,7 @@ class Claimer:
         self._is_finished = is_finished
         self._fairness = Fairness()
         #: Until then, by our clock, what was ready was looked at closely enough, and producers notify of what comes.
-        self._looked_until = 0.0
+        self._polled_until = 0.0
         self._notified: set[str] = set()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         #: Lanes whose limits may let more through, since jobs of theirs were settled.
@@ -103,7 +103,7 @@ class Claimer:
         #: Until then nothing but these is known to be ready.
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
-        self._must_look = False
+        self._must_check_batches = False
         #: Whether the database did not answer when the worker stopped.
         self.was_cut = False
 
@@ -145,9 +145,9 @@ class Claimer:
                 if self._leases.current is None:
                     await self._leases.open()
                     continue
-                if self._must_look:
+                if self._must_check_batches:
                     await self._leases.drop_missing_batches()
-                    self._must_look = False
+                    self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
                 if not busy and self._is_finished is not None and await self._is_finished():
@@ -161,7 +161,7 @@ class Claimer:
                     if failures in {1, 10, 100}:
                         log.warning("claims interrupted: %s", error)
                     self._leases.retire()
-                    self._must_look = True
+                    self._must_check_batches = True
                 await self._signals.pause(
                     min(
                         reconnect_seconds(failures, random.random()),
@@ -187,7 +187,7 @@ class Claimer:
         self._signals.wake.clear()
         if self._notified and await self._claim_notified(lease):
             # All else was looked at a moment ago, and producers notify until it is again.
-            pause = self._looked_until - time.monotonic()
+            pause = self._polled_until - time.monotonic()
             if pause > 0:
                 await self._signals.sleep(pause)
                 return True
@@ -201,14 +201,14 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        asked_at = time.monotonic()
+        called_at = time.monotonic()
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._sleep_millis())
         )
         self._only = frozenset(lane.lane for lane in lanes)
-        self._only_until = asked_at + settings.poll_seconds
+        self._only_until = called_at + settings.poll_seconds
         if not lanes:
-            self._looked_until = asked_at + settings.poll_seconds
+            self._polled_until = called_at + settings.poll_seconds
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
                 return False
@@ -259,7 +259,7 @@ class Claimer:
         return claimed
 
     async def _claim_notified(self, lease: Lease) -> bool:
-        """Claim from queues that were notified of, without asking what is ready; return whether that was all there was.
+        """Claim from queues that were notified of, without claim what is ready; return whether that was all there was.
 
         Only when nothing runs and the queue has one public lane as far as we know, and at most half of the queue's share:
         retries, other lanes and other queues get theirs when ``ready_v1`` is called, after this. Only a leader does it, since a
@@ -281,7 +281,7 @@ class Claimer:
         return was_all
 
     async def _claim_freed(self, lease: Lease) -> bool:
-        """Claim where a settlement let more through a limit, without asking what is ready; return whether that gave any.
+        """Claim where a settlement let more through a limit, without claim what is ready; return whether that gave any.
 
         Only a moment after a look that found nothing else: all else that waits has its turn at the next look.
         """
@@ -291,7 +291,7 @@ class Claimer:
             await asyncio.sleep(0)
             for lane in freed.values():
                 if (wanted := self._wanted()) > 0 and not (self._signals.is_stopping or lease.lost):
-                    taken += await self._claim_paced(lease, lane, wanted)
+                    taken += await self._claim_limited(lease, lane, wanted)
         return taken > 0
 
     def _sleep_millis(self) -> int | None:
@@ -312,7 +312,7 @@ class Claimer:
             max(0, settings.concurrency - executor.busy - coming),
             concurrency=settings.concurrency,
             buffered=executor.buffered + coming,
-            chained=executor.chained,
+            waiting_for_key=executor.waiting_for_key,
             # The slowest queue decides: work taken ahead of a slow handler would wait here.
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,
@@ -336,12 +336,12 @@ class Claimer:
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
         if lane.is_limited:
-            return await self._claim_paced(lease, lane, count)
+            return await self._claim_limited(lease, lane, count)
         taken = 0
-        asking = asyncio.create_task(self._claim(lease, lane, count))
+        claim = asyncio.create_task(self._claim(lease, lane, count))
         try:
             while True:
-                batch, rows = await asking
+                batch, rows = await claim
                 taken += len(rows)
                 if len(rows) == count and time.monotonic() < again_until:
                     # There is probably more: the server looks for it while we take these up.
@@ -350,16 +350,16 @@ class Claimer:
                 else:
                     again = False
                 if again:
-                    asking = asyncio.create_task(self._claim(lease, lane, count))
+                    claim = asyncio.create_task(self._claim(lease, lane, count))
                     await asyncio.sleep(0)
                 if batch is not None and not lease.lost:
                     self._executor.take([HeldJob(row, batch, lane) for row in rows])
                 if not again:
                     return taken
         finally:
-            asking.cancel()
+            claim.cancel()
 
-    async def _claim_paced(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+    async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         """Claim where each claim gives jobs of one limit key, until there are enough or no more; return how many.
 
         Nothing is taken ahead, except for the calls of batch handlers: a job that waits here for a slot would use up

@@ -96,7 +96,7 @@ class Executor:
         #: How many jobs these are.
         self._queued = 0
         #: What waits for an earlier job of its ordering key in the same lease.
-        self._keys = KeyQueues(self._hand_back)
+        self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
         self.transactions = HandlerTransactions(dsn, name, self._threads)
         self._slots = Slots(
@@ -122,7 +122,7 @@ class Executor:
         return self._queued + self._keys.waiting
 
     @property
-    def chained(self) -> int:
+    def waiting_for_key(self) -> int:
         """How many of these wait for an earlier one of their ordering key."""
         return self._keys.waiting
 
@@ -191,12 +191,12 @@ class Executor:
         count = 0
         while self._waiting:
             for held in self._waiting.popleft()[1]:
-                self._hand_back(held)
+                self._release(held)
                 count += 1
         self._queued = 0
         return count + self._keys.release_all()
 
-    def _hand_back(self, held: HeldJob) -> None:
+    def _release(self, held: HeldJob) -> None:
         self._reporter.end(held, Ended(0, "released"))
 
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
@@ -259,8 +259,8 @@ class Executor:
 
     def _start_waiting(self) -> None:
         """See to it that each call that can start has a runner."""
-        room = self._concurrency - self._slots.busy
-        for _ in range(min(len(self._waiting), room) - self._starting):
+        free_slots = self._concurrency - self._slots.busy
+        for _ in range(min(len(self._waiting), free_slots) - self._starting):
             self._starting += 1
             task = asyncio.get_running_loop().create_task(
                 self._run_calls(), context=self._context.copy()
@@ -325,11 +325,11 @@ class Executor:
                     helds[0].batch.tallies.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
         except BaseException as error:  # a handler may raise anything, and the worker goes on
-            is_ours = kind.transaction or isinstance(error, NoThreadError)
-            if is_ours and not call.started and call.why is None:
+            may_be_released = kind.transaction or isinstance(error, NoThreadError)
+            if may_be_released and not call.started and call.why is None:
                 # A pooled connection that the server had ended, none at all, or no thread: not the handler's fault.
-                back = [Ended(0, "released", after=1.0) for _ in helds]
-                self._reporter.finish_all(call, back)
+                released = [Ended(0, "released", after=1.0) for _ in helds]
+                self._reporter.finish_all(call, released)
                 log.warning("job %s cannot begin: %s", helds[0].row.job_id, _short(error))
             else:
                 if call.connection is not None and spoils_connection(error):
@@ -352,16 +352,16 @@ class Executor:
         answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
         for held, job, answer in zip(helds, call.jobs, answers, strict=True):
             if not answer.died:
-                self._take_answer(held, kind, answer)
+                self._take_report(held, kind, answer)
                 continue
             if not held.ended:
                 # One of them killed the process. Alone it is known which.
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
-                self._take_answer(held, kind, alone)
+                self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
         self._record_duration(helds, endeds)
 
-    def _take_answer(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
+    def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
             return
         if answer.lease_lost:

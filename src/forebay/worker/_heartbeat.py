@@ -53,10 +53,10 @@ class Heartbeat:
         name: application_name of the connection.
         heartbeat_seconds: pause between heartbeats.
         idle_seconds: the same while no job runs and few workers are about.
-        spread_seconds_max: at most, while no job runs: of many idle workers each heartbeats the more seldom the more they are.
+        idle_seconds_max: at most, while no job runs: of many idle workers each heartbeats the more seldom the more they are.
         stall_seconds: without a sign of the worker's loop for so long, sending heartbeats stops.
         held: called in the worker's loop; what is held then.
-        heard: called in the worker's loop with each answer, the leases that were asked about, and when.
+        on_answer: called in the worker's loop with each answer, the leases that were asked about, and when.
         pooler: see ``Session``.
     """
 
@@ -67,10 +67,10 @@ class Heartbeat:
         name: str,
         heartbeat_seconds: float,
         idle_seconds: float,
-        spread_seconds_max: float,
+        idle_seconds_max: float,
         stall_seconds: float,
         held: Callable[[], Held],
-        heard: Callable[[HeartbeatAnswer, Sequence[int], float], None],
+        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float], None],
         pooler: str = "auto",
     ) -> None:
         self._session = Session(
@@ -83,13 +83,13 @@ class Heartbeat:
         )
         self._heartbeat_seconds = heartbeat_seconds
         self._idle_seconds = idle_seconds
-        self._spread_seconds_max = spread_seconds_max
+        self._idle_seconds_max = idle_seconds_max
         self._extra_seconds = 0.0
         self._is_in_long_pause = False
         self._hurried = False
         self._stall_seconds = stall_seconds
         self._held = held
-        self._heard = heard
+        self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
         self._snapshot = Held([], [], [], is_busy=False)
         self._seen_at = time.monotonic()
@@ -99,7 +99,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start sending heartbeats."""
-        self._look()
+        self._take_snapshot()
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ class Heartbeat:
         while not self._stopping.is_set():
             self._hurried = False
             try:
-                self._loop.call_soon_threadsafe(self._look)
+                self._loop.call_soon_threadsafe(self._take_snapshot)
             except RuntimeError:
                 return  # The worker's loop is closed.
             silent = time.monotonic() - self._seen_at
@@ -150,9 +150,11 @@ class Heartbeat:
                 sent_at = time.monotonic()
                 held = self._snapshot
                 try:
-                    beat = await session.run(protocol.beat(held.leases, held.jobs, held.duties))
-                    self._loop.call_soon_threadsafe(self._heard, beat, held.leases, sent_at)
-                    self._extra_seconds = self._extra_pause(beat.lease_count)
+                    answer = await session.run(
+                        protocol.heartbeat(held.leases, held.jobs, held.duties)
+                    )
+                    self._loop.call_soon_threadsafe(self._on_answer, answer, held.leases, sent_at)
+                    self._extra_seconds = self._extra_pause(answer.lease_count)
                     if was_down:
                         log.info("heartbeat is back")
                     was_down = False
@@ -181,12 +183,12 @@ class Heartbeat:
         """Return how much longer than usual to wait among so many workers, not in step with them."""
         if lease_count is None:
             return 0.0
-        pause = min(lease_count * _SECONDS_PER_LEASE, self._spread_seconds_max) * (
+        pause = min(lease_count * _SECONDS_PER_LEASE, self._idle_seconds_max) * (
             0.75 + 0.5 * random.random()
         )
         return max(0.0, pause - self._idle_seconds)
 
-    def _look(self) -> None:
+    def _take_snapshot(self) -> None:
         self._seen_at = time.monotonic()
         self._snapshot = self._held()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.worker")
 
 #: Between two looks for leases that no heartbeat confirmed, or that are empty and retired.
-_LOOK_SECONDS = 0.25
+_CHECK_SECONDS = 0.25
 
 
 class LeaseKeeper:
@@ -160,19 +160,19 @@ class LeaseKeeper:
         if lease is not None:
             lease.retired = True
 
-    def confirm(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
+    def confirm(self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float) -> None:
         """Take up the answer to a heartbeat.
 
         Args:
-            beat: the answer.
-            asked: the leases that it was sent for.
+            answer: the answer.
+            lease_ids: the leases that it was sent for.
             sent_at: when it was sent.
         """
         for lease in list(self.open_leases.values()):
-            if lease.lease_id in beat.open_leases:
+            if lease.lease_id in answer.open_leases:
                 lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
-            elif lease.lease_id in asked:
-                # One opened since that beat was put together is not in its answer either.
+            elif lease.lease_id in lease_ids:
+                # One opened since that answer was put together is not in its answer either.
                 self.lose(lease)
 
     def lose(self, lease: Lease) -> None:
@@ -201,7 +201,7 @@ class LeaseKeeper:
     async def watch(self) -> None:
         """Lose leases that no heartbeat confirmed in time, until cancelled; waits for nothing but the clock."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             now = time.monotonic()
             for lease in list(self.open_leases.values()):
                 if now > lease.trusted_until:
@@ -211,7 +211,7 @@ class LeaseKeeper:
     async def close_retired(self) -> None:
         """Close retired leases that are empty, as far as we know, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             for lease in list(self.open_leases.values()):
                 if not lease.retired or lease.batches or not self._settler.is_idle:
                     continue

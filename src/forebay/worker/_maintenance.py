@@ -124,7 +124,7 @@ class Maintenance:
         if self._is_over:
             return False
         if self._leadership.is_due:
-            asked_at = time.monotonic()
+            called_at = time.monotonic()
             try:
                 held = await self._session.run(
                     protocol.lead(
@@ -141,7 +141,7 @@ class Maintenance:
                 self._hint.set()
                 return False
             self._lead_failures = 0
-            self._leadership.answered(held, asked_at)
+            self._leadership.answered(held, called_at)
         return bool(self._leadership.held)
 
     async def _wait_for_hint(self) -> None:
@@ -178,13 +178,13 @@ class Maintenance:
         pause = max(duty.every_seconds, reconnect_seconds(duty.failures, random.random()))
         duty.due_at = time.monotonic() + min(pause, 60.0)
 
-    def _note(self, name: str, count: int) -> None:
+    def _record(self, name: str, count: int) -> None:
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
     async def _promote(self) -> bool:
         count = await self._session.run(protocol.promote(_PROMOTE_ROWS))
-        self._note("promoted", count)
+        self._record("promoted", count)
         if count:
             self._on_work()
         return count >= _PROMOTE_ROWS
@@ -193,7 +193,7 @@ class Maintenance:
         revoked = await self._session.run(protocol.revoke_lost())
         if revoked is None:
             return False
-        self._note("revoked", 1)
+        self._record("revoked", 1)
         log.warning(
             "lease %s of %s is lost, silent for %.1f s: %s jobs sent back",
             revoked.lease_id,
@@ -205,12 +205,12 @@ class Maintenance:
         return True
 
     async def _seal(self) -> bool:
-        self._note("sealed", await self._session.run(protocol.seal()))
+        self._record("sealed", await self._session.run(protocol.seal()))
         return False
 
     async def _extend(self) -> bool:
         made: Any = await self._session.run(protocol.extend())
-        self._note("extended", made)
+        self._record("extended", made)
         return False
 
     async def _sweep(self) -> bool:
@@ -218,14 +218,14 @@ class Maintenance:
         # A minute of overlap for transactions that committed after the last pass.
         since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
         count = await self._session.run(protocol.sweep(since))
-        self._note("expired", count)
+        self._record("expired", count)
         if count >= _SWEEP_ROWS:
             return True  # It was cut short: look from the same time on once more.
         self._swept_at = started
         return False
 
     async def _summarize(self) -> bool:
-        self._note("summarized", await self._session.run(protocol.summarize()))
+        self._record("summarized", await self._session.run(protocol.summarize()))
         return False
 
     async def _retain(self) -> bool:
@@ -233,7 +233,7 @@ class Maintenance:
         if emptied is None:
             return False
         log.info("segment %s left the archive", emptied)
-        self._note("emptied", 1)
+        self._record("emptied", 1)
         return True
 
     async def _count(self) -> bool:
@@ -247,5 +247,5 @@ class Maintenance:
 
     async def _trim(self) -> bool:
         count = await self._session.run(protocol.trim())
-        self._note("trimmed", count)
+        self._record("trimmed", count)
         return count >= _TRIM_ROWS

@@ -99,11 +99,11 @@ class PollLeadership:
         if self._alone:
             return settings.poll_seconds
         if duties.is_due:
-            asked_at = time.monotonic()
+            called_at = time.monotonic()
             held = await self._session.run(
                 protocol.lead(self._leader_id, duties.wanted, duties.seconds)
             )
-            duties.answered(held, asked_at)
+            duties.answered(held, called_at)
         if duties.held:
             return settings.poll_seconds
         if self.without_notifications:
@@ -126,7 +126,7 @@ class PollLeadership:
         since = now - self._saturated_since
         if held and since >= max(_SATURATED_SECONDS, self._settings.poll_seconds):
             await self._session.run(protocol.resign(self._leader_id, held))
-            self._leadership.left()
+            self._leadership.resigned()
 
     async def resign(self) -> None:
         """Give up every leadership at the end, that of the maintenance too, so that others need not wait until it runs out."""

@@ -27,18 +27,18 @@ class ProgressReports:
     """Collects in any thread, writes in its loop. What cannot be written is dropped: the next one says more."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, dict[tuple[int, int], ProgressReport]] = {}
+        self._reports: dict[int, dict[tuple[int, int], ProgressReport]] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
 
-    def note(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+    def record(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
         """Take up what a handler says of its jobs; from any thread."""
         with self._lock:
-            was_empty = not self._notes
+            was_empty = not self._reports
             for held in helds:
                 key = held.row.job_id, held.lane.group_id
-                of_lease = self._notes.setdefault(held.lease.lease_id, {})
+                of_lease = self._reports.setdefault(held.lease.lease_id, {})
                 of_lease[key] = ProgressReport(*key, done, note)
         if was_empty:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -50,8 +50,8 @@ class ProgressReports:
             await self._some.wait()
             self._some.clear()
             with self._lock:
-                notes, self._notes = self._notes, {}
-            for lease_id, of_lease in notes.items():
+                reports, self._reports = self._reports, {}
+            for lease_id, of_lease in reports.items():
                 try:
                     await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
                 except Exception as error:

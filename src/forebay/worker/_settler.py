@@ -69,7 +69,7 @@ class Settler:
         for job in jobs:
             batch.done.append(job.row.offset)
             batch.millis.append(job.millis(now))
-        self._mark(batch)
+        self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         """The job ended otherwise. ``solo``: under the name its own transaction may have used."""
@@ -81,14 +81,14 @@ class Settler:
             self._notice()
             return
         job.batch.ended.append(ended)
-        self._mark(job.batch)
+        self._mark_dirty(job.batch)
 
     def settled_by_handler(self, job: HeldJob) -> None:
         """The job's own transaction settled it."""
         job.batch.untouched = False
         job.batch.close([job.row.offset])
 
-    def _mark(self, batch: Batch) -> None:
+    def _mark_dirty(self, batch: Batch) -> None:
         self._dirty[batch] = None
         self._notice()
 

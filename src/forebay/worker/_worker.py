@@ -29,7 +29,7 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.leadership import HOLDERS
+from forebay.policy.leadership import LEADER_IDS
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
@@ -106,7 +106,7 @@ class Worker:
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
-        self._leader_id = secrets.randbelow(HOLDERS)
+        self._leader_id = secrets.randbelow(LEADER_IDS)
         self._heartbeat: Heartbeat | None = None
         self._until_idle = False
 
@@ -141,12 +141,12 @@ class Worker:
             on_work=self._signals.wake.set,
             leader_id=None if until_idle else self._leader_id,
         )
-        self._children = Children(start, self._settings, self._progress.note)
+        self._children = Children(start, self._settings, self._progress.record)
         # Apart from those of suspects, so that neither wait for each other.
-        self._processes = Children(start, self._settings, self._progress.note)
+        self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
             self._make_parts(await self._app.open_resources(stack))
-            heartbeat = self._heartbeat = self._make_heart()
+            heartbeat = self._heartbeat = self._make_heartbeat()
             claimer = self._make_claimer(heartbeat)
             tasks: list[asyncio.Task[None]] = []
             try:
@@ -238,7 +238,7 @@ class Worker:
             resources=resources,
             on_free=self._signals.wake.set,
             on_lease_lost=self._on_lease_lost,
-            on_progress=self._progress.note,
+            on_progress=self._progress.record,
             processes=self._processes,
         )
         self._suspects = Suspects(
@@ -266,7 +266,7 @@ class Worker:
             on_groups=self._leadership.set_groups,
         )
 
-    def _make_heart(self) -> Heartbeat:
+    def _make_heartbeat(self) -> Heartbeat:
         settings = self._settings
         trusted = settings.lease_seconds - settings.lease_margin_seconds
         return Heartbeat(
@@ -274,10 +274,10 @@ class Worker:
             name=self._application_name,
             heartbeat_seconds=settings.heartbeat_seconds,
             idle_seconds=_idle_heartbeat_seconds(settings),
-            spread_seconds_max=trusted / 3,
+            idle_seconds_max=trusted / 3,
             stall_seconds=trusted,
             held=self._held,
-            heard=self._on_heartbeat,
+            on_answer=self._on_heartbeat,
             pooler=settings.pooler,
         )
 
@@ -329,13 +329,15 @@ class Worker:
             is_busy=any(lease.batches for lease in leases),
         )
 
-    def _on_heartbeat(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
-        self._leases.confirm(beat, asked, sent_at)
-        if beat.cancelled_jobs:
-            self._executor.cancel(beat.cancelled_jobs)
-            self._children.cancel(set(beat.cancelled_jobs))
-        if beat.leaderless:
-            self._assume_leaderless(beat.leaderless)
+    def _on_heartbeat(
+        self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float
+    ) -> None:
+        self._leases.confirm(answer, lease_ids, sent_at)
+        if answer.cancelled_jobs:
+            self._executor.cancel(answer.cancelled_jobs)
+            self._children.cancel(set(answer.cancelled_jobs))
+        if answer.leaderless:
+            self._assume_leaderless(answer.leaderless)
 
     def _assume_leaderless(self, duties: Collection[int]) -> None:
         self._maintenance.assume_leaderless(duties)
@@ -378,15 +380,15 @@ class Worker:
         settings, signals = self._settings, self._signals
         signals.is_stopping = True
         self._maintenance.step_down()
-        back = self._executor.release_waiting()
+        released = self._executor.release_waiting()
         until = time.monotonic() + (0.0 if signals.at_once else settings.grace_seconds)
         while not self._is_quiet() and time.monotonic() < until and not signals.at_once:
             signals.wake.clear()
             await signals.sleep(min(0.2, max(0.0, until - time.monotonic())))
-        back += self._executor.release_running()
+        released += self._executor.release_running()
         await self._suspects.stop()
-        if back:
-            log.info("%s jobs handed back", back)
+        if released:
+            log.info("%s jobs released", released)
         is_short = signals.at_once or self._claimer.was_cut
         if not await self._settler.drained(1.0 if is_short else 3.0):
             log.warning(

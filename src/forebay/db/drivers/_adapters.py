@@ -130,11 +130,11 @@ def given(conn: object) -> str:
     return f"{type(conn).__module__}.{type(conn).__qualname__}"
 
 
-def _other_kind(conn: object, problem: str, twin: str, wanted: str) -> WrongConnection:
+def _other_kind(conn: object, problem: str, variant: str, wanted: str) -> WrongConnection:
     return WrongConnection(
         f"a {given(conn)} {problem}",
         given=given(conn),
-        hint=f"Call its {twin} twin, or pass a connection that is {wanted}.",
+        hint=f"Call its {variant} variant, or pass a connection that is {wanted}.",
     )
 
 
