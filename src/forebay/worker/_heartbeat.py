@@ -1,7 +1,7 @@
-"""Heartbeats, in a thread with an event loop and a connection of its own.
+"""Heartbeats, in a separate thread with its event loop and connection.
 
-They go on while a handler blocks the worker's loop or fills its connections; a worker whose
-loop does not move for a whole lease stops sending heartbeats, so that its jobs are taken from it.
+Heartbeats continue while a handler blocks the worker's loop or uses all its connections. If the loop does not move for a
+whole lease, the worker stops sending heartbeats, so that other workers take over its jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Idle workers of one database together beat about so often, in seconds, once they are many.
+#: Average time between two heartbeats of all idle workers of one database together, once they are many.
 _SECONDS_PER_LEASE: Final = 0.05
 
 
@@ -46,17 +46,17 @@ class Held(NamedTuple):
 
 
 class Heartbeat:
-    """Beats for all leases of the process.
+    """Sends heartbeats for all leases of the process.
 
     Args:
-        dsn: where to.
+        dsn: the database.
         name: application_name of the connection.
         heartbeat_seconds: pause between heartbeats.
-        idle_seconds: the same while no job runs and few workers are about.
-        idle_seconds_max: at most, while no job runs: of many idle workers each heartbeats the more seldom the more they are.
-        stall_seconds: without a sign of the worker's loop for so long, sending heartbeats stops.
-        held: called in the worker's loop; what is held then.
-        on_answer: called in the worker's loop with each answer, the leases that were asked about, and when.
+        idle_seconds: the same while no job runs and there are few workers.
+        idle_seconds_max: longest pause while no job runs. The pause grows with the number of idle workers.
+        stall_seconds: heartbeats stop if the worker's loop does not respond for this long.
+        held: called in the worker's loop; returns what the process holds.
+        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, and when it was sent.
         pooler: see ``Session``.
     """
 
@@ -103,12 +103,12 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sending heartbeats; does not wait for a beat under way."""
+        """Stop sending heartbeats; do not wait for a heartbeat that is under way."""
         self._stopping.set()
         self._wake()
 
     def hurry(self) -> None:
-        """Say that there is a job: beat now if the pause is a long one, or else let it not become one."""
+        """Announce a job: send a heartbeat now if the pause is a long one, else keep the pause short."""
         self._hurried = True
         if self._is_in_long_pause:
             self._wake()
@@ -120,7 +120,7 @@ class Heartbeat:
                 loop.call_soon_threadsafe(event.set)
 
     async def join(self, seconds: float) -> None:
-        """Wait a little for the end of the thread; one that hangs ends with the process."""
+        """Wait for the end of the thread, at most this long; a thread that hangs ends with the process."""
         if self._thread.is_alive():  # a worker that got no lease never started it
             await asyncio.to_thread(self._thread.join, seconds)
 
@@ -142,7 +142,8 @@ class Heartbeat:
             if silent > self._stall_seconds:
                 if not stalled:
                     log.error(
-                        "the event loop has not moved for %.0f s; giving up the lease", silent
+                        "the event loop is blocked for %.0f s; heartbeats stop, the lease is given up",
+                        silent,
                     )
                 stalled = True
             elif self._snapshot.leases:
@@ -165,7 +166,7 @@ class Heartbeat:
                 except RuntimeError:
                     return
                 except Exception as error:
-                    # A lock on the table, for example. The next beat may pass.
+                    # For example a lock on the table. The next heartbeat may succeed.
                     log.warning("no heartbeat: %s", error)
             pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
             if was_down:
@@ -180,7 +181,7 @@ class Heartbeat:
         await session.close()
 
     def _extra_pause(self, lease_count: int | None) -> float:
-        """Return how much longer than usual to wait among so many workers, not in step with them."""
+        """Return the addition to the pause among this many workers, with jitter."""
         if lease_count is None:
             return 0.0
         pause = min(lease_count * _SECONDS_PER_LEASE, self._idle_seconds_max) * (
