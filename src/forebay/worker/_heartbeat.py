@@ -30,12 +30,12 @@ _SECONDS_PER_LEASE: Final = 0.05
 
 
 class Held(NamedTuple):
-    """What the process holds.
+    """What this process holds.
 
     Attributes:
         leases: ids of its leases.
-        jobs: ids of its running jobs; the heartbeat tells the database that they run.
-        duties: those it would take.
+        jobs: ids of its running jobs; the heartbeat reports to the database that they run.
+        duties: duties that it would take.
         is_busy: whether it has any job, started or not.
     """
 

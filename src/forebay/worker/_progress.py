@@ -1,4 +1,4 @@
-"""What handlers say about how far they are, written once a second at most: of each job the newest."""
+"""Progress that handlers report: the newest report of each job is written, at most once a second."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Between two writes, however many handlers say however much.
+#: Pause between two writes.
 _EVERY_SECONDS: Final = 1.0
 
 
 class ProgressReports:
-    """Collects in any thread, writes in its loop. What cannot be written is dropped: the next one says more."""
+    """Collects reports in any thread and writes them in its loop. Reports that cannot be written are dropped."""
 
     def __init__(self) -> None:
         self._reports: dict[int, dict[tuple[int, int], ProgressReport]] = {}
@@ -33,7 +33,7 @@ class ProgressReports:
         self._some = asyncio.Event()
 
     def record(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
-        """Take up what a handler says of its jobs; from any thread."""
+        """Record the progress that a handler reports for its jobs; callable from any thread."""
         with self._lock:
             was_empty = not self._reports
             for held in helds:
@@ -45,7 +45,7 @@ class ProgressReports:
                 self._loop.call_soon_threadsafe(self._some.set)
 
     async def run(self, session: Session) -> None:
-        """Write what was collected, until cancelled."""
+        """Write the collected reports, until cancelled."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -55,5 +55,5 @@ class ProgressReports:
                 try:
                     await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
                 except Exception as error:
-                    log.debug("progress of %s jobs is not noted: %s", len(of_lease), error)
+                    log.debug("progress of %s jobs not recorded: %s", len(of_lease), error)
             await asyncio.sleep(_EVERY_SECONDS)

@@ -1,4 +1,4 @@
-"""What a worker did, in numbers."""
+"""Counters of a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """What a worker did since it started."""
+    """Counters of a worker since its start."""
 
     claimed: int = 0
     done: int = 0
@@ -25,19 +25,19 @@ class Stats:
 
 
 class CountedOutcomes:
-    """The settler, with a count of what passes. A crash leaves no trace of the count."""
+    """The settler, with counters of the outcomes that pass. The counters are in memory only."""
 
     def __init__(self, settler: Settler, stats: Stats) -> None:
         self._settler = settler
         self._stats = stats
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
-        """The jobs, of one batch, are done."""
+        """Record that jobs of one batch are done."""
         self._stats.done += len(jobs)
         self._settler.done(jobs)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        """The job ended otherwise, or is done and leaves a result."""
+        """Record another outcome of a job, or that it is done with a result."""
         if ended.outcome == "done":
             self._stats.done += 1
         else:
@@ -45,6 +45,6 @@ class CountedOutcomes:
         self._settler.end(job, ended, solo=solo)
 
     def settled_by_handler(self, job: HeldJob) -> None:
-        """The job's own transaction settled it."""
+        """Record that the job's own transaction settled it."""
         self._stats.done += 1
         self._settler.settled_by_handler(job)
