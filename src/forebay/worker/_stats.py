@@ -1,4 +1,4 @@
-"""Counters of a worker."""
+"""What a worker did, in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of a worker since its start."""
+    """What a worker did since it started."""
 
     claimed: int = 0
     done: int = 0
@@ -25,19 +25,19 @@ class Stats:
 
 
 class CountedOutcomes:
-    """The settler, with counters of the outcomes that pass. The counters are in memory only."""
+    """The settler, with a count of what passes. A crash leaves no trace of the count."""
 
     def __init__(self, settler: Settler, stats: Stats) -> None:
         self._settler = settler
         self._stats = stats
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
-        """Record that jobs of one batch are done."""
+        """The jobs, of one batch, are done."""
         self._stats.done += len(jobs)
         self._settler.done(jobs)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        """Record another outcome of a job, or that it is done with a result."""
+        """The job ended otherwise, or is done and leaves a result."""
         if ended.outcome == "done":
             self._stats.done += 1
         else:
@@ -45,6 +45,6 @@ class CountedOutcomes:
         self._settler.end(job, ended, solo=solo)
 
     def settled_by_handler(self, job: HeldJob) -> None:
-        """Record that the job's own transaction settled it."""
+        """The job's own transaction settled it."""
         self._stats.done += 1
         self._settler.settled_by_handler(job)
