@@ -141,7 +141,7 @@ def await_own(
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
                         conn.execute(f'listen "{channel}"')
-                        continue  # It may have ended before we listened.
+                        continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
                     time.sleep(pause)
@@ -183,7 +183,7 @@ async def await_own_async(
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
                         await conn.execute(f'listen "{channel}"')
-                        continue  # It may have ended before we listened.
+                        continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
                     await asyncio.sleep(pause)

@@ -89,7 +89,7 @@ def unknown_kind_seconds(times: int, u: float) -> float:
     """Return how long a job of an unknown kind is postponed.
 
     It starts at 5 s, because a rolling deploy soon starts a worker with the handler. It grows to 10
-    minutes, because a job whose code was removed must not keep the workers busy. There is no last time.
+    minutes, because a job whose code was removed must not keep the workers busy. The job is postponed without end.
 
     Args:
         times: how often the job has been postponed, including this time, from 1.

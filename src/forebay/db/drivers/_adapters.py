@@ -107,7 +107,7 @@ _HINTS: Final = {
     "psycopg2": "Use psycopg 3, or `select forebay.enqueue(...)` on this connection.",
     "asyncpg": "Take a connection from the pool: `async with pool.acquire() as conn`.",
     "sqlalchemy": (
-        "Pass a Connection or a Session, or their asynchronous twins:"
+        "Pass a Connection or a Session, or their asynchronous classes:"
         " `with engine.begin() as conn`."
     ),
     "sqlmodel": "Pass a Session.",

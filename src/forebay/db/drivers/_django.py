@@ -51,7 +51,7 @@ def async_runner(conn: Any) -> AsyncRunner | None:
         raise WrongConnection(
             f"a {given(conn)} belongs to one thread and cannot be awaited",
             given=given(conn),
-            hint="Pass django.db.connection, or the alias; or call the sync twin in its thread.",
+            hint="Pass django.db.connection, or the alias; or call the synchronous function in its thread.",
         )
     if not _is_connection(conn):
         return None
