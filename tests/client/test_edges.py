@@ -109,7 +109,7 @@ def test_pools_and_engines_are_no_connections(database, engine):
     """
     refused(engine, "sqlalchemy.engine.base.Engine", "engine.begin()")
     refused(orm.sessionmaker(engine), "sessionmaker", "Session")
-    refused(async_engine(database, "psycopg"), "AsyncEngine", "asynchronous twins")
+    refused(async_engine(database, "psycopg"), "AsyncEngine", "asynchronous classes")
     loop = asyncio.new_event_loop()
     pool = asyncpg.create_pool(**asyncpg_address(database), loop=loop)
     refused(pool, "asyncpg.pool.Pool", "pool.acquire()")

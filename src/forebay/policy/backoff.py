@@ -89,7 +89,8 @@ def unknown_kind_seconds(times: int, u: float) -> float:
     """Return how long a job of an unknown kind is postponed.
 
     It starts at 5 s, because a rolling deploy soon starts a worker with the handler. It grows to 10
-    minutes, because a job whose code was removed must not keep the workers busy. The job is postponed without end.
+    minutes, because a job whose code was removed must not keep the workers busy. The
+    number of times is unlimited.
 
     Args:
         times: how often the job has been postponed, including this time, from 1.
