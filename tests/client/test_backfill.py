@@ -127,7 +127,7 @@ def test_no_name_becomes_sql(client, conn, name):
         Rows("page", equal={name: 1}),
         Rows("page", {name: "ID"}),
     ):
-        with pytest.raises(InvalidJob, match="the query cannot be run: "):
+        with pytest.raises(InvalidJob, match="the query failed: "):
             client.backfill("index", rows)
     conn.execute('create table "Odd ""% name" ("%s \'" int); insert into "Odd ""% name" values (5)')
     rows = Rows('Odd "% name', {"%(a)s": "%s '"}, equal={"%s '": 5})

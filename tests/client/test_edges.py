@@ -109,7 +109,7 @@ def test_pools_and_engines_are_no_connections(database, engine):
     """
     refused(engine, "sqlalchemy.engine.base.Engine", "engine.begin()")
     refused(orm.sessionmaker(engine), "sessionmaker", "Session")
-    refused(async_engine(database, "psycopg"), "AsyncEngine", "asynchronous twins")
+    refused(async_engine(database, "psycopg"), "AsyncEngine", "asynchronous classes")
     loop = asyncio.new_event_loop()
     pool = asyncpg.create_pool(**asyncpg_address(database), loop=loop)
     refused(pool, "asyncpg.pool.Pool", "pool.acquire()")
@@ -129,14 +129,14 @@ def test_sync_and_async_are_told_apart(database, engine, django):
                 with pytest.raises(WrongConnection, match="must be awaited") as caught:
                     send_welcome.enqueue(given, 1)
                 assert type(given).__name__ in caught.value.given
-                assert "async twin" in caught.value.hint
+                assert "`aenqueue`" in caught.value.hint
         await conn.close()
         await aengine.dispose()
         with engine.connect() as conn, orm.Session(engine) as session:
             for given in (conn, session):
                 with pytest.raises(WrongConnection, match="cannot be awaited") as caught:
                     await send_welcome.aenqueue(given, 1)
-                assert "sync twin" in caught.value.hint
+                assert "`enqueue`" in caught.value.hint
 
     asyncio.run(run())
     assert committed(database) == []

@@ -166,7 +166,7 @@ def test_a_backfill_belongs_to_the_transaction(driver):
     driver.commit()
     (job,) = Client(driver.dsn).jobs()
     assert (job.args, job.tag) == ({"id": 1, "why": "100 %"}, "backfill")
-    with pytest.raises(InvalidJob, match="the query cannot be run"):
+    with pytest.raises(InvalidJob, match="the query failed"):
         driver.client("backfill", "index", Rows("nowhere"))
     driver.rollback()
 

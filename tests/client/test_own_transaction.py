@@ -315,10 +315,10 @@ async def test_sync_and_async_connections_are_told_apart(database, conn):
     async with await psycopg.AsyncConnection.connect(database) as aconn:
         with pytest.raises(WrongConnection, match="must be awaited") as caught:
             send_welcome.enqueue(aconn, 1)
-        assert "async twin" in caught.value.hint
+        assert "`aenqueue`" in caught.value.hint
         with pytest.raises(WrongConnection, match="cannot be awaited") as caught:
             await send_welcome.aenqueue(conn, 1)
-        assert "sync twin" in caught.value.hint
+        assert "`enqueue`" in caught.value.hint
 
 
 @pytest.mark.anyio

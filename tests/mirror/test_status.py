@@ -497,7 +497,7 @@ async def test_a_job_that_cannot_succeed_is_an_alert_before_it_expires_and_after
     count_completed(conn)
     (alert,) = mirror.status().alerts
     assert alert.code == "A3"
-    assert "expired unproved" in alert.problem
+    assert "expired before they were proved" in alert.problem
 
 
 async def test_samples_are_taken_by_passes_and_by_whoever_asks_once_a_minute(app, conn, mirror):
@@ -580,7 +580,7 @@ def test_the_command_tells_in_words_and_by_its_exit_code(shop, conn, capsys):
     """
     assert run(["mirror", "status", shop, "pages"]) == 1
     said = capsys.readouterr().out
-    assert "A1 pages: no job was completed yet" in said
+    assert "A1 pages: no job has been completed yet" in said
     assert "forebay mirror heartbeat" in said
     assert run(["mirror", "heartbeat", shop, "pages"]) == 0
     for name in range(3):

@@ -104,7 +104,7 @@ def test_a_queue_is_known_to_be_long_since_the_oldest_proof_of_it():
         ({"breakers": [OpenBreaker(who="w", place="direct", open_until=NOW, why="no")]}, "for 12 min", "20 jobs are due"),
         ({"due": 0}, "for 12 min", "forebay mirror heartbeat MODULE:APP pages"),
         ({"completed": 3}, "3 jobs were completed within 10 min, fewer than 5", "20 jobs are due"),
-        ({"completed_at": None}, "no job was completed yet", "20 jobs are due"),
+        ({"completed_at": None}, "no job has been completed yet", "20 jobs are due"),
     ],
 )  # fmt: skip
 def test_an_alert_says_in_words_what_is_the_case_and_where_to_look(facts, said, hint):

@@ -159,5 +159,5 @@ async def test_an_app_that_no_process_can_find_is_refused_by_its_worker(database
     @app.job(executor="process")
     def work() -> None: ...
 
-    with pytest.raises(ConfigError, match="cannot find the app"):
+    with pytest.raises(ConfigError, match="cannot import the app"):
         await app.worker().run()

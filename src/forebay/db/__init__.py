@@ -1,1 +1,1 @@
-"""The only part that talks to PostgreSQL: sessions, drivers' connections, migrations, errors."""
+"""The only package that talks to PostgreSQL: sessions, connections of the user's drivers, errors."""

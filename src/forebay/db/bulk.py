@@ -1,4 +1,4 @@
-"""Enqueuing more jobs than fit into memory, in the caller's transaction."""
+"""Enqueue more jobs than fit into memory, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def enqueue_all(
 ) -> int:
     """Enqueue a job for each item, a chunk of them per statement; return how many.
 
-    Nothing is kept of the chunks that were sent. A refused item stops everything: its own chunk
-    is not written, those before it are part of the caller's transaction, which is to be rolled
-    back. On a connection in autocommit mode each chunk is committed as it is sent.
+    Sent chunks are not kept in memory. A refused item stops everything: its chunk is not written, and
+    the caller should roll back the transaction, which contains the earlier chunks. A connection in
+    autocommit mode commits each chunk as it is sent.
 
-    While the server works on a chunk the next one is made, on a psycopg connection: a thread waits
-    for the answer. It has the connection's lock before the next item is asked for, so that
-    whatever ``items`` does with the connection itself comes after that chunk, as it always would.
+    On a psycopg connection, a thread waits for the server while the next chunk is built. The thread takes
+    the connection's lock before the next item is read. So statements that ``items`` itself runs on the
+    connection come after that chunk, as without the thread.
 
     Raises:
         EnqueueError: an item was refused; ``index`` counts from 0 over all items.
@@ -55,7 +55,7 @@ def enqueue_all(
 
 
 class _Sender:
-    """Sends statements one after the other, in a thread where that is possible."""
+    """Sends statements one after the other, in a thread if possible."""
 
     def __init__(self, conn: SyncConnection) -> None:
         self._conn = conn
@@ -66,7 +66,7 @@ class _Sender:
         self.count = 0
 
     def send(self, operation: Operation[int], before: int) -> None:
-        """Send a statement; the one before it has been waited for."""
+        """Send a statement, after ``wait`` for the previous one."""
         if self._raw is None:
             self.count += _sent(self._conn, operation, before)
             return
@@ -80,7 +80,7 @@ class _Sender:
         """Wait for the statement under way.
 
         Raises:
-            EnqueueError: what it was answered.
+            EnqueueError: the statement was refused.
         """
         if self._answer is not None:
             self.count += self._answer.result()
@@ -94,10 +94,10 @@ class _Sender:
             return
         if kind is not None and self._answer is not None and self._raw is not None:
             while not issubclass(kind, Exception) and not self._answer.done():
-                # Somebody pressed Ctrl-C. Between two statements there is nothing to cancel: once more then.
+                # The user pressed Ctrl-C. A cancel request between two statements has no effect, so repeat it.
                 self._raw.cancel()
                 wait([self._answer], timeout=0.1)
-            # What an earlier chunk ran into comes first: what came after it may be its consequence.
+            # The error of an earlier chunk comes first: later errors may follow from it.
             error = self._answer.exception()
             self._threads.shutdown()
             if error is not None and issubclass(kind, Exception):
@@ -118,7 +118,7 @@ async def enqueue_all_async(
     as_call: Callable[[Any], Call],
     size: int,
 ) -> int:
-    """Do as ``enqueue_all``, one chunk after the other; the items may come asynchronously."""
+    """Do as ``enqueue_all``, one chunk after the other; ``items`` may be asynchronous."""
     chunks = Chunks(size)
     count = index = 0
 

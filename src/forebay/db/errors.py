@@ -1,13 +1,12 @@
-"""From the drivers' exceptions to ours, in one place.
+"""Translates the drivers' exceptions into those of Forebay.
 
-Two readings. ``translate`` is for connections of our own: it also knows what a lost connection
-looks like. ``translate_ours`` is for a connection the caller connection us: there, only what our own SQL
-functions say becomes an error of ours. A serialization failure, a deadlock, a lost connection or
-a read-only transaction concerns the caller's whole transaction, and the code around it that retries
-or gives up expects the driver's own exceptions; they pass untouched.
+``translate`` is for Forebay's connections: it also recognizes a lost connection. ``translate_ours`` is for a
+connection of the caller: there, only errors of Forebay's SQL functions are translated. A serialization failure, a
+deadlock, a lost connection or a read-only transaction concerns the caller's whole transaction. The caller's code
+that retries or gives up expects the driver's exceptions, so these pass unchanged.
 
-A connection connection may be of another driver, or of a library above one, which wraps the driver's
-exception in one of its own. What the server message is found in all of them.
+The caller's connection may belong to another driver, or to a library that wraps the driver's exception. The server's
+message is found in all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from forebay.errors import (
 )
 from forebay.sql import required_version
 
-#: SQLSTATEs that mean: this connection, or this server, is of no use; another may be.
+#: SQLSTATEs that mean: this connection or server is unusable; another may work.
 #: PostgreSQL manual, appendix A. Class 08 is "connection exception".
 _UNAVAILABLE: Final = frozenset(
     {
@@ -46,22 +45,22 @@ _UNAVAILABLE: Final = frozenset(
 
 _REFUSED_BY_POOLER: Final = "unsupported startup parameter"
 _POOLER_HINT: Final = (
-    "A pooler refuses settings in the address: use `alter role ... set`;"
-    " or let it ignore them (ignore_startup_parameters)."
+    "The pooler refuses settings in the address: use `alter role ... set`,"
+    " or make the pooler ignore them (ignore_startup_parameters)."
 )
 
 _UNDEFINED_SCHEMA: Final = "3F000"
 _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
 
-#: What a query is to blame for, by SQLSTATE class: its names and rights, its values, what it may not do; and the functions
-#: that run one of the caller's, as the server's context names them.
+#: SQLSTATE classes of errors in a query itself: names and rights, values, unsupported features. Then the functions that run
+#: a query of the caller, as the server's context names them.
 _OF_A_QUERY: Final = ("0A", "22", "3F", "42")
 _RUNS_A_QUERY: Final = re.compile(r"backfill(?:_run_v1|_count_v1|_begin)\(")  # in any language
 
 
 def translate(error: BaseException) -> ForebayError | None:
-    """Return our error for an exception on a connection of our own; None for any other trouble.
+    """Return Forebay's error for an exception on one of its connections; None for any other error.
 
     The caller raises it ``from`` the original, or lets the original pass.
     """
@@ -77,30 +76,30 @@ def translate(error: BaseException) -> ForebayError | None:
 
 
 def refuses_settings(error: BaseException) -> bool:
-    """Whether a pooler refused a connection because its address has settings for the session."""
+    """Whether a pooler refused a connection because its address contains session settings."""
     return _REFUSED_BY_POOLER in str(error)
 
 
 def translate_ours(error: BaseException) -> ForebayError | None:
-    """Return our error when one of our statements was refused by our schema, or by its absence."""
+    """Return Forebay's error if its schema, or the absence of the schema, refused one of its statements."""
     message = _server_message(error)
     if message is None:
         return None
     if message.sqlstate.startswith(_OF_A_QUERY) and _RUNS_A_QUERY.search(message.context or ""):
         return InvalidJob.from_sql(
-            f"the query cannot be run: {message.message}",
+            f"the query failed: {message.message}",
             detail=message.detail,
             hint=message.hint,
             column="query",
         )
-    # Only statements of ours come here, and all of them name no other schema.
+    # Only Forebay's statements come here, and they name no other schema.
     if message.sqlstate == _UNDEFINED_SCHEMA:
         return SchemaError(found=None, needed=required_version())
     if message.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
         return SchemaError.from_sql(
-            "schema forebay lacks what this library calls: one of the two is too old",
+            "schema forebay lacks a function or table that this library uses: one of the two is too old",
             detail=message.message,
-            hint="Run `forebay migrate`; when it says that the schema is too new, upgrade the library.",
+            hint="Run `forebay migrate`; if it reports that the schema is too new, upgrade the library.",
         )
     return error_from_sqlstate(
         message.sqlstate,
@@ -113,7 +112,7 @@ def translate_ours(error: BaseException) -> ForebayError | None:
 
 @dataclass(frozen=True, slots=True)
 class _ServerMessage:
-    """What the server message."""
+    """The fields of an error message of the server."""
 
     sqlstate: str
     message: str
@@ -125,8 +124,8 @@ class _ServerMessage:
 
 def _below(error: BaseException) -> tuple[Any, ...]:
     """Return the places where a library may keep the driver's exception, nearest first."""
-    # SQLAlchemy keeps it in "orig", Django as the cause, and so does SQLAlchemy's face of asyncpg,
-    # below its own.
+    # SQLAlchemy keeps it in "orig". Django keeps it as the cause, and so does SQLAlchemy's adapter of asyncpg,
+    # below its exception.
     original: Any = getattr(error, "orig", None)
     return error, original, error.__cause__, getattr(original, "__cause__", None)
 
@@ -161,9 +160,8 @@ def _is_connection_trouble(error: psycopg.Error) -> bool:
     sqlstate = error.sqlstate
     if sqlstate is not None:
         return sqlstate.startswith("08") or sqlstate in _UNAVAILABLE
-    # Without a SQLSTATE an operational error was raised on this side: the socket closed, no host
-    # answered, no connection came free in time. An aborted pipeline is only the echo of an error
-    # that has been reported already.
+    # Without a SQLSTATE the client raised the error: the socket closed, no host answered, no connection
+    # became free in time. An aborted pipeline only repeats an error that has been reported already.
     return isinstance(error, psycopg.OperationalError) and not isinstance(
         error, psycopg.errors.PipelineAborted
     )

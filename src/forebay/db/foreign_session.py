@@ -1,7 +1,7 @@
-"""Statements of the user's on a database that need not have our schema, for sources and targets.
+"""Sessions for the user's statements on a database without Forebay's schema: sources and targets of mirrors.
 
-Sessions are connection out one call at a time and kept for the next. They belong to one event loop; on another, as in a process
-that was forked, new ones are made.
+Each call uses one session, which is kept for the next call. Sessions belong to one event loop; on another loop, as in a forked
+process, new ones are opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Kept for the next call; more are made when more are needed at once.
+#: Idle sessions kept for later calls; more are opened when more are needed at once.
 _IDLE_MAX: Final = 8
 
 
@@ -41,11 +41,11 @@ class ForeignSession:
         self._idle: list[Session] = []
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation in a transaction of its own.
+        """Run an operation in a separate transaction.
 
         Raises:
             DatabaseUnavailable: no connection, or it was lost, and the outcome is unknown; or a table is missing.
-            psycopg.Error: what the server said of the statement.
+            psycopg.Error: the server refused the statement.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -55,22 +55,22 @@ class ForeignSession:
         try:
             return await session.run(operation)
         except SchemaError as error:
-            # The statement is not ours: what it misses is not our schema.
+            # The statement is the user's: the missing object does not belong to Forebay's schema.
             problem = str(error.__cause__ or error).partition("\n")[0]
             raise DatabaseUnavailable(problem) from error
         finally:
-            # Nobody would close it any more that comes back behind a ``close``.
+            # A session that is returned after ``close`` must be closed here.
             if idle is self._idle and len(idle) < _IDLE_MAX:
                 idle.append(session)
             else:
                 await session.close()
 
     def run_once(self, operation: Operation[T]) -> T:
-        """Run an operation on a connection of its own, from anywhere."""
+        """Run an operation on a new connection, from any thread or loop."""
         return run_own(self._address(), operation)
 
     async def close(self) -> None:
-        """Close the sessions that are not in use, and those that are when they come back."""
+        """Close idle sessions now, and sessions in use when they are returned."""
         idle, self._idle = self._idle, []
         if self._loop is asyncio.get_running_loop():
             for session in idle:

@@ -1,8 +1,8 @@
-"""Lending a transaction to a handler, on a connection of the library that it writes with.
+"""Handler connections: a transaction for a handler, on a connection of the library that the handler uses.
 
-What a handler is given as ``ctx.conn`` is a connection of psycopg, or what its context is declared to carry:
-``TransactionContext[Session]``. The worker sees a *connection* connection in each case, with the same three things to do:
-begin and end a transaction, settle the job in it, and cut it off from the server.
+``ctx.conn`` of a handler is a psycopg connection, or the type that its context declares: ``TransactionContext[Session]``. The
+worker sees a *handler connection* in each case, with the same three operations: begin and end a transaction, settle the job in
+it, and cut it off from the server.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class HandlerConnection(Protocol):
     """A connection for one call of a plain handler.
 
     Attributes:
-        given: what the handler gets.
-        raw: psycopg's connection below it, to be cut; None when there is none.
+        given: the object that the handler gets.
+        raw: the psycopg connection below it, to be cut; None if there is none.
     """
 
     given: Any
@@ -44,10 +44,10 @@ class HandlerConnection(Protocol):
         """Begin a transaction, and commit it or roll it back at the end."""
 
     def settle(self, operation: Operation[T]) -> T:
-        """Run the operation that ends the job in it, after what the handler wrote.
+        """Run the operation that settles the job in the transaction, after the handler's writes.
 
         Raises:
-            ForebayError: what our SQL function said, or DatabaseUnavailable.
+            ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
         """
 
 
@@ -61,11 +61,11 @@ class AsyncHandlerConnection(Protocol):
         """Begin a transaction, and commit it or roll it back at the end."""
 
     async def settle(self, operation: Operation[T]) -> T:
-        """Run the operation that ends the job in it."""
+        """Run the operation that settles the job in the transaction."""
 
 
 class HandlerConnections(Protocol):
-    """Lends connections to plain handlers, from any thread."""
+    """Gives connections to plain handlers, from any thread."""
 
     def connection(self) -> AbstractContextManager[HandlerConnection]:
         """Take a connection, and give it back at the end."""
@@ -75,7 +75,7 @@ class HandlerConnections(Protocol):
 
 
 class AsyncHandlerConnections(Protocol):
-    """Lends connections to coroutine handlers."""
+    """Gives connections to coroutine handlers."""
 
     def connection(self) -> AbstractAsyncContextManager[AsyncHandlerConnection]:
         """Take a connection, and give it back at the end."""
@@ -87,7 +87,7 @@ class AsyncHandlerConnections(Protocol):
 def handler_connections(
     wanted: type | None, dsn: str, *, name: str, is_pooled: bool = False
 ) -> HandlerConnections:
-    """Return what lends connections to plain handlers that want them of some class; None for psycopg's."""
+    """Return the connections for plain handlers that want this class; None means psycopg's."""
     module = _module_of(wanted)
     if module is None:
         return _PsycopgHandlerConnections(dsn, name, is_pooled)
@@ -98,7 +98,7 @@ def handler_connections(
 def async_handler_connections(
     wanted: type | None, dsn: str, *, name: str, is_pooled: bool = False
 ) -> AsyncHandlerConnections:
-    """Return what lends connections to coroutine handlers; see ``handler_connections``."""
+    """Return the connections for coroutine handlers; see ``handler_connections``."""
     module = _module_of(wanted)
     if module is None:
         return _AsyncPsycopgHandlerConnections(dsn, name, is_pooled)
@@ -106,7 +106,7 @@ def async_handler_connections(
     return found
 
 
-#: By the package of the wanted class, what lends its connections; imported by who declares such a handler.
+#: The module that provides connections, by the package of the wanted class. Imported only for such a handler.
 _MODULES: Final = {
     "django": "forebay.db.handler_connections_django",
     "sqlalchemy": "forebay.db.handler_connections_sqlalchemy",
@@ -154,7 +154,7 @@ class _AsyncPsycopgHandlerConnections:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncHandlerConnection]:
-        # Several calls may get here at once; opening an open pool does nothing.
+        # Several calls may arrive here at once; opening an open pool does nothing.
         await self._pool.open(wait=False)
         async with self._pool.connection() as conn:
             yield _AsyncPsycopg(conn)

@@ -1,8 +1,8 @@
 """Transactions for handlers that write with Django: ``TransactionContext[BaseDatabaseWrapper]``.
 
-The handler runs inside ``atomic()`` on the connection that Django itself uses in the handler's thread, so whatever its
-models write commits together with the job's completion. Of the databases in DATABASES it is the one that the worker
-reads its jobs from, which is asked of the servers: settlements of one database mean nothing in another.
+The handler runs inside ``atomic()`` on the connection that Django uses in the handler's thread, so all writes of its models
+commit together with the job's completion. The transaction must be in the worker's database, because a settlement in another
+one has no effect. The servers are queried to find the entry of DATABASES for it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from forebay.ops.operation import Operation, T
 
-#: Tells one database from every other, as long as its server runs.
+#: Identifies one database while its server runs.
 _IDENTITY: Final = """\
 select d.oid::text || ' ' || extract(epoch from pg_postmaster_start_time())
 from pg_database d where d.datname = current_database()"""
 
 
 def handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> Any:
-    """Return what lends Django's connection to plain handlers."""
-    del wanted, is_pooled  # its connections are Django's own, with the options of DATABASES
+    """Return the handler connections for plain handlers, on Django's connections."""
+    del wanted, is_pooled  # Django makes the connections, with the options of DATABASES
     return _HandlerConnections(dsn, name)
 
 
@@ -56,7 +56,7 @@ class _HandlerConnections:
                         return str(alias)
         raise ConfigError(
             "DATABASES",
-            "has no entry for the worker's database, so no transaction can be shared with it",
+            "has no entry for the worker's database, so handlers cannot share a transaction with it",
             hint="Run the worker as `manage.py forebay worker`, or give both the same address.",
         )
 
@@ -71,7 +71,7 @@ class _HandlerConnections:
             close_old_connections()
 
     def close(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no connections are kept here."""
 
 
 def close_old_connections() -> None:
@@ -109,7 +109,7 @@ def address_of_alias(alias: str) -> str:
     """Return the libpq address of one of Django's databases.
 
     Raises:
-        ConfigError: there is no such alias, or it is not PostgreSQL.
+        ConfigError: the alias does not exist, or is not PostgreSQL.
     """
     if alias not in connections.settings:
         raise ConfigError("DATABASES", f"has no entry {alias!r}", value=alias)
@@ -118,7 +118,7 @@ def address_of_alias(alias: str) -> str:
         raise ConfigError(f"DATABASES[{alias!r}]", f"is {connection.vendor}, not PostgreSQL")
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
     given = connection.get_connection_params()
-    # Among libpq's words there may be values for Django or psycopg only, such as a context or a pool.
+    # Keywords of libpq may have values that only Django or psycopg understand, such as a context or a pool.
     return psycopg.conninfo.make_conninfo(
         **{name: value for name, value in given.items() if name in known and value is not None}
     )

@@ -1,8 +1,8 @@
 """Transactions for handlers that write with SQLAlchemy: ``TransactionContext[Session]``, ``TransactionContext[AsyncConnection]`` and so on.
 
-An engine of the worker's own, on psycopg and on the worker's own address. A session is bound to the connection whose
-transaction settles the job, in the mode "rollback_only": its ``commit()`` flushes and ends nothing, its ``rollback()``
-takes the attempt back. A ``commit()`` of the connection itself is refused.
+The worker creates its engine, on psycopg and the worker's address. A session is bound to the connection whose transaction
+settles the job, in the mode "rollback_only": its ``commit()`` only flushes, its ``rollback()`` undoes the attempt. A
+``commit()`` of the connection itself is refused.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
     from forebay.ops.operation import Operation, T
 
-#: Set in a connection's info once the job is settled: from then on its transaction may be committed.
+#: Set in a connection's info once the job is settled: from then on its transaction may commit.
 _SETTLED: Final = "forebay_settled"
 
 _ENGINE: Final[dict[str, Any]] = {
-    "pool_size": 0,  # no limit: slots are what bounds it
+    "pool_size": 0,  # no limit: the slots limit it
     "pool_timeout": 30,
-    "pool_pre_ping": True,  # a connection that the server has ended must not cost an attempt
+    "pool_pre_ping": True,  # a connection that the server ended must not use an attempt
 }
 
 
 def handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> Any:
-    """Return what lends connections or sessions to plain handlers."""
+    """Return the connections or sessions for plain handlers."""
     return _HandlerConnections(wanted, dsn, name, is_pooled)
 
 
 def async_handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> Any:
-    """Return what lends them to coroutine handlers."""
+    """Return the connections or sessions for coroutine handlers."""
     return _AsyncHandlerConnections(wanted, dsn, name, is_pooled)
 
 
 def _refuse_early_commit(conn: sa.Connection) -> None:
     if not conn.info.get(_SETTLED):
         raise InvalidRequestError(
-            "commit() is not for a handler: its transaction is committed with the job's completion"
+            "a handler must not call commit(): its transaction commits with the job's completion"
         )
 
 
@@ -99,7 +99,7 @@ class _HandlerConnection:
         if self._session is not None:
             self._session.flush()
         _require_transaction(self._conn)
-        # In SQLAlchemy's transaction, which is the driver's: one message, with what clears the session.
+        # In SQLAlchemy's transaction, which is the driver's: one message, which also clears the session.
         result = settle_on_sync(self.raw, operation)
         self._conn.info[_SETTLED] = True
         return result
@@ -166,7 +166,7 @@ class _AsyncHandlerConnection:
 
 
 def _require_transaction(conn: Any) -> None:
-    """Refuse to settle after a handler ended the transaction: the next statement would begin another."""
+    """Refuse to settle if the handler ended the transaction: the next statement would begin another."""
     transaction = conn.get_transaction()
     if transaction is None or not transaction.is_active:
-        raise InvalidRequestError("the handler has ended the transaction that completes its job")
+        raise InvalidRequestError("the handler ended the transaction that completes its job")

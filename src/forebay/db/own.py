@@ -1,7 +1,7 @@
-"""One operation on a connection of its own: opened, committed, closed.
+"""One operation on a new connection: opened, committed, closed.
 
-For drivers without a transaction of their own, such as the command line. Producers that enqueue
-often keep a pool of theirs and pass its connections.
+For callers without a transaction, such as the command line. Producers that enqueue often should keep a pool and pass its
+connections.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Unless the address says otherwise.
+#: Unless the address sets another value.
 _CONNECT_SECONDS: Final = 10
 
 
 def run_own(dsn: str, operation: Operation[T]) -> T:
-    """Connect, run an operation in a transaction of its own, and return what it answers.
+    """Connect, run an operation in a separate transaction, and return its result.
 
     Raises:
         DatabaseUnavailable: no connection, or it was lost: then the outcome is unknown.
-        ForebayError: what our SQL function said.
+        ForebayError: Forebay's SQL function refused.
     """
     try:
         with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
@@ -52,11 +52,11 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
 
 
 def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
-    """Connect, enqueue jobs in chunks, each in a transaction of its own, and return how many.
+    """Connect, enqueue jobs in chunks, each in a separate transaction, and return how many.
 
     Raises:
-        DatabaseUnavailable: no connection, or it was lost: some of the jobs may exist then.
-        ForebayError: what our SQL function said.
+        DatabaseUnavailable: no connection, or it was lost: then some of the jobs may exist.
+        ForebayError: Forebay's SQL function refused.
     """
     chunks = Chunks()
     count = 0
@@ -110,22 +110,22 @@ def await_own(
     key: str,
     seconds: float | None,
 ) -> T:
-    """Look again and again on a connection of its own until the answer is final or the time is up; return the last one.
+    """Repeat a call on a new connection until the answer is final or the time is up; return the last answer.
 
-    In between it listens for its key on a channel, and looks all the same now and then; through a pooler, where
-    nobody is_notified anything, a little more often.
+    Between calls it listens for its key on a channel, and it also polls; through a pooler, which delivers no
+    notifications, it polls more often.
 
     Args:
         dsn: the address.
-        look: makes the call, given how long its caller will listen.
+        look: builds the call, given how long this function will listen.
         is_final: whether an answer is the last.
-        channel: where the key is told.
-        key: what is waited for.
-        seconds: how long; None for ever.
+        channel: the channel of the notifications.
+        key: the payload to wait for.
+        seconds: the time limit; None means indefinitely.
 
     Raises:
         DatabaseUnavailable: no connection, or it was lost.
-        ForebayError: what our SQL function said.
+        ForebayError: Forebay's SQL function refused.
     """
     pauses = _Pauses(seconds)
     try:
@@ -141,7 +141,7 @@ def await_own(
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
                         conn.execute(f'listen "{channel}"')
-                        continue  # It may have ended before we listened.
+                        continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
                     time.sleep(pause)
@@ -183,7 +183,7 @@ async def await_own_async(
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
                         await conn.execute(f'listen "{channel}"')
-                        continue  # It may have ended before we listened.
+                        continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
                     await asyncio.sleep(pause)
@@ -202,12 +202,12 @@ async def await_own_async(
 
 _WHO: Final = "select pg_backend_pid()"
 
-#: Between two looks: at first, at most while listening, at most where nothing is heard.
+#: Pauses between calls: the first, the longest while listening, the longest without notifications.
 _PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
 
 
 class _Pauses:
-    """How long to wait between looks, and until when. ``is_notified``: whether notifications arrive; None, not known yet."""
+    """The pauses between calls, and the deadline. ``is_notified``: whether notifications arrive; None means unknown."""
 
     def __init__(self, seconds: float | None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds
@@ -241,7 +241,7 @@ def _options(dsn: str) -> dict[str, Any]:
         "connect_timeout": _CONNECT_SECONDS,
         **KEEPALIVE,
     }
-    # For one statement nothing is worth preparing, and a pooler may not know what was prepared.
+    # Preparing one statement does not pay, and a pooler may not know a prepared statement.
     return {"autocommit": True, "prepare_threshold": None} | {
         name: value for name, value in options.items() if name not in given
     }

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from forebay.ops.operation import Operation, T
 
 
-#: Far more than there are slots, which are what bounds the use of a pool. A handler that ignores its
-#: timeout keeps its connection, cut off from the server; it must not be missing to those that come after it.
+#: Far more than the number of slots, which limits the use of a pool. A handler that ignores its timeout keeps its
+#: connection, cut off from the server; later handlers must still get one.
 _CONNECTIONS_MAX: Final = 20_000
 
 
 def async_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
 ) -> AsyncConnectionPool[Any]:
-    """Return a pool of asynchronous connections, not open yet; they are made when needed."""
+    """Return a pool of asynchronous connections that is not open yet; connections are opened when needed."""
     return AsyncConnectionPool(
         dsn,
         min_size=0,
@@ -44,7 +44,7 @@ def async_pool(
 def sync_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
 ) -> ConnectionPool[Any]:
-    """Open a pool of connections; they are made when needed."""
+    """Open a pool; connections are opened when needed."""
     return ConnectionPool(
         dsn,
         min_size=0,
@@ -59,42 +59,42 @@ def sync_pool(
 
 
 def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
-    """Return the options that every connection for a handler has."""
+    """Return the options of every handler connection."""
     options = {"application_name": name, "connect_timeout": 5, **KEEPALIVE}
     if is_pooled:
-        # A statement prepared in one server session is not there in the next.
+        # A statement prepared in one server session does not exist in the next.
         options["prepare_threshold"] = None
     return options
 
 
 def spoils_connection(error: BaseException) -> bool:
-    """Whether an error says that its connection is of no further use, such as one to a server that is read-only now."""
+    """Whether an error means that its connection is unusable, such as one to a server that is now read-only."""
     return isinstance(error, DatabaseUnavailable) or isinstance(
         translate(error), DatabaseUnavailable
     )
 
 
-#: What a handler may have left in its session, settings and roles as they were when it connected. Deferred constraints
-#: are checked first, as long as their triggers find what the handler set. Not DISCARD ALL: it stands outside of
-#: transactions, which a pooler would run in another session, and forgets the plans of our functions, which costs
-#: 15 ms a job; this costs 0.07 ms (decision 0022).
+#: Removes what a handler may have left in its session; settings and roles become those of the connect. Deferred constraints
+#: are checked first, while their triggers still find the handler's settings. Not DISCARD ALL: it must run outside a
+#: transaction, which a pooler may run in another session, and it discards the plans of Forebay's functions, which costs 15 ms
+#: a job; this costs 0.07 ms (decision 0022).
 _RESET: Final = (
     "set constraints all immediate; close all; reset session authorization; reset role; reset all; unlisten *;"
     " select pg_advisory_unlock_all(); discard sequences; discard temp; "
 )
 
-#: A rolled back transaction has taken its settings, roles and tables with it; locks of the session stay. One message, so
-#: that a pooler runs both in the same session.
+#: A rollback has already undone settings, roles and tables; session locks remain. One message, so that a pooler runs both
+#: statements in the same session.
 UNLOCK: Final = "rollback; select pg_advisory_unlock_all()"
 
 
 async def settle_on(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
-    """Clear what a handler left in the session of its transaction, and run the operation that ends its job there.
+    """Clear what a handler left in its session, then run the operation that settles its job.
 
-    In this order: the settlement limits the time its transaction may be idle, which a reset would take back.
+    The order matters: the settlement limits how long its transaction may be idle, and a reset would undo that limit.
 
     Raises:
-        ForebayError: what our SQL function said, or DatabaseUnavailable.
+        ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
     """
     cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
     try:
@@ -115,7 +115,7 @@ def settle_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     """Do as ``settle_on``, for a plain handler's connection.
 
     Raises:
-        ForebayError: what our SQL function said, or DatabaseUnavailable.
+        ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
     """
     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row)
     try:
@@ -134,7 +134,7 @@ def settle_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
 
 @contextlib.asynccontextmanager
 async def handler_transaction(conn: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
-    """Run a transaction whose end, whatever it is, leaves nothing of the handler in its session."""
+    """Run a transaction that leaves nothing of the handler in its session, however it ends."""
     factories = _factories(conn)
     try:
         async with conn.transaction():

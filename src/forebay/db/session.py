@@ -1,16 +1,16 @@
-"""A connection of our own that runs operations one at a time, each under a deadline.
+"""A connection of Forebay that runs operations one at a time, each with a deadline.
 
-For the services of a worker process. A session connects when first used and again after it was
-lost; a call that fails because of the connection raises ``DatabaseUnavailable`` and is not repeated
-here, since only the caller knows whether it may be.
+For the services of a worker process. A session connects when first used, and again after its connection was lost. A call that
+fails because of the connection raises ``DatabaseUnavailable``. It is not repeated here, because only the caller knows whether
+that is safe.
 
-The deadline is enforced by closing the socket. A server that stopped answering, or a network that
-swallows packets, cannot be cancelled politely: psycopg waits seconds for the server to confirm a cancellation.
+The deadline is enforced by closing the socket. If the server stopped answering, or the network drops packets, a cancel request
+does not help: psycopg waits seconds for the server to confirm it.
 
-Between us and the server there may be a pooler that gives each transaction another server session, such as PgBouncer
-in transaction mode. It shows when connecting: the process id that it told is not the server's. Such a session is
-*pooled*: nothing is left behind in it. What a call needs of settings is sent along in the same message, as one transaction,
-nothing is prepared, and nobody listens. Invariant "no trace in a pooled session": docs/design/poolers.md.
+Between the client and the server there may be a pooler that gives each transaction another server session, such as PgBouncer
+in transaction mode. This shows when connecting: the process id that it reported is not the server's. Such a session is
+*pooled*: nothing may remain in it. The settings for a call are sent in the same message, as one transaction; no statement is
+prepared, and LISTEN is not used. Invariant "no trace in a pooled session": docs/design/poolers.md.
 Shown by: tests/faults/test_pgbouncer.py.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: TCP settings for links that die without a word; the deadline of each call is the real guard.
+#: TCP settings for connections that die silently; the main protection is the deadline of each call.
 KEEPALIVE: Final[dict[str, Any]] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -45,22 +45,22 @@ KEEPALIVE: Final[dict[str, Any]] = {
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
 #: invalid_sql_statement_name and duplicate_prepared_statement.
 _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
-#: A function was replaced by one with another result, as by a migration.
+#: A migration replaced a function by one with another result type.
 _NOT_SUPPORTED: Final = "0A000"
 _OTHER_RESULT: Final = "cached plan must not change result type"
 _CONNECTION_EXCEPTION: Final = "08"
 
-#: The engine's calls want READ COMMITTED, whatever the role or the database has as default.
+#: The engine's calls need READ COMMITTED, whatever the default of the role or the database is.
 _ISOLATION: Final = {"default_transaction_isolation": "read committed"}
 
-#: One round trip: who the server says it is, and the settings, unless that is somebody else than we were told.
+#: One round trip: read the server's process id, and apply the settings only if it is the id reported on connecting.
 _GREETING: Final = """\
-select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(told)s, pg_backend_pid()) then (
+select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(reported)s, pg_backend_pid()) then (
     select count(set_config(s.name, s.value, false))
     from unnest(%(names)s::text[], %(values)s::text[]) s (name, value)) end"""
 
-#: No process has it: with a pooler for certain, it is not worth asking who the server is.
-_NOBODY: Final = -1
+#: An id that no process has: used if a pooler is configured, so that the session counts as pooled.
+_NO_PROCESS: Final = -1
 
 
 class Session:
@@ -68,13 +68,13 @@ class Session:
 
     Args:
         dsn: libpq connection string.
-        name: application_name, so that ``pg_stat_activity`` says who it is.
-        connect_seconds: how long connecting may take.
-        call_seconds: how long one operation may take before the connection is given up.
-        lock_timeout: server-side limit for waiting on a lock; None leaves the server's setting.
-        settings: other settings of the server that its calls need.
-        pooler: "transaction", there is a pooler of that mode in between; "session", there is none, or one that leaves us
-            our server session; "auto", find out.
+        name: application_name, shown in ``pg_stat_activity``.
+        connect_seconds: deadline for connecting.
+        call_seconds: deadline of one operation; after it the connection is dropped.
+        lock_timeout: server-side limit for waiting for a lock; None keeps the server's setting.
+        settings: other server settings that its calls need.
+        pooler: "transaction": there is a pooler in transaction mode; "session": there is no pooler, or one that keeps the
+            server session; "auto": detect it.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class Session:
             self._settings["lock_timeout"] = lock_timeout
         self._pooler = pooler
         self._in_one_message = "".join(map(_set_local, self._settings, self._settings.values()))
-        #: Whether transactions of this connection run in changing server sessions; known once connected.
+        #: Whether the transactions of this connection run in changing server sessions; known once connected.
         self.is_pooled = False
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._lock = asyncio.Lock()
-        #: How often this session connected; a change tells that something may have been lost.
+        #: How often this session connected; a change means that an answer may have been lost.
         self.connects = 0
 
     async def run(self, operation: Operation[T], *, seconds: float | None = None) -> T:
-        """Run an operation in a transaction of its own and return what it decodes.
+        """Run an operation in a separate transaction and return the decoded result.
 
-        A prepared statement that the server does not know, or not as it was any more, has not run: it is sent again
-        on a new connection, once.
+        If the server does not know a prepared statement, or its result type changed, the statement did not run: it is sent
+        once more, on a new connection.
 
         Args:
             operation: what to run.
@@ -116,7 +116,7 @@ class Session:
 
         Raises:
             DatabaseUnavailable: no connection, or it was lost; the outcome is unknown.
-            ForebayError: what our SQL function said.
+            ForebayError: Forebay's SQL function refused.
         """
         try:
             return await self._run(operation, seconds)
@@ -127,9 +127,9 @@ class Session:
         return await self._run(operation, seconds)
 
     def _is_stale(self, error: psycopg.Error) -> bool:
-        """Whether only what this connection had prepared was in the way."""
+        """Whether the call failed only because of a prepared statement of this connection."""
         if error.sqlstate in _OTHER_SESSION:
-            # What we prepared is in another session: there is a pooler that tells the server's own process id.
+            # The prepared statement is in another session: there is a pooler that reports the server's process id.
             self._pooler = "transaction"
         elif not (error.sqlstate == _NOT_SUPPORTED and _OTHER_RESULT in str(error)):
             return False
@@ -153,7 +153,7 @@ class Session:
                     raise
                 raise ours from error
             except OSError as error:
-                # The selector's complaint about a socket closed under it.
+                # The selector reports that its socket was closed.
                 await self._drop()
                 raise DatabaseUnavailable(str(error)) from error
             except asyncio.CancelledError:
@@ -168,7 +168,7 @@ class Session:
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         if not self.is_pooled or operation.outside_block:
             return await conn.execute(operation.sql, operation.params)
-        # Several statements in one message are one transaction, and after it nothing is left of "set local".
+        # Several statements in one message are one transaction; "set local" ends with it.
         cursor = psycopg.AsyncClientCursor(conn)
         await cursor.execute(self._in_one_message + operation.sql, operation.params)
         await cursor.set_result(-1)
@@ -193,22 +193,22 @@ class Session:
             await self._drop()
 
     def cut(self) -> None:
-        """End the connection at once; a call that is under way fails."""
+        """Close the socket at once; a call that is under way fails."""
         if self._conn is not None:
             cut(self._conn)
 
     @staticmethod
     def refused(error: BaseException) -> bool:
-        """Whether the server itself refused a call, so that nothing of it was committed.
+        """Whether the server itself refused a call, so that the call committed nothing.
 
-        Errors of the connection are none of its: a pooler reports with one that it lost the server in the middle.
+        Connection errors do not count: a pooler reports such an error when it lost the server during the call.
         """
         sqlstate = _sqlstate(error)
         return sqlstate is not None and not sqlstate.startswith(_CONNECTION_EXCEPTION)
 
     @staticmethod
     def is_too_large(error: BaseException) -> bool:
-        """Whether the server refused a call because its answer would pass the size of a value."""
+        """Whether the server refused a call because its answer would exceed the largest size of a value."""
         return _sqlstate(error) == _PROGRAM_LIMIT_EXCEEDED
 
     async def close(self) -> None:
@@ -232,16 +232,16 @@ class Session:
     async def _drop(self) -> None:
         conn, self._conn = self._conn, None
         if conn is not None:
-            # Without waiting for the server: it may not be listening any more.
+            # Do not wait for the server: it may no longer respond.
             cut(conn)
             with contextlib.suppress(psycopg.Error, OSError):
                 await conn.close()
 
 
 def cut(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
-    """End a connection at once, from any thread: whoever uses it sees the server hang up.
+    """End a connection at once, from any thread: its user gets an error as if the server had closed it.
 
-    The socket is shut down, not closed: the descriptor stays the connection's own until it notices.
+    The socket is shut down, not closed: the connection keeps the descriptor until it notices.
     """
     with contextlib.suppress(OSError, psycopg.Error):
         with socket.socket(fileno=os.dup(conn.pgconn.socket)) as mine:
@@ -257,7 +257,7 @@ def _sqlstate(error: BaseException) -> str | None:
 
 
 def _set_local(name: str, value: str) -> str:
-    """Return the statement that sets a default of ours for one transaction."""
+    """Return the statement that applies a default setting to one transaction."""
     if name == "default_transaction_isolation":
         return f"set transaction isolation level {value}; "
     if name == "default_transaction_read_only":
@@ -275,10 +275,10 @@ async def open_connection(
 ) -> tuple[psycopg.AsyncConnection[tuple[Any, ...]], bool]:
     """Connect within a deadline; return the connection, and whether it is pooled.
 
-    The settings are made where the server session is ours alone.
+    The settings are applied only if the connection keeps its server session.
 
     Raises:
-        DatabaseUnavailable: the server cannot be reached, or refuses for now.
+        DatabaseUnavailable: the server is unreachable, or refuses temporarily.
     """
     conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
     try:
@@ -290,15 +290,21 @@ async def open_connection(
                 connect_timeout=max(2, int(seconds)),
                 **KEEPALIVE,
             )
-            told = {"session": None, "transaction": _NOBODY}.get(pooler, conn.pgconn.backend_pid)
+            reported = {"session": None, "transaction": _NO_PROCESS}.get(
+                pooler, conn.pgconn.backend_pid
+            )
             row = await (
                 await conn.execute(
                     _GREETING,
-                    {"told": told, "names": list(settings), "values": list(settings.values())},
+                    {
+                        "reported": reported,
+                        "names": list(settings),
+                        "values": list(settings.values()),
+                    },
                 )
             ).fetchone()
             assert row is not None
-            is_pooled = told is not None and row[0] != told
+            is_pooled = reported is not None and row[0] != reported
             if is_pooled:
                 conn.prepare_threshold = None
             made, conn = conn, None
@@ -311,6 +317,6 @@ async def open_connection(
         raise DatabaseUnavailable(str(error)) from error
     finally:
         if conn is not None:
-            # Connected, but not made ready in time: nobody else would close it.
+            # Connected, but not prepared in time: close it here.
             cut(conn)
             await conn.close()

@@ -1,1 +1,1 @@
-"""Operations without I/O: what is checked, encoded and decoded around each call."""
+"""Operations without I/O: the checks, encoding and decoding around each call."""

@@ -1,7 +1,7 @@
-"""Rows that come as one JSON text each, turned into the values of ``model``.
+"""Converts rows of one JSON text each to the classes of ``model``.
 
-Our queries answer in JSON because the connection may be the caller's, with row factories and type
-loaders of the caller's own; text arrives as text everywhere.
+The queries of this package return JSON because the connection may belong to the caller, with the caller's row factories and
+type loaders; text arrives as text everywhere.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ T = TypeVar("T")
 
 def rows_as(cls: type[T], rows: ResultRows) -> list[T]:
     """Return the rows as instances of a class of ``model``."""
-    # The standard decoder, which keeps integers of any size; jsonb may hold them.
+    # The standard decoder keeps integers of any size, which jsonb may contain.
     return [msgspec.convert(json.loads(text), cls) for (text,) in rows]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK_MAX: Final = 1_000_000
 
-#: Values are quoted by the server. Nothing else of the query's text is touched.
+#: The server quotes the values. The rest of the query text stays unchanged.
 _WHAT: Final = """\
 %(kind)s, format(%(template)s, variadic array(
     select v.value from jsonb_array_elements_text(%(values)s::jsonb) with ordinality v order by v.ordinality))"""
@@ -41,7 +41,7 @@ from forebay.backfill_next(%(backfill_id)s::bigint) n"""
 
 
 class Backfill(msgspec.Struct, frozen=True, kw_only=True):
-    """One backfill, checked: what is the same in all calls about it."""
+    """One checked backfill: the parameters that all its calls share."""
 
     params: dict[str, Any]
     key: str | None
@@ -55,10 +55,10 @@ def backfill_of(
     expires_in: float | timedelta | None,
     options: Mapping[str, Any],
 ) -> Backfill:
-    """Return a backfill, checked as far as that goes without a database.
+    """Return a backfill, checked as far as possible without a database.
 
     Raises:
-        InvalidJob: an option or an argument is refused.
+        InvalidJob: an option or an argument is invalid.
     """
     if isinstance(rows, str):
         rows = Rows.query(rows)
@@ -68,8 +68,8 @@ def backfill_of(
     if "unique" in given:
         raise InvalidJob(
             "unique",
-            "would be the same key for all jobs",
-            hint="Let the query have a column unique_as, beside a column args.",
+            "would give all jobs the same key",
+            hint="Add a column unique_as to the query, beside a column args.",
         )
     for name in ("run_at", "expires_at"):
         if name in given:
@@ -90,25 +90,25 @@ def backfill_of(
 
 
 def backfill(what: Backfill, token: str | None) -> Operation[int]:
-    """Return the call that enqueues all of it and answers how many jobs."""
+    """Return the call that enqueues all jobs and returns how many."""
     return Operation(_BACKFILL, lambda rows: int(scalar(rows)), {**what.params, "token": token})
 
 
 def plan(what: Backfill) -> Operation[BackfillPlan]:
-    """Return the call that only says what would be enqueued."""
+    """Return the call that shows what would be enqueued, without enqueuing it."""
     return Operation(_PLAN, lambda rows: rows_as(BackfillPlan, rows)[0], what.params)
 
 
 def begin(what: Backfill, key: str | None, chunk: int, token: str | None) -> Operation[int]:
-    """Return the call that begins a backfill in chunks and answers its number.
+    """Return the call that begins a backfill in chunks and returns its id.
 
     Raises:
-        InvalidJob: there is no key, or the chunk is out of range.
+        InvalidJob: the key is missing, or the chunk is out of range.
     """
     key = key or what.key
     if key is None:
         raise InvalidJob(
-            "key", "is missing", hint="Name the column of the rows that chunks are made by."
+            "key", "is missing", hint="Name the column of the rows by which chunks are formed."
         )
     chunk = checks.checked_integer(chunk, "chunk", least=1, most=CHUNK_MAX)
     return Operation(
@@ -119,7 +119,7 @@ def begin(what: Backfill, key: str | None, chunk: int, token: str | None) -> Ope
 
 
 def next_chunk(backfill_id: int) -> Operation[BackfillProgress | None]:
-    """Return the call that enqueues the next chunk; it answers None when all are done."""
+    """Return the call that enqueues the next chunk; it returns None when all are done."""
     number = checks.checked_integer(backfill_id, "backfill_id", least=1, most=2**63 - 1)
     return Operation(
         _NEXT,

@@ -80,7 +80,7 @@ def dead_letters(
 def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     """Return the call that shows one dead letter.
 
-    Running it raises ``DeadLetterNotFound`` when there is none of that id.
+    Running it raises ``DeadLetterNotFound`` if no dead letter has this id.
     """
 
     def decode(rows: ResultRows) -> DeadLetter:
@@ -94,7 +94,7 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
 
 
 def redrive(dead_id: int) -> Operation[int]:
-    """Return the call that makes a new job of a dead letter and answers its id."""
+    """Return the call that enqueues a new job from a dead letter and returns its id."""
     return Operation(
         "select forebay.redrive(%(dead_id)s::bigint)",
         _number,
@@ -113,7 +113,7 @@ def redrive_matching(
     died_before: datetime | None = None,
     limit: int | None = None,
 ) -> Operation[int]:
-    """Return the call that redrives every dead letter that fits, in the jobs' original order."""
+    """Return the call that redrives all matching dead letters, in the original order of the jobs."""
     params: dict[str, Any] = {
         "queue": queue,
         "kind": kind,

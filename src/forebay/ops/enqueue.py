@@ -1,7 +1,7 @@
 """Enqueuing: one job, or many in chunks of one JSON parameter each.
 
 A call is a job before it is enqueued: its kind, its arguments as checked JSON text, its options.
-The statements have a fixed text, so that a driver which prepares repeated statements finds them.
+The text of the statements is fixed, so that drivers can reuse prepared statements.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from forebay.ops.operation import Operation, ResultRows, scalar
 
 QUEUE_DEFAULT: Final = "default"
 
-#: Jobs of one statement. 1,000 are within a few percent of the best rate.
+#: Jobs per statement. Even 1,000 are within a few percent of the best rate.
 CHUNK_DEFAULT: Final = 5000
 CHUNK_MAX: Final = 100_000
 
-#: Text of one statement; a chunk of large arguments ends here.
+#: Most text of one statement; a chunk of large arguments ends here.
 CHUNK_BYTES: Final = 8_000_000
 
 _ENQUEUE: Final = """\
@@ -37,13 +37,13 @@ select forebay.enqueue(
     max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
     headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)"""
 
-#: With a unique key, whose job the id is and whether it is new.
+#: With a unique key; also returns whether the job is new.
 _ENQUEUE_UNIQUE: Final = (
     _ENQUEUE.replace("select forebay.enqueue(", "select * from forebay.enqueue_unique(")[:-1]
     + ", unique_as => %(unique_as)s::jsonb)"
 )
 
-#: Jobs that differ in their arguments only.
+#: For jobs that differ only in their arguments.
 _ENQUEUE_ALIKE: Final = """\
 select forebay.enqueue_many(
     %(kind)s, array(select jsonb_array_elements(%(args)s::jsonb)), queue => %(queue)s,
@@ -62,11 +62,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One job, checked and ready to be enqueued.
 
     Attributes:
-        kind: which handler.
+        kind: the name of the handler.
         args: its arguments as JSON text.
-        options: as they go to the database; None leaves the choice to the schema.
-        expires_in_seconds: expires so long after the enqueue, or after its start when it is
-            delayed, by the database's clock; ``options.expires_at`` goes before it.
+        options: as sent to the database; None means the default of the schema.
+        expires_in_seconds: the job expires this long after the enqueue, or after its start time if it is
+            delayed, by the database's clock; ``options.expires_at`` takes precedence.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enqueue(call: Call) -> Operation[JobId]:
-    """Return the call that enqueues one job and answers its id."""
+    """Return the call that enqueues one job and returns its id."""
     parameters = _parameters(call.kind, call.options)
     parameters["args"] = call.args
     parameters["expires_in"] = call.expires_in_seconds
@@ -104,7 +104,7 @@ def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
 
 
 def database_clock() -> Operation[datetime]:
-    """Return the call that asks for the database's time."""
+    """Return the call that reads the database's time."""
     return Operation(
         "select extract(epoch from clock_timestamp())::double precision",
         lambda rows: datetime.fromtimestamp(float(scalar(rows)), tz=UTC),
@@ -112,12 +112,12 @@ def database_clock() -> Operation[datetime]:
 
 
 class Chunks:
-    """Collects calls and hands out a statement whenever a chunk is full.
+    """Collects calls and returns a statement whenever a chunk is full.
 
-    Memory is bounded by one chunk, however many calls pass through.
+    It keeps at most one chunk in memory.
 
     Args:
-        size: most jobs of one statement.
+        size: most jobs per statement.
 
     Raises:
         InvalidJob: the size is out of range.
@@ -125,16 +125,16 @@ class Chunks:
 
     def __init__(self, size: int = CHUNK_DEFAULT) -> None:
         self._size = checks.checked_integer(size, "chunk", least=1, most=CHUNK_MAX)
-        #: Arguments of calls that differ in nothing else, and one of these calls.
+        #: Arguments of calls that differ only in these, and one of the calls.
         self._alike: list[str] = []
         self._model: Call | None = None
-        #: Whole jobs, when a chunk's calls differ in more.
+        #: Complete jobs, if the calls of a chunk differ in more.
         self._texts: list[str] = []
         self._opening: tuple[Call, str] | None = None
         self._bytes = 0
-        #: The database's time, needed once a call expires after a duration.
+        #: The database's time; needed once a call has ``expires_in``.
         self.now: datetime | None = None
-        #: How many jobs the statements handed out have, in all and the last one.
+        #: The number of jobs in all returned statements, and in the last one.
         self.handed_out = 0
         self.last_size = 0
 
@@ -143,8 +143,8 @@ class Chunks:
         return call.expires_in_seconds is not None and self.now is None
 
     def add(self, call: Call) -> Operation[int] | None:
-        """Take up a call; return a statement when a chunk is full."""
-        # One statement for jobs that are alike knows no keys.
+        """Add a call; return a statement if the chunk is full."""
+        # The statement for jobs that differ only in arguments does not support unique keys.
         if (
             not self._texts
             and call.options.unique is None
@@ -164,7 +164,7 @@ class Chunks:
         return None
 
     def rest(self) -> Operation[int] | None:
-        """Return a statement for what has not been handed out; None when there is nothing."""
+        """Return a statement for the remaining calls; None if there are none."""
         count = len(self._alike) + len(self._texts)
         if self._model is not None:
             options = self._options(self._model)
@@ -182,7 +182,7 @@ class Chunks:
         return operation
 
     def _options(self, call: Call) -> JobOptions:
-        """Return a call's options with its expiry as an instant."""
+        """Return the options of a call, with ``expires_in`` as an instant."""
         options = call.options
         if call.expires_in_seconds is None or options.expires_at is not None:
             return options
@@ -191,7 +191,7 @@ class Chunks:
         return replace(options, expires_at=start + timedelta(seconds=call.expires_in_seconds))
 
     def _job(self, call: Call, args: str) -> str:
-        # Neighbours are often alike: the text before their arguments is made once.
+        # Consecutive calls often differ only in arguments: the text before these is built once.
         if self._opening is None or not _are_alike(self._opening[0], call):
             options = self._options(call).given()
             for name in ("run_at", "expires_at"):
@@ -222,7 +222,7 @@ def checked_expires_in(value: object) -> float | None:
 
 
 def shifted(error: EnqueueError, by: int) -> EnqueueError:
-    """Return the error of a chunk with its job counted from the start of the whole bulk.
+    """Return the error of a chunk with the job's index counted from the start of the whole bulk.
 
     The SQL function counts within one call.
     """
@@ -230,14 +230,14 @@ def shifted(error: EnqueueError, by: int) -> EnqueueError:
 
 
 def with_written(error: EnqueueError, count: int) -> EnqueueError:
-    """Say in an error's detail how many jobs of the bulk were written before it."""
+    """Return the error with a detail that states how many jobs of the bulk were written before it."""
     if count:
         error.detail = f"{count} jobs of this call were written before it, in your transaction"
     return error
 
 
 def _job_id(rows: ResultRows) -> JobId:
-    # A caller's connection may have a loader of its own for numbers.
+    # The caller's connection may have a custom loader for numbers.
     return JobId(scalar(rows))
 
 

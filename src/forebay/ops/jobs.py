@@ -1,4 +1,4 @@
-"""Looking at jobs, cancelling them, and counting them."""
+"""Show, list, cancel and count jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forebay.model.status import Depth, JobStatus
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
 
-#: Most rows of one list.
+#: Most rows of a list.
 LIST_MAX: Final = 1000
 
 _STATUS: Final = """\
@@ -39,7 +39,7 @@ from forebay.depth(only_queue => %(queue)s) d"""
 
 
 def cancel(job_id: int, group: str | None = None) -> Operation[str]:
-    """Return the call that asks for a job to be cancelled; it answers ``requested``."""
+    """Return the call that requests the cancellation of a job; it returns ``requested``."""
     return Operation(
         "select forebay.cancel(%(job_id)s::bigint, %(group)s)",
         lambda rows: str(scalar(rows)),
@@ -48,9 +48,9 @@ def cancel(job_id: int, group: str | None = None) -> Operation[str]:
 
 
 def job(job_id: int) -> Operation[list[JobStatus]]:
-    """Return the call that tells where a job stands, for each group of its queue.
+    """Return the call that reads the state of a job for each group of its queue.
 
-    Running it raises ``JobNotFound`` when there is no such job.
+    Running it raises ``JobNotFound`` if the job does not exist.
     """
 
     def decode(rows: ResultRows) -> list[JobStatus]:
@@ -86,10 +86,10 @@ def jobs(
 
 
 def depth(queue: str | None = None) -> Operation[list[Depth]]:
-    """Return the call that counts what waits and runs; every waiting job is visited."""
+    """Return the call that counts waiting and running jobs; it visits every waiting job."""
     return Operation(_DEPTH, lambda rows: rows_as(Depth, rows), {"queue": queue})
 
 
 def checked_id(value: object, field: str) -> int:
-    """Return an id that fits into a bigint."""
+    """Return an id; raise ``InvalidJob`` if it does not fit a bigint."""
     return checks.checked_integer(value, field, least=0, most=2**63 - 1)

@@ -1,4 +1,4 @@
-"""What is kept of a mirror: its counts, samples and audits."""
+"""The records of a mirror: its counters, samples and audits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class StatusQuery(NamedTuple):
-    """Which mirror is asked about.
+    """The mirror of a status query.
 
     Attributes:
-        name: of the mirror.
-        queue: of its jobs.
-        group: the reader of that queue.
-        expires_seconds: how long after it was due a job of it expires.
-        thresholds: what is left out, and what is too many.
+        name: the mirror's name.
+        queue: the queue of its jobs.
+        group: the consumer group of that queue.
+        expires_seconds: time between a job's due time and its expiry.
+        thresholds: the thresholds of the alerts.
     """
 
     name: str
@@ -45,7 +45,7 @@ class StatusQuery(NamedTuple):
         }
 
     def facts(self) -> Operation[MirrorFacts]:
-        """Return the call that tells all that is known; every waiting job is visited."""
+        """Return the call that reads all facts; it visits every waiting job."""
         return Operation(
             "select forebay.mirror_status(%(name)s, %(queue)s, %(group)s, %(expires)s, %(within)s, %(most)s,"
             " %(tags)s::text[], %(priority)s)::text",
@@ -54,7 +54,7 @@ class StatusQuery(NamedTuple):
         )
 
     def sample(self) -> Operation[None]:
-        """Return the call that notes how many jobs are due, unless that was just done, or the role may not."""
+        """Return the call that records how many jobs are due; it does nothing right after a sample or without the right."""
         return Operation(
             "select forebay.sample_mirror(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
             " where has_function_privilege("
@@ -74,7 +74,7 @@ def mirror_audits(name: str, limit: int) -> Operation[list[AuditRecord]]:
 
 
 def record_direct(counters: Mapping[str, Any], who: str) -> Operation[None]:
-    """Return the call that keeps what direct writes counted."""
+    """Return the call that records the counters of direct writes."""
     return Operation(
         "select forebay.record_direct(%(counters)s::jsonb, %(who)s)",
         nothing,
@@ -83,7 +83,7 @@ def record_direct(counters: Mapping[str, Any], who: str) -> Operation[None]:
 
 
 def record_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
-    """Return the call that keeps what an audit found; its number, or None where the role may not."""
+    """Return the call that records the findings of an audit; it returns the id, or None if the role lacks the right."""
     return Operation(
         "select forebay.record_audit(%(name)s, %(found)s::jsonb)"
         " where has_function_privilege('forebay.record_audit(text, jsonb)', 'execute')",
@@ -93,7 +93,7 @@ def record_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
 
 
 def record_repair(audit_id: int, jobs: int) -> Operation[None]:
-    """Return the call that notes how many jobs were enqueued for what an audit had found."""
+    """Return the call that records how many repair jobs were enqueued for an audit."""
     return Operation(
         "select forebay.record_repair(%(audit)s, %(jobs)s)",
         nothing,

@@ -1,7 +1,7 @@
 """One call to the database as a value: text, parameters, and how to read its rows.
 
-Operations are made in ``ops`` and run in ``db``. Making one needs neither a connection nor a loop, so
-whatever is decided about a call, its SQL and its decoding, is tested without either.
+``ops`` creates operations and ``db`` runs them. Creating one needs neither a connection nor an event loop, so the SQL and the
+decoding of a call can be tested without both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Operation(Generic[T]):
     """A statement with ``%(name)s`` parameters, and the decoder of its rows.
 
     Attributes:
-        outside_block: it must stand outside of any transaction block, even one of its own.
+        outside_block: it must run outside of any transaction block.
     """
 
     sql: str
@@ -30,7 +30,7 @@ class Operation(Generic[T]):
 
 
 def nothing(rows: ResultRows) -> None:
-    """Read no rows."""
+    """Decode a result without rows."""
 
 
 def scalar(rows: ResultRows) -> Any:
@@ -40,5 +40,5 @@ def scalar(rows: ResultRows) -> Any:
 
 
 def scalar_or_none(rows: ResultRows) -> Any:
-    """Return the only column of the first row; None when there is no row."""
+    """Return the only column of the first row; None without a row."""
     return rows[0][0] if rows else None

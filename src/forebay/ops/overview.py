@@ -1,4 +1,4 @@
-"""What an operator sees of all queues at once, and of the settings of the database."""
+"""The overview of all queues, the settings of the database, and adopting a restored log."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class QueueOverview:
 
     Attributes:
         dead: dead letters that were not redriven.
-        claimed_at: when a worker last took jobs of it; None for never.
-        paused_at: since when nothing may be claimed; None when it may.
+        claimed_at: when a worker last claimed jobs from it; None if never.
+        paused_at: since when the queue is paused; None if it is not.
     """
 
     queue: str
@@ -55,7 +55,7 @@ class QueueOverview:
 
 
 def queue_overview(queue: str | None = None) -> Operation[list[QueueOverview]]:
-    """Return the call that counts what waits, runs and died; every waiting job is visited."""
+    """Return the call that counts waiting, running and dead jobs; it visits every waiting job."""
     return Operation(_QUEUES, lambda rows: rows_as(QueueOverview, rows), {"queue": queue})
 
 
@@ -66,16 +66,16 @@ def database_settings() -> Operation[dict[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What adopting a restored log did: jobs appended anew, jobs given up."""
+    """The result of adopting a restored log: jobs appended again, jobs given up."""
 
     resumed: int
     discarded: int
 
 
 def adopt(*, resume: bool) -> Operation[Adopted]:
-    """Return the call that makes a restored log at home in this cluster.
+    """Return the call that makes a restored log belong to this cluster.
 
-    Running it raises ``AdoptRefused`` when it is at home already.
+    Running it raises ``AdoptRefused`` if it already belongs to this cluster.
     """
     return Operation(
         "select resumed, discarded from forebay.adopt_v1(%(resume)s)",

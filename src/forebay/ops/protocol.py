@@ -1,6 +1,6 @@
-"""The worker's side of the SQL protocol: one function here for each ``forebay.*_v1``.
+"""The worker's side of the SQL protocol: one function for each ``forebay.*_v1``.
 
-What each call promises, locks and raises stands in the header of its SQL function.
+The header of each SQL function documents its guarantees, locks and errors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class ReadyLane:
-    """A lane that has something to claim for a group.
+    """A lane with jobs that a group can claim.
 
-    ``is_limited``: its queue has limits or limit keys, and a claim may give fewer jobs than are there.
+    ``is_limited``: its queue has limits or limit keys, so a claim may return fewer jobs than wait.
     """
 
     group_id: int
@@ -44,10 +44,10 @@ class ReadyLane:
 
 
 class ClaimedJob(msgspec.Struct, array_like=True):
-    """One row that a claim handed out, as ``forebay._job_json()`` and ``forebay._keyed_json()`` write it.
+    """One claimed row, as ``forebay._job_json()`` and ``forebay._keyed_json()`` write it.
 
     Attributes:
-        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None is 30 days after.
+        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
         args: the arguments as decoded JSON.
         attempt, pauses: None is none.
         offset: its place in the batch, from 1.
@@ -75,12 +75,12 @@ class ClaimedJob(msgspec.Struct, array_like=True):
 
     @property
     def enqueued_at(self) -> datetime:
-        """When its transaction enqueued it."""
+        """The time of the transaction that enqueued it."""
         return _instant(self.enqueued_micros)
 
     @property
     def expires_at(self) -> datetime:
-        """From when on it is not started any more."""
+        """The time from which it is no longer started."""
         if self.expires_micros is None:
             return _instant(self.enqueued_micros + _EXPIRES_AFTER_MICROS)
         return _instant(self.expires_micros)
@@ -100,7 +100,7 @@ _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 
 @dataclass(slots=True)
 class Kept:
-    """What a handler returned, to be kept for some seconds; or why it cannot be."""
+    """The result of a handler, kept for ``seconds``; or the reason why it cannot be kept."""
 
     seconds: float
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -109,15 +109,15 @@ class Kept:
 
 @dataclass(slots=True)
 class Ended:
-    """How one job of a batch ended, other than just done.
+    """How one job of a batch ended, if not simply done.
 
     Attributes:
         offset: its place in the batch, from 1.
         outcome: see ``forebay.settle_v1``.
-        after: seconds until it goes on; None or 0 at once.
-        reason: of a dead letter: exhausted, permanent or worker lost.
+        after: seconds until it runs again; None or 0 means at once.
+        reason: for a dead letter: exhausted, permanent or worker lost.
         error: type, message, traceback and max_attempts, kept in the job's history.
-        kept: with the outcome done: what the handler returned.
+        kept: with the outcome done: the result of the handler.
     """
 
     offset: int
@@ -130,7 +130,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Flush:
-    """One settlement of a batch. ``done`` None means the whole batch; ``tallies``: what is counted with it."""
+    """One settlement of a batch. ``done`` None means the whole batch; ``tallies``: counters recorded with it."""
 
     claim_no: int
     flush_no: int
@@ -152,7 +152,7 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What a heartbeat is answered with; how many leases are open in all only where no job runs."""
+    """The answer to a heartbeat. The number of all open leases is given only if no job runs."""
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
@@ -162,7 +162,7 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RevokedLease:
-    """A lease that was lost, and how many jobs were sent back."""
+    """A revoked lease, and how many jobs returned to the queue."""
 
     lease_id: int
     worker: str
@@ -171,14 +171,14 @@ class RevokedLease:
 
 
 def open_group(queue: str, name: str) -> Operation[int]:
-    """Open a group of a queue; its id."""
+    """Open a group of a queue; return its id."""
     return Operation(
         "select forebay.open_group(%(queue)s, %(name)s)", scalar, {"queue": queue, "name": name}
     )
 
 
 def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> Operation[int]:
-    """Open a lease, and say for which schema this code was made; its id."""
+    """Open a lease; return its id. The call states the schema version of this code."""
     return Operation(
         "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s)",
         scalar,
@@ -192,24 +192,24 @@ def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> 
 
 
 def close_lease(lease_id: int) -> Operation[int | None]:
-    """Close a lease; how many jobs it still held, None when it was closed already."""
+    """Close a lease; return how many jobs it still held, None if it was already closed."""
     return Operation("select forebay.close_lease_v1(%(lease)s)", scalar, {"lease": lease_id})
 
 
-def beat(
+def heartbeat(
     lease_ids: Collection[int], job_ids: Collection[int], duties: Collection[int] = ()
 ) -> Operation[HeartbeatAnswer]:
-    """Keep leases alive; which of some duties are leaderless."""
+    """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
-        _heartbeat,
+        _heartbeat_answer,
         {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
     )
 
 
 def lead(leader_id: int, duties: Collection[int], seconds: float) -> Operation[list[int]]:
-    """Take leaderless duties and renew held ones; which are held."""
+    """Take leaderless duties and renew held ones; return the duties held now."""
     return Operation(
         "select forebay.lead_v1(%(leader_id)s, %(duties)s, %(seconds)s)",
         scalar,
@@ -218,7 +218,7 @@ def lead(leader_id: int, duties: Collection[int], seconds: float) -> Operation[l
 
 
 def resign(leader_id: int, duties: Collection[int]) -> Operation[None]:
-    """Leave duties, and tell those who listen."""
+    """Resign from duties, and notify other workers."""
     return Operation(
         "select forebay.resign_v1(%(leader_id)s, %(duties)s)",
         nothing,
@@ -229,7 +229,7 @@ def resign(leader_id: int, duties: Collection[int]) -> Operation[None]:
 def ready(
     group_ids: Sequence[int], *, sleep_millis: int | None = None
 ) -> Operation[list[ReadyLane]]:
-    """The lanes of some groups that have something to claim."""
+    """Return the lanes of some groups with jobs to claim."""
     return Operation(
         "select group_id, lane, queue, priority, is_private, is_suspect, is_limited"
         " from forebay.ready_v1(%(groups)s, %(sleep)s)",
@@ -241,7 +241,7 @@ def ready(
 def claim(
     *, lease_id: int, claim_no: int, floor: int, group_id: int, lane: int, limit: int
 ) -> Operation[list[ClaimedJob]]:
-    """Take jobs of one lane."""
+    """Claim jobs from one lane."""
     return Operation(
         "select forebay.claim_v1("
         "%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
@@ -258,13 +258,13 @@ def claim(
 
 
 def claimed_jobs(text: str | None) -> list[ClaimedJob]:
-    """Decode what a claim returned: a JSON array for each job, without brackets around them all."""
+    """Decode the answer to a claim: one JSON array for each job, without an enclosing array."""
     if text is None:
         return []
     try:
         jobs = _CLAIMED.decode(f"[{text}]")
     except msgspec.ValidationError:
-        # A number beyond the range of floats; the standard decoder makes it infinite.
+        # A number is beyond the range of floats; the standard decoder makes it infinite.
         jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
     for offset, job in enumerate(jobs, 1):
         job.offset = offset
@@ -273,7 +273,7 @@ def claimed_jobs(text: str | None) -> list[ClaimedJob]:
 
 
 def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:
-    """Settle jobs; one status for each flush, in order."""
+    """Settle jobs; return one status for each flush, in order."""
     return Operation(
         "select status from forebay.settle_v1(%(lease)s, %(flushes)s::jsonb)",
         lambda rows: [row[0] for row in rows],
@@ -291,7 +291,7 @@ def start_suspect(lease_id: int, claim_no: int) -> Operation[None]:
 
 
 def missing_batches(lease_id: int, claim_nos: Collection[int]) -> Operation[list[int]]:
-    """Which of these batches the database does not know."""
+    """Return which of these batches the database does not know."""
     return Operation(
         "select forebay.missing_batches_v1(%(lease)s, %(claim_nos)s)",
         scalar,
@@ -308,37 +308,37 @@ def revoke_lost() -> Operation[RevokedLease | None]:
 
 
 def promote(limit: int = 5000) -> Operation[int]:
-    """Append due jobs to the log; how many."""
+    """Append due jobs to the log; return how many."""
     return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
 
 
 def extend() -> Operation[int]:
-    """Make segments ahead; how many."""
+    """Create segments in advance; return how many."""
     return Operation("select forebay.extend_v1()", scalar)
 
 
 def seal() -> Operation[int]:
-    """Seal full segments; how many."""
+    """Seal full segments; return how many."""
     return Operation("select forebay.seal_v1()", scalar)
 
 
 def sweep(since: datetime | None) -> Operation[int]:
-    """Expire jobs that nobody claims; how many."""
+    """Expire jobs that no worker claims; return how many."""
     return Operation("select forebay.sweep_v1(%(since)s)", scalar, {"since": since})
 
 
 def retain() -> Operation[int | None]:
-    """Empty one segment that may go; its number, or None."""
+    """Empty one segment past its retention; return its number, or None."""
     return Operation("select forebay.retain_v1()", scalar_or_none)
 
 
 def summarize() -> Operation[int]:
-    """Bring the block index on numbers up to date; how many page ranges were added."""
+    """Update the block range index on numbers; return how many page ranges were added."""
     return Operation("select forebay.summarize_v1()", scalar)
 
 
 def count() -> Operation[list[tuple[str, str, int]]]:
-    """Count what waits; the queues, groups and numbers where a million or more do."""
+    """Count waiting jobs; return the queues and groups with a million or more, and the numbers."""
     return Operation(
         "select queue, group_name, waiting from forebay.count_v1()",
         lambda rows: [(str(queue), str(group), int(waiting)) for queue, group, waiting in rows],
@@ -346,12 +346,12 @@ def count() -> Operation[list[tuple[str, str, int]]]:
 
 
 def trim() -> Operation[int]:
-    """Delete what lies behind the cursors; how many rows."""
+    """Delete rows behind the cursors; return how many."""
     return Operation("select forebay.trim_v1()", scalar)
 
 
 def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation[int]:
-    """Note how far some running jobs are; how many were noted."""
+    """Record the progress of running jobs; return how many reports were recorded."""
     return Operation(
         "select forebay.record_progress_v1(%(lease)s, %(items)s::jsonb)",
         scalar,
@@ -360,11 +360,11 @@ def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation
 
 
 def now() -> Operation[datetime]:
-    """The database's clock."""
+    """Return the time of the database."""
     return Operation("select clock_timestamp()", scalar)
 
 
-def _heartbeat(rows: ResultRows) -> HeartbeatAnswer:
+def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     ((open_leases, cancelled_jobs, leaderless, lease_count),) = rows
     return HeartbeatAnswer(
         frozenset(open_leases), frozenset(cancelled_jobs), frozenset(leaderless), lease_count

@@ -12,7 +12,7 @@ from forebay.ops.operation import Operation, ResultRows, scalar
 
 Start = Literal["beginning", "now"]
 
-#: The limits that the database knows, with the types of its parameters.
+#: The limits, with the SQL types of their parameters.
 _LIMIT_TYPES: Final = {
     "max_waiting": "bigint",
     "rate": "double precision",
@@ -36,7 +36,7 @@ _LIMITS: Final = (
 
 
 def open_group(queue: str, name: str = "default", start: Start | None = None) -> Operation[int]:
-    """Return the call that opens a group, an independent reader of a queue; it answers its id."""
+    """Return the call that opens a consumer group of a queue; it returns the group's id."""
     return Operation(
         "select forebay.open_group(queue => %(queue)s, name => %(name)s, start => %(start)s)",
         _number,
@@ -45,7 +45,7 @@ def open_group(queue: str, name: str = "default", start: Start | None = None) ->
 
 
 def pause_queue(queue: str, group: str | None = None) -> Operation[int]:
-    """Return the call that pauses a queue; it answers how many groups changed."""
+    """Return the call that pauses a queue; it returns how many groups changed."""
     return Operation(
         "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s)",
         _number,
@@ -54,7 +54,7 @@ def pause_queue(queue: str, group: str | None = None) -> Operation[int]:
 
 
 def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
-    """Return the call that resumes a queue; it answers how many groups changed."""
+    """Return the call that resumes a queue; it returns how many groups changed."""
     return Operation(
         "select forebay.resume_queue(queue => %(queue)s, group_name => %(group)s)",
         _number,
@@ -63,7 +63,7 @@ def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
 
 
 def shard_queue(queue: str, lanes: int) -> Operation[int]:
-    """Return the call that spreads a queue's jobs over lanes; it answers the number before."""
+    """Return the call that splits a queue into shards; it returns the previous number."""
     return Operation(
         "select forebay.shard_queue(queue => %(queue)s, lanes => %(lanes)s)",
         _number,
@@ -74,11 +74,11 @@ def shard_queue(queue: str, lanes: int) -> Operation[int]:
 def limit_queue(
     queue: str, changes: Mapping[str, float | Unset | None]
 ) -> Operation[Limits | None]:
-    """Return the call that sets limits of a queue; it answers the limits before.
+    """Return the call that sets limits of a queue; it returns the previous limits.
 
     Args:
         queue: the queue.
-        changes: by names of ``Limits``; None removes a limit, UNSET leaves it as it is.
+        changes: new values by names of ``Limits``; None removes a limit, UNSET keeps it.
     """
     removed = [name for name, value in changes.items() if value is None]
     given = {name: value for name, value in changes.items() if value is not UNSET}
@@ -90,12 +90,12 @@ def limit_queue(
 
 
 def limits(queue: str | None = None) -> Operation[list[QueueLimits]]:
-    """Return the call that reads the limits of queues, and what runs of them."""
+    """Return the call that reads the limits of queues and their running jobs."""
     return Operation(_LIMITS, lambda rows: rows_as(QueueLimits, rows), {"queue": queue})
 
 
 def configure(name: str, value: int) -> Operation[int]:
-    """Return the call that changes a setting of the database; it answers the value before."""
+    """Return the call that changes a setting of the database; it returns the previous value."""
     return Operation(
         "select forebay.configure(name => %(name)s, value => %(value)s::bigint)",
         _number,

@@ -1,4 +1,4 @@
-"""What handlers returned: encoding it for the settlement, asking for it, waiting for it."""
+"""Results of handlers: encode them for the settlement, read them, wait for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows
 from forebay.ops.protocol import Kept
 
-#: Where the ends of jobs are told, with their ids, while somebody waits.
+#: Notification channel for the ids of ended jobs that a client waits for.
 CHANNEL: Final = "forebay_result"
 
-#: A worker sends no more than this, whatever the database would take; its limit is asked for by the settlement.
+#: A worker never sends a larger result. The settlement also checks the limit of the database.
 _SENT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 _RESULT: Final = """\
@@ -39,7 +39,7 @@ _ENDED: Final = frozenset({"done", "cancelled", "expired", "dead"})
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job stands: ``value`` is the JSON text of what its handler returned, when there is one."""
+    """The state of a job; ``value`` is the JSON text of its result, if it has one."""
 
     job_id: int
     state: str
@@ -55,11 +55,11 @@ class JobResult:
         return self.state in _ENDED
 
     def read(self, as_type: Any) -> Any:
-        """Return the result, as a type.
+        """Return the result, converted to a type.
 
         Raises:
             JobDied: the job is a dead letter.
-            NoResult: it ended without a result, or the result is of another type.
+            NoResult: it ended without a result, or the result has another type.
         """
         if self.state == "dead":
             raise JobDied(
@@ -74,12 +74,12 @@ class JobResult:
             return msgspec.json.decode(self.value, type=as_type)
         except msgspec.ValidationError as error:
             raise NoResult(
-                self.job_id, state=self.state, reason=f"it is of another type: {error}"
+                self.job_id, state=self.state, reason=f"it has another type: {error}"
             ) from error
 
 
 def kept(value: Any, seconds: float) -> Kept:
-    """Return what a handler returned for the settlement; or why it cannot be kept, which is no failure of the job."""
+    """Return a handler's result for the settlement; or why it cannot be kept, which does not fail the job."""
     dump = getattr(value, "model_dump", None)
     try:
         plain = dump(mode="json", by_alias=True) if callable(dump) else value
@@ -99,12 +99,12 @@ def kept(value: Any, seconds: float) -> Kept:
 
 
 def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[JobResult]:
-    """Return the call that tells how a job ended.
+    """Return the call that reads how a job ended.
 
     Args:
         job_id: the job.
-        group: for which reader of its queue.
-        wait_seconds: the caller listens for so long if it has not ended; 0 for not.
+        group: the consumer group of its queue.
+        wait_seconds: how long the caller will listen if the job has not ended; 0 means not at all.
     """
 
     def decode(rows: ResultRows) -> JobResult:
@@ -117,7 +117,7 @@ def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[J
 
 
 def history(job_id: int) -> Operation[list[JobHistory]]:
-    """Return the call that tells what happened to a job so far, for each group."""
+    """Return the call that reads the history of a job for each group."""
     return Operation(
         _HISTORY,
         lambda rows: rows_as(JobHistory, rows),

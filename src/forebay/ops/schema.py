@@ -1,4 +1,4 @@
-"""Which version of the schema a database has, and whether this library can work with it."""
+"""The schema version of a database, and whether this library can work with it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from forebay.sql import latest_version, required_version
 
 
 def schema_version() -> Operation[int | None]:
-    """Return the call that asks for the installed version; None when none is recorded.
+    """Return the call that reads the installed version; None if none is recorded.
 
-    On a database without the schema running it raises ``SchemaError``.
+    Running it on a database without the schema raises ``SchemaError``.
     """
     return Operation("select forebay.schema_version()", scalar)
 
 
 def require_version(found: int | None, *, newer_is_fine: bool = False) -> None:
-    """Refuse a schema that this library was not made for. Post migrations may be missing.
+    """Refuse a schema version that this library does not support. Post migrations may be missing.
 
     Args:
-        found: the version of the database; None when none is recorded.
-        newer_is_fine: let a newer one pass, as a worker does during a rolling upgrade: what it calls
-            has the version in its name and stays until every worker is newer. Whether it is still served
-            the database says when a lease is opened.
+        found: the version of the database; None if none is recorded.
+        newer_is_fine: accept a newer version, as a worker does during a rolling upgrade: the functions
+            that it calls have a version in their names and exist until every worker is newer. When the
+            worker opens a lease, the database decides whether it still supports the worker.
 
     Raises:
-        SchemaError: it is not installed, too old or too new.
+        SchemaError: the schema is not installed, too old or too new.
     """
     if found is None or found < required_version():
         raise SchemaError(found=found, needed=required_version())

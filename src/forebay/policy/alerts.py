@@ -1,13 +1,13 @@
-"""When the state of a mirror is an alert: pure rules on what the database knows.
+"""When the state of a mirror is an alert: pure rules on facts from the database.
 
-Three of them, made so that each way to fall behind sets off the one that names it:
+There are three rules. Each way to fall behind triggers the rule that names it:
 
 | problem | A1 | A2 | A3 |
 |---|---|---|---|
-| nobody enqueues any more | fires | | |
-| nobody completes jobs any more | fires | | |
+| no jobs are enqueued | fires | | |
+| no jobs are completed | fires | | |
 | both stop together, so that the queue keeps its length | fires | | |
-| more is enqueued than is completed | | fires | |
+| more jobs are enqueued than completed | | fires | |
 | some jobs can never succeed | | | fires |
 
 Shown by: tests/unit/test_alerts.py, tests/mirror/test_status.py.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from forebay.model.mirrors import MirrorFacts, Thresholds
 
-#: Samples further apart than this tell nothing of the time between them; they are taken once a minute.
+#: Samples are taken once a minute. Two samples further apart than this do not cover the time between them.
 GAP_MAX: Final = timedelta(minutes=3)
 
 
@@ -34,10 +34,10 @@ def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds)
     """Return what is wrong with a mirror.
 
     Args:
-        name: of the mirror.
-        queue: of its jobs.
-        facts: what is known.
-        thresholds: what is too few, too many and too long.
+        name: the mirror's name.
+        queue: the queue of its jobs.
+        facts: the facts from the database.
+        thresholds: what counts as too few, too many and too long.
     """
     found = (
         _too_few_completed(name, queue, facts, thresholds),
@@ -49,10 +49,10 @@ def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds)
 
 
 def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
-    """Return since when more jobs are due than may be, without a break, as far as is known; None when they are not.
+    """Return since when, without a break, more jobs are due than the threshold; None if the number is below it now.
 
-    Two witnesses: when more than that many jobs are due now, and have been since an instant, then so many waited all the time
-    since; and samples, where none of them says otherwise and no two are far apart.
+    Two sources show this: the due times of the jobs that wait now, and the samples, if all of them are above the threshold and
+    no two are further apart than ``GAP_MAX``.
     """
     if facts.due <= thresholds.waiting_most:
         return None
@@ -75,10 +75,10 @@ def _too_few_completed(
     if facts.completed:
         problem = f"{facts.completed:,} jobs were completed within {within}, fewer than {thresholds.completed_least:,}"
     elif facts.completed_at is None:
-        problem = "no job was completed yet"
+        problem = "no job has been completed yet"
     else:
         silent = human_duration((facts.at - facts.completed_at).total_seconds())
-        problem = f"no job was completed for {silent}"
+        problem = f"no job has been completed for {silent}"
     return Alert(
         code="A1",
         problem=problem,
@@ -92,12 +92,12 @@ def _why_so_few(name: str, queue: str, facts: MirrorFacts) -> str:
     if facts.paused_at is not None:
         return f"Queue {queue} is paused: forebay queues resume {queue}."
     if refused is not None:
-        return f"A store cannot be reached: {refused.why or 'no reason was given'}."
+        return f"A store is unreachable: {refused.why or 'no reason was given'}."
     if facts.due:
         return f"{facts.due:,} jobs are due: does a worker serve queue {queue}?"
     return (
-        "No job is due: does anybody enqueue? Where nothing may change for so long,"
-        f" forebay mirror heartbeat MODULE:APP {name} tells a quiet night from silence."
+        "No job is due: check that jobs are enqueued. If the source may be unchanged for that long, run"
+        f" forebay mirror heartbeat MODULE:APP {name} regularly: it proves that jobs still complete."
     )
 
 
@@ -109,7 +109,7 @@ def _too_many_wait(facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
     return Alert(
         code="A2",
         problem=f"{facts.due:,} jobs are due; more than {thresholds.waiting_most:,} for {length}",
-        hint="More is enqueued than is completed: forebay queues list; more workers, or a faster target.",
+        hint="More jobs are enqueued than completed: see forebay queues list; add workers or use a faster target.",
         since=since,
     )
 
@@ -119,13 +119,13 @@ def _expired(queue: str, facts: MirrorFacts) -> Alert | None:
         return None
     parts = []
     if facts.expired:
-        parts.append(f"{_jobs(facts.expired)} expired unproved")
+        parts.append(f"{_jobs(facts.expired)} expired before they were proved")
     if facts.dead:
-        parts.append(f"{_jobs(facts.dead)} died and cannot succeed")
+        parts.append(f"{_jobs(facts.dead)} became dead letters")
     return Alert(
         code="A3",
         problem=", ".join(parts),
-        hint=f"forebay dead list --queue {queue} says why; redrive or purge them.",
+        hint=f"Run forebay dead list --queue {queue} to see why; redrive or purge them.",
     )
 
 
@@ -136,12 +136,12 @@ def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | No
     age = (facts.at - oldest.due_at).total_seconds()
     if age < thresholds.unproved_for:
         return None
-    said = f": {oldest.error}" if oldest.error else ""
+    error = f": {oldest.error}" if oldest.error else ""
     times = "once" if oldest.attempts == 1 else f"{oldest.attempts} times"
     return Alert(
         code="A3",
-        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{said}",
-        hint=f"forebay jobs show {oldest.job_id} has all its errors.",
+        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{error}",
+        hint=f"Run forebay jobs show {oldest.job_id} to see all its errors.",
         since=oldest.due_at,
     )
 

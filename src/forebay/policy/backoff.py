@@ -54,8 +54,8 @@ def backoff_seconds(
 def jittered(seconds: float, u: float) -> float:
     """Return a wait spread over the upper half of ``seconds``.
 
-    Jobs that failed together must not come back together, yet each keeps at least half its wait,
-    so that the total time a job survives has a useful lower bound. Of the variants in M. Brooker,
+    Jobs that failed together must not come back together. Each keeps at least half its wait, so that
+    the total time over which a job is retried has a useful lower bound. Of the variants in M. Brooker,
     "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015) this is "equal jitter".
 
     Args:
@@ -88,11 +88,12 @@ def reconnect_seconds(failures: int, u: float, *, cap_seconds: float = 30.0) -> 
 def unknown_kind_seconds(times: int, u: float) -> float:
     """Return how long a job of an unknown kind is postponed.
 
-    It starts at 5 s, since a rolling deploy has the right worker in a moment, and grows to 10
-    minutes, since a job whose code was removed must not be handed round for ever; it never stops.
+    It starts at 5 s, because a rolling deploy soon starts a worker with the handler. It grows to 10
+    minutes, because a job whose code was removed must not keep the workers busy. The
+    number of times is unlimited.
 
     Args:
-        times: how often the job has been postponed, this time included, from 1.
+        times: how often the job has been postponed, including this time, from 1.
         u: a draw from [0, 1).
 
     >>> unknown_kind_seconds(1, 0.0), unknown_kind_seconds(40, 0.5)
@@ -107,7 +108,7 @@ def unknown_kind_seconds(times: int, u: float) -> float:
 def total_seconds(
     attempts: int, *, strategy: Strategy, base_seconds: float, cap_seconds: float
 ) -> float:
-    """Return the sum of the waits between so many attempts, before jitter.
+    """Return the sum of the waits between this many attempts, before jitter.
 
     >>> total_seconds(4, strategy="fixed", base_seconds=10, cap_seconds=60)
     30.0
@@ -118,7 +119,7 @@ def total_seconds(
             attempt, strategy=strategy, base_seconds=base_seconds, cap_seconds=cap_seconds
         )
         if wait >= cap_seconds:
-            # Every later wait is the cap too; a policy may allow thousands of attempts.
+            # Every later wait equals the cap; a policy may allow thousands of attempts.
             return total + cap_seconds * (attempts - attempt)
         total += wait
     return total if math.isfinite(total) else cap_seconds * attempts

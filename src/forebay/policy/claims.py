@@ -1,12 +1,11 @@
 """How many jobs to claim, and from which lanes.
 
-Two decisions. How many: a worker claims for its free slots, and a little ahead where jobs are so
-short that a slot would idle until the next claim. From where: within a queue strictly by priority,
-lower numbers first, except for a share that goes to lanes which would otherwise starve; between
-queues by weight.
+Two decisions. How many: a worker claims for its free slots, and a few more if jobs are so short that a
+slot would idle until the next claim. From where: within a queue strictly by priority, lower numbers
+first, except for a share for lanes that would otherwise starve; between queues by weight.
 
-Fairness must come out right for a worker with a single slot too, so they are counted over time, in a
-``Fairness`` value that goes into one call and comes out of it for the next.
+Shares must also be correct for a worker with a single slot. So they are counted over time, in a
+``Fairness`` value: each call takes one and returns the one for the next call.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: A claim holds its lane's lock while it runs: bounded, so that others have their turn.
+#: Most jobs of one claim. A claim holds the lock of its lane; the bound limits how long others wait.
 CLAIM_ROWS_MAX: Final = 1000
 
-#: Work taken beyond the free slots waits in this process while others may be idle.
+#: Most work, in time, that is claimed in advance. It waits in this process while other workers may be idle.
 AHEAD_SECONDS: Final = 0.1
 
-#: Lanes of one worker that are remembered between claims; beyond it the older half is forgotten.
+#: Most lanes that a worker remembers between claims; beyond it the older half is forgotten.
 _LANES_REMEMBERED: Final = 10_000
 
 
@@ -32,21 +31,21 @@ def claim_size(
     *,
     concurrency: int,
     buffered: int = 0,
-    chained: int = 0,
+    waiting_for_key: int = 0,
     mean_seconds: float | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
     rows_max: int = CLAIM_ROWS_MAX,
 ) -> int:
-    """Return how many jobs to ask for.
+    """Return how many jobs to claim.
 
     Args:
         free_slots: slots without a job.
-        concurrency: slots in all.
+        concurrency: all slots.
         buffered: jobs already claimed and not started.
-        chained: how many of these wait for an earlier one of their ordering key, with slots free beside them. Where
-            that is soon, nothing is claimed for these slots: it would probably be more of the same keys.
-        mean_seconds: measured mean duration of a job; None while nothing was measured, and then
-            nothing is taken ahead.
+        waiting_for_key: buffered jobs that wait for an earlier job of their ordering key while slots are free. If they
+            will run soon, nothing is claimed for these slots: new jobs would probably have the same keys.
+        mean_seconds: measured mean duration of a job; None before the first measurement, and then
+            nothing is claimed in advance.
         ahead_seconds: how much work, in time, may wait in the process.
         rows_max: most jobs of one claim.
 
@@ -62,21 +61,20 @@ def claim_size(
     1000
     >>> claim_size(2, concurrency=10, mean_seconds=5.0)
     2
-    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=0.0001)
+    >>> claim_size(9, concurrency=10, buffered=800, waiting_for_key=800, mean_seconds=0.0001)
     1000
-    >>> claim_size(9, concurrency=10, buffered=1200, chained=1200, mean_seconds=0.00005)
+    >>> claim_size(9, concurrency=10, buffered=1200, waiting_for_key=1200, mean_seconds=0.00005)
     0
-    >>> claim_size(9, concurrency=10, buffered=800, chained=800, mean_seconds=5.0)
+    >>> claim_size(9, concurrency=10, buffered=800, waiting_for_key=800, mean_seconds=5.0)
     9
     """
     ahead = 0
     if mean_seconds is not None:
-        if chained and chained * mean_seconds <= ahead_seconds:
+        if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
-        # Below a microsecond the quotient says nothing that rows_max does not. Two claims at most: one that is worked
-        # on, and one that comes meanwhile.
+        # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond rows_max decides anyway.
         ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), 2.0 * rows_max))
-    # Refilled when half of it is used up: a claim costs as much for one job as for fifty.
+    # Refill only when half is used: a claim of one job costs as much as a claim of fifty.
     more = ahead - buffered if 2 * buffered <= ahead else 0
     return max(0, min(free_slots + more, rows_max))
 
@@ -84,13 +82,13 @@ def claim_size(
 def mean_duration(
     mean_seconds: float | None, seconds: float, jobs: int = 1, *, memory: int = 50
 ) -> float:
-    """Return a running mean after some more jobs, an exponential one over about ``memory`` jobs.
+    """Return a running mean after more jobs: an exponential mean over about ``memory`` jobs.
 
     Args:
         mean_seconds: the mean so far; None at the beginning.
         seconds: mean duration of the new jobs.
-        jobs: how many they are.
-        memory: how many jobs it takes to forget most of the past.
+        jobs: the number of new jobs.
+        memory: the number of jobs after which old values have little weight.
 
     >>> mean_duration(None, 2.0)
     2.0
@@ -106,7 +104,7 @@ def mean_duration(
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneName:
-    """A lane as a planner sees it: the audience does not matter to it."""
+    """A lane as the planner sees it; public and private lanes are the same to it."""
 
     queue: str
     priority: int
@@ -114,13 +112,13 @@ class LaneName:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """What fairness remembers from plan to plan; start with ``Fairness()``.
+    """The state of the shares from plan to plan; start with ``Fairness()``.
 
     Attributes:
-        credit: per queue, how far it is owed a slot, for the weights.
-        saved: per queue, the part of a slot its lower lanes have saved up.
+        credit: per queue, its claim to the next slot by weight.
+        saved: per queue, the part of a slot that its lower lanes have accumulated.
         served: per lane, the number of the plan that last gave it a slot.
-        plans: how many plans there were.
+        plans: the number of plans so far.
     """
 
     credit: Mapping[str, float] = field(default_factory=dict)
@@ -131,7 +129,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class ClaimPlan:
-    """How many jobs to ask of which lane, in this order, and the fairness for the next plan."""
+    """How many jobs to claim from which lane, in this order, and the fairness for the next plan."""
 
     shares: tuple[tuple[LaneName, int], ...]
     fairness: Fairness
@@ -148,12 +146,12 @@ def plan_claims(
     """Divide slots among lanes that have work.
 
     Args:
-        lanes: each lane with work, and how many jobs are known to wait in it; None for "some",
-            which counts as enough for every slot.
+        lanes: each lane with work, and how many jobs are known to wait in it; None means unknown
+            and counts as enough for every slot.
         slots: jobs to claim in all.
-        fairness: from the plan before.
-        weights: slots a queue gets beside the others'; 1 for a queue that is not named. Slots
-            which a queue has no work for go to the others.
+        fairness: from the previous plan.
+        weights: relative number of slots per queue; 1 for a queue that is not named. Slots that a
+            queue has no work for go to the others.
         starving_share: part of a queue's slots that goes to its lanes below the first one with
             work, the longest unserved first; 0 means strictly by priority.
 
@@ -196,9 +194,9 @@ def _divide_between_queues(
     credit_before: Mapping[str, float],
     weights: Mapping[str, int],
 ) -> tuple[dict[str, int], dict[str, float]]:
-    # Smooth weighted round robin, as in nginx's upstream module: each turn every queue earns its
-    # weight, the richest is served and pays what all earned together. It interleaves, and the
-    # credit that is left makes the next plan go on where this one stopped.
+    # Smooth weighted round robin, as in nginx's upstream module: in each round every queue
+    # earns its weight, and the queue with the most credit is served and pays the sum of all weights.
+    # This interleaves the queues, and the remaining credit lets the next plan continue this one.
     given = dict.fromkeys(demand, 0)
     credit = {queue: credit_before.get(queue, 0.0) for queue in demand}
     hungry = list(demand)
@@ -214,7 +212,7 @@ def _divide_between_queues(
         credit[richest] -= sum(weights.get(queue, 1) for queue in hungry)
         given[richest] += 1
         if given[richest] == demand[richest]:
-            # What a queue without work could not use is not saved up for a burst later.
+            # A queue without work does not accumulate credit for a later burst.
             hungry.remove(richest)
             credit[richest] = 0.0
     return given, credit
@@ -238,7 +236,7 @@ def _divide_between_lanes(
     lower = list(demand)[1:]
     if lower:
         saved += starving_share * slots
-        # Ten times 0.1 must make one slot.
+        # Ten times 0.1 must be one slot.
         reserved = min(int(saved + 1e-9), slots, sum(left[lane] for lane in lower))
         saved = max(0.0, min(saved - reserved, 1.0))
         for _ in range(reserved):

@@ -1,8 +1,8 @@
-"""What is kept of an exception: bounded, valid UTF-8, whatever the exception does.
+"""The record of an exception: bounded and valid UTF-8 for every exception.
 
-Handlers raise anything: messages of megabytes, a ``__str__`` that raises, chains that lead back to
-themselves, text that is no UTF-8. Keeping the error must not fail, since that would turn one failed
-job into a failed settlement of its whole batch.
+Handlers raise anything: messages of megabytes, a ``__str__`` that raises, circular chains, text that is
+not UTF-8. Recording the error must not fail, because that would turn one failed job into a failed
+settlement of its whole batch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ErrorRecord:
 
 
 def describe_exception(exception: BaseException) -> ErrorRecord:
-    r"""Return what is kept of an exception. Never raises.
+    r"""Return the record of an exception. Never raises.
 
     Returns:
         The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback with
-        causes, notes and members of groups, at most 16 kB, cut in its middle.
+        causes, notes and members of groups, at most 16 kB, cut in the middle.
 
     >>> record = describe_exception(ValueError("no such user: 42"))
     >>> record.type, record.message, record.traceback
@@ -68,7 +68,7 @@ def _type_name(exception: BaseException) -> str:
 
 
 def _message(exception: BaseException) -> str:
-    # Even SystemExit out of a __str__ only says that there is no message.
+    # Even a SystemExit from a __str__ only means that the message cannot be read.
     try:
         return bounded_text(str.__str__(str(exception)), bytes_max=MESSAGE_BYTES_MAX)
     except BaseException as error:
@@ -107,7 +107,7 @@ def _frames_text(trace: TracebackType | None) -> str:
     if trace is None:
         return ""
     try:
-        # The last frames are the ones that tell; a recursion has a thousand of them.
+        # The last frames matter most; a recursion has a thousand frames.
         last: deque[TracebackType] = deque(maxlen=_FRAMES_MAX)
         while trace is not None:
             last.append(trace)

@@ -1,6 +1,6 @@
-"""Leadership: what one worker at a time does for all. Which ones this process holds, and when it has to ask.
+"""Leadership: duties that one worker at a time does for all. Which ones this process holds, and when it must call again.
 
-The flag sequence of a duty is in the database (``forebay.lead_v1``); here is what was heard of it last.
+The flag sequence of a duty is in the database (``forebay.lead_v1``); this module keeps the last answer.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-#: The duty of the maintenance; that of a group's watch is the group's number.
+#: The duty of maintenance. The duty of polling for a group is the group's id.
 MAINTENANCE: Final = 0
 
-#: Who holds no duty looks for itself so often, whatever it is_notified: the other lines of defence are the wake-up and the heartbeat.
+#: Poll interval of a worker that leads nothing. Notifications and the heartbeat usually wake it earlier.
 IDLE_POLL_SECONDS: Final = 30.0
 
-#: The same for a worker that no wake-up wakes: so long may a job wait for a second worker while the one at the duty is busy.
+#: The same for a worker without notifications. A job waits up to this long for a second worker while the leader is busy.
 POLL_SECONDS_WITHOUT_NOTIFICATIONS: Final = 1.0
 
 
-#: A worker draws its name for the flag sequences below this number; two workers with one name do no harm.
-HOLDERS: Final = 1 << 20
+#: A worker draws its leader id below this number. Two workers with the same id do no harm.
+LEADER_IDS: Final = 1 << 20
 
 
 def idle_poll_pause(u: float, seconds: float = IDLE_POLL_SECONDS) -> float:
-    """Return a pause of about that long, so that processes do not come in step.
+    """Return a pause of about this length, with jitter, so that processes do not synchronize.
 
     Args:
         u: uniform in [0, 1).
-        seconds: the middle of the pauses.
+        seconds: the mean pause.
     """
     return seconds * (0.75 + 0.5 * u)
 
 
 class Leadership:
-    """Some duties, from the side of one that may hold them.
+    """The duties that one worker wants to lead, and those it leads now.
 
     Args:
         wanted: the duties.
-        seconds: how long they are held unless renewed.
-        clock: seconds from anywhere.
-        draw: a random number, uniform in [0, 1).
+        seconds: how long a leadership lasts unless renewed.
+        clock: returns monotonic seconds.
+        draw: returns a random number, uniform in [0, 1).
     """
 
     def __init__(
@@ -62,34 +62,34 @@ class Leadership:
 
     @property
     def held(self) -> frozenset[int]:
-        """The duties that are certainly held now."""
+        """The duties that this worker certainly leads now."""
         return self._held if self._clock() < self._held_until else frozenset()
 
     @property
     def missing(self) -> list[int]:
-        """The duties that are not."""
+        """The wanted duties that this worker does not lead now."""
         held = self.held
         return [duty for duty in self.wanted if duty not in held]
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to ask: to renew what is held, or because a duty may be leaderless."""
+        """Whether a call is due: to renew leaderships, or because a duty may be leaderless."""
         return self._clock() >= self._call_at
 
-    def answered(self, held: Collection[int], asked_at: float) -> None:
-        """Note what the database said to a call that was sent at that time."""
+    def answered(self, held: Collection[int], called_at: float) -> None:
+        """Record the answer of the database to a call sent at ``called_at``."""
         self._held = frozenset(held)
-        self._held_until = asked_at + self.seconds
-        self._call_at = asked_at + (self.seconds / 4 if held else idle_poll_pause(self._draw()))
+        self._held_until = called_at + self.seconds
+        self._call_at = called_at + (self.seconds / 4 if held else idle_poll_pause(self._draw()))
 
     def assume_leaderless(self, duties: Collection[int]) -> bool:
-        """Ask soon if one of these is wanted and not held; return whether that is so."""
+        """Make a call due if one of these duties is wanted and not led; return whether that is so."""
         if not set(duties) & set(self.missing):
             return False
         self._call_at = 0.0
         return True
 
-    def left(self) -> None:
-        """Note that all were left; whoever finds nothing to do asks for them again."""
+    def resigned(self) -> None:
+        """Record that this worker resigned from all duties; when idle it may lead again."""
         self._held = frozenset()
         self._call_at = 0.0

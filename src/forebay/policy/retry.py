@@ -1,4 +1,4 @@
-"""Whether and when a failed job runs again, and how long a job survives."""
+"""Whether and when a failed job runs again, and for how long it is retried."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forebay.policy.backoff import (
 if TYPE_CHECKING:
     from forebay.config import RetrySettings
 
-#: How many exceptions of a group are looked at; a group of thousands is decided by its first.
+#: Most exceptions of a group that are examined; the first ones decide for a larger group.
 _LEAVES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Run the job again after so many seconds."""
+    """Run the job again after this many seconds."""
 
     seconds: float
 
@@ -41,7 +41,7 @@ Decision = RetryAfter | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The time from the first failure to the last attempt, apart from the attempts themselves."""
+    """The time from the first failure to the last attempt, without the attempts themselves."""
 
     seconds_min: float
     seconds_expected: float
@@ -63,10 +63,10 @@ class RetryPolicy:
         strategy: how waits grow: fixed, linear, exponential or polynomial.
         base_seconds: the wait after the first failure, before jitter.
         cap_seconds: the longest wait.
-        max_attempts: attempts in all, 1 to 10,000; a job's own option overrides it.
+        max_attempts: total attempts, 1 to 10,000; the option of a job overrides it.
         retry_on: retry these exception types only; empty means all.
-        permanent_on: never retry these. Where a type is covered by both, the nearer base class
-            decides: with ``retry_on=(TimeoutError,)`` and ``permanent_on=(OSError,)`` a
+        permanent_on: never retry these. If both cover a type, the nearer base class decides:
+            with ``retry_on=(TimeoutError,)`` and ``permanent_on=(OSError,)`` a
             ``TimeoutError`` is retried.
 
     >>> str(RetryPolicy().lifetime())
@@ -103,7 +103,7 @@ class RetryPolicy:
 
     @classmethod
     def from_settings(cls, settings: RetrySettings) -> RetryPolicy:
-        """Return the policy of kinds that declare none."""
+        """Return the policy for kinds that declare none."""
         return cls(
             strategy=cast("Strategy", settings.retry_strategy),
             base_seconds=settings.retry_base_seconds,
@@ -114,13 +114,13 @@ class RetryPolicy:
     def decide(
         self, exception: BaseException, attempt: int, u: float, *, max_attempts: int | None = None
     ) -> Decision:
-        """Return what follows a failed attempt.
+        """Return the decision after a failed attempt.
 
         Args:
             exception: what the handler raised.
             attempt: number of the attempt that failed, from 1.
             u: a draw from [0, 1).
-            max_attempts: the job's own limit; None means the policy's.
+            max_attempts: the limit of the job; None means that of the policy.
 
         >>> RetryPolicy().decide(ValueError(), 1, 0.0)
         RetryAfter(seconds=2.5)
@@ -155,11 +155,11 @@ class RetryPolicy:
                 return False
         if self.retry_on:
             return True
-        # The same arguments would be refused again.
+        # The database would refuse the same arguments again.
         return issubclass(raised, EnqueueError)
 
     def lifetime(self, *, max_attempts: int | None = None) -> Lifetime:
-        """Return how long a job keeps being tried while every attempt fails at once."""
+        """Return for how long a job is retried if every attempt fails immediately."""
         attempts = max_attempts or self.max_attempts
         full = total_seconds(
             attempts,
@@ -171,7 +171,7 @@ class RetryPolicy:
 
 
 def human_duration(seconds: float) -> str:
-    """Return a duration in its largest fitting unit, with two significant digits where it helps.
+    """Return a duration in its largest fitting unit, with two significant digits if useful.
 
     >>> [human_duration(s) for s in (0.25, 42, 90, 5400, 28136, 3 * 86400)]
     ['0.25 s', '42 s', '1.5 min', '1.5 h', '7.8 h', '3 d']

@@ -1,4 +1,4 @@
-"""The worker: claims jobs, runs their handlers, settles, and keeps the log in order."""
+"""The worker: claims jobs, runs their handlers, settles them, and maintains the log."""
 
 from forebay.worker._loop import run_to_the_end
 from forebay.worker._maintenance import Maintenance

@@ -1,4 +1,4 @@
-"""What a worker needs of an application. ``forebay.App`` implements it, and imports the worker; the worker does not import it."""
+"""What a worker needs from an application. ``forebay.App`` implements it and imports the worker, not the reverse."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Application(Protocol):
-    """The handlers, where another process finds them, and what is built for them."""
+    """The handlers, the place where another process can import them, and their shared resources."""
 
     @property
     def kinds(self) -> Kinds:
         """The handlers by kind."""
 
     def location(self) -> tuple[str, str, bool] | None:
-        """Return module or script, attribute, and whether it is a script; None when it cannot be imported."""
+        """Return module or script, attribute, and whether it is a script; None when the app cannot be imported."""
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Build what handlers share, to be closed with the stack; return it by name."""
+        """Build the resources that handlers share; return them by name. The stack closes them."""

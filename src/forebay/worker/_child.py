@@ -1,9 +1,8 @@
 """The child process that runs suspects, one at a time.
 
-A suspect may be what killed its worker. It runs here, alone, so that if the process dies again nobody else is hurt
-and everybody knows why. The child speaks with its parent over a socket: jobs in, endings out. When the
-parent is gone, the child ends itself. It is used again: what a call changed of the working folder, the file mode
-mask and the locale is put back before the next one.
+A suspect may have killed its worker. It runs here alone, so that another death harms no other job and has a known
+cause. The child and its parent exchange messages over a socket: jobs in, outcomes out. The child exits when its
+parent is gone. A child is reused: before each call it restores the working folder, the file mode mask and the locale.
 
 Run as ``python -m forebay.worker._child FD PARENT`` by ``Children``.
 """
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
     from forebay.worker._application import Application
 
 
-#: How often a child looks whether its parent lives, in case somebody else holds the parent's end of the socket open.
-_LOOK_MILLIS: Final = 1000
+#: How often a child checks that its parent lives. Another process may hold the parent's end of the socket open.
+_PARENT_CHECK_MILLIS: Final = 1000
 
 
 class _ProcessState:
-    """What all calls of a process share, as it was before the first of them."""
+    """The state that all calls of a process share, as it was before the first call."""
 
     def __init__(self) -> None:
         self._folder = os.open(".", os.O_RDONLY)
@@ -50,7 +49,7 @@ class _ProcessState:
         self._locale = locale.setlocale(locale.LC_ALL)
 
     def restore(self) -> None:
-        """Undo what a call has changed."""
+        """Undo the changes of a call."""
         os.fchdir(self._folder)
         os.umask(self._mask)
         if locale.setlocale(locale.LC_ALL) != self._locale:
@@ -63,23 +62,23 @@ def _mask() -> int:
     return mask
 
 
-class _Pipe:
-    """The outcomes of a child: answers its parent."""
+class _PipeToParent:
+    """Sends the outcomes of a child to its parent."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        #: Offsets of the jobs that were not answered yet.
+        #: Offsets of the jobs that have no report yet.
         self.missing: set[int] = set()
 
-    def say(self, answer: ChildReport) -> None:
+    def send(self, answer: ChildReport) -> None:
         self._writer.write(framed(msgspec.json.encode(answer)))
         self.missing.discard(answer.offset)
 
-    def answer_in_any_case(self) -> None:
-        """The call is over. One whose transaction was refused ends without a word: its lease is lost."""
+    def answer_missing(self) -> None:
+        """Report jobs that ended without a report: the database refused their transaction because the lease is lost."""
         for offset in list(self.missing):
-            self.say(ChildReport(offset=offset, lease_lost=True))
+            self.send(ChildReport(offset=offset, lease_lost=True))
 
     def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
         del helds
@@ -89,26 +88,26 @@ class _Pipe:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            self.say(ChildReport(offset=job.row.offset, tallies=_taken(job)))
+            self.send(ChildReport(offset=job.row.offset, tallies=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        self.say(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
+        self.send(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
 
     def settled_by_handler(self, job: HeldJob) -> None:
-        self.say(ChildReport(offset=job.row.offset, settled=True))
+        self.send(ChildReport(offset=job.row.offset, settled=True))
 
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
-    """Return what is to be counted, with the first job that is answered."""
+    """Return the counters of the call; the first report carries them."""
     tallies, job.batch.tallies = job.batch.tallies, []
     return tallies
 
 
 def load_app(start: Start) -> Application:
-    """Import the application as its worker did, and return what it keeps for its workers."""
+    """Import the application as its worker did; return the part that workers use."""
     sys.path[:] = start.path
     if start.is_script:
-        # Not "__main__": what the script does when it is run must not be done again.
+        # Not "__main__": the script must not repeat what it does when it is run.
         found: Any = runpy.run_path(start.module, run_name="__mp_main__")[start.attribute]
     else:
         found = importlib.import_module(start.module)
@@ -124,7 +123,7 @@ async def _main(descriptor: int) -> None:
     start = msgspec.json.decode(await receive(reader), type=Start)
     app = load_app(start)
     settings = WorkerSettings(**start.settings)
-    pipe = _Pipe(writer)
+    pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
         executor = Executor(
             app.kinds,
@@ -134,13 +133,13 @@ async def _main(descriptor: int) -> None:
             name=start.name,
             group=start.group,
             resources=await app.open_resources(stack),
-            on_free=pipe.answer_in_any_case,
+            on_free=pipe.answer_missing,
             on_lease_lost=lambda _lease: None,
             on_progress=pipe.progress,
         )
         executor.transactions.is_pooled = start.is_pooled
         process_state = _ProcessState()
-        pipe.say(ChildReport(ready=True))
+        pipe.send(ChildReport(ready=True))
         while True:
             message = await receive(reader)
             with contextlib.suppress(msgspec.ValidationError):
@@ -157,8 +156,8 @@ async def _main(descriptor: int) -> None:
                 process_state.restore()
                 limit_resources(app.kinds.get(work.rows[0].kind))
             except Exception as error:
-                # Our own mistake: it must not be put down to the job.
-                pipe.say(ChildReport(broken=f"{type(error).__name__}: {error}"))
+                # An error of this library: the job must not pay for it.
+                pipe.send(ChildReport(broken=f"{type(error).__name__}: {error}"))
                 continue
             pipe.missing = set(work.offsets)
             executor.take(helds)
@@ -171,16 +170,16 @@ def _watch_and_run(descriptor: int, parent: int) -> None:
     try:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
-        # The parent is gone or does not need us any more. A handler that still runs ends with us.
+        # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
         os._exit(0)
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
-    # In a thread: a handler that blocks the loop must not outlive the worker either. A handler of the worker's own
-    # process that forked has left a copy of the other end, so that its closing alone would not do.
+    # In a thread: a handler that blocks the loop must not outlive the worker. The check of the parent's id is needed
+    # because a process forked in the worker may hold a copy of the other end, so the socket may stay open.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    while os.getppid() == parent and not poll.poll(_LOOK_MILLIS):
+    while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
         pass
     os._exit(0)
 

@@ -1,7 +1,7 @@
 """Child processes, for suspects and for handlers that ask for one, as seen from the worker.
 
-Invariant: only a death in a call of one job costs an attempt. A child that dies takes only what it was running with it, and
-several jobs of one call are then run one by one; a child that cannot even start costs nobody anything.
+Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the jobs that it was running.
+If these were several jobs of one call, the worker then runs them one by one. A child that cannot start uses no attempt.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger("forebay.worker")
 
 #: How long a child may take to import the application.
 _START_SECONDS = 60.0
-#: A child without work ends after so long.
+#: A child ends after this time without work.
 _IDLE_SECONDS = 30.0
-#: How long after the hard timeout, which the child enforces itself, its parent kills it.
+#: The child enforces the hard timeout itself. The parent kills the child this long after that timeout.
 _KILL_AFTER_SECONDS = 2.0
-#: How long a suspect waits for a child that is busy before another one is started.
+#: How long a suspect waits for a busy child before the worker starts another one.
 _PATIENCE_SECONDS = 0.05
 
 
@@ -68,7 +68,7 @@ class _Child:
         return msgspec.json.decode(await receive(self.reader), type=ChildReport)
 
     async def death(self) -> str:
-        """Wait for the end of the process and say how it died."""
+        """Wait until the process has ended; return how it died."""
         code = await self.process.wait()
         if code < 0:
             with contextlib.suppress(ValueError):
@@ -76,9 +76,9 @@ class _Child:
         return f"exit code {code}"
 
     async def hang_up(self) -> None:
-        """Once the process has ended, take what it had said to be all there is.
+        """Wait until the process has ended, then end the stream of its messages.
 
-        Processes that it forked hold its end of the socket open for as long as they live.
+        Processes that the child forked keep its end of the socket open while they live.
         """
         await self.process.wait()
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class _Child:
 
 
 class Children:
-    """A few children, started when needed, reused, and ended when idle."""
+    """A few children: started when needed, reused, ended when idle."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Children:
         self._running: dict[int, _Child] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
-        # One child starts at a time. Whoever waits takes the first that is free, a new one or an old one.
+        # One child starts at a time. A waiting call takes the first free child, new or old.
         self._starter: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._failed_starts = 0
@@ -116,7 +116,7 @@ class Children:
 
     @property
     def available(self) -> bool:
-        """Whether suspects can run in children at all."""
+        """Whether children can be started."""
         return self._start is not None
 
     def running_job_ids(self) -> list[int]:
@@ -129,12 +129,12 @@ class Children:
             self._running[job_id].send(Stop(job_id))
 
     async def kill_running(self) -> None:
-        """Kill the children that run something."""
+        """Kill the children that run a call."""
         for child in list(self._running.values()):
             await child.kill()
 
     async def run(self, held: HeldJob, kind: Kind, job: Job) -> ChildReport:
-        """Run one job; returns how it ended, the child's death included."""
+        """Run one job; return how it ended, including the death of the child."""
         (answer,) = await self.run_call([held], kind, [job])
         return answer
 
@@ -146,16 +146,16 @@ class Children:
         *,
         on_start: Callable[[], None] = lambda: None,
     ) -> list[ChildReport]:
-        """Run one call of a handler; returns how each of its jobs ended.
+        """Run one call of a handler; return how each of its jobs ended.
 
-        When the child dies, that is an ending of the only job it had; of several, those that had not ended by then are
-        answered with ``died``: nobody knows which it was.
+        If the child dies in a call of one job, the job failed. If the call has several jobs, each unfinished one is
+        reported as ``died``, because the job that killed the child is unknown.
 
         Args:
             helds: the jobs, all of one claim and one kind.
             kind: their handler.
-            jobs: as the handler sees them.
-            on_start: called when a child has them.
+            jobs: the jobs as the handler sees them.
+            on_start: called when a child has the jobs.
         """
         key = jobs[0].job_id
         try:
@@ -163,7 +163,7 @@ class Children:
         except _ChildFailed as error:
             self._failures += 1
             after = min(2.0**self._failures, 60.0)
-            log.error("no child for job %s, next try in %g s: %s", key, after, error)
+            log.error("cannot start a process for job %s, next try in %g s: %s", key, after, error)
             return [ChildReport(ended=Ended(0, "released", after=after)) for _ in helds]
         self._failures = 0
         self._running[key] = child
@@ -188,7 +188,7 @@ class Children:
                         batch.tallies += answer.tallies
         except TimeoutError:
             await child.kill()
-            log.warning("job %s is stopped after %g s, with its process", key, hard)
+            log.warning("job %s and its process stopped after %g s", key, hard)
             late = HardTimeout(hard or 0.0)
             for held, job in zip(helds, jobs, strict=True):
                 ended = _running.failure(kind, job, late)
@@ -215,7 +215,7 @@ class Children:
             self._running.pop(key, None)
         if len(answers) < len(helds):
             await child.kill()
-            log.error("a child failed before it could run job %s: %s", key, answer.broken)
+            log.error("a child process failed before it could run job %s: %s", key, answer.broken)
             return [ChildReport(ended=Ended(0, "released", after=5.0)) for _ in helds]
         if any(_spoils(answer) for answer in answers.values()):
             await child.kill()
@@ -243,9 +243,9 @@ class Children:
 
     def _end_idle(self, child: _Child) -> None:
         self._idle = [item for item in self._idle if item[0] is not child]
-        self._note(asyncio.get_running_loop().create_task(child.kill()))
+        self._keep_until_done(asyncio.get_running_loop().create_task(child.kill()))
 
-    def _note(self, task: asyncio.Task[None]) -> None:
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._enders.add(task)
         task.add_done_callback(self._enders.discard)
 
@@ -259,7 +259,7 @@ class Children:
                     return child
             if self._failed_starts != failed_starts:
                 raise _ChildFailed(self._failure)
-            # Short suspects take fairness in the children there are, long ones get further ones.
+            # Short suspects take turns in the existing children; long ones get additional children.
             waited = time.monotonic() - began
             if self._starter is None and (not self._running or waited > _PATIENCE_SECONDS):
                 self._starter = asyncio.create_task(self._start_one())
@@ -290,7 +290,7 @@ class Children:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 pass_fds=[theirs.fileno()],
-                # A handler of this process may have gone elsewhere, and the search path may be relative.
+                # A handler of this process may have changed its folder, and the search path may be relative.
                 cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -299,7 +299,7 @@ class Children:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         child = _Child(process, reader, writer, ours)
-        self._note(asyncio.create_task(child.hang_up()))
+        self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -318,12 +318,12 @@ class Children:
 def _working_folder() -> Path | None:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # It was removed under us.
+    except FileNotFoundError:  # It was removed.
         return None
 
 
 def _spoils(answer: ChildReport) -> bool:
-    """Whether what is left in the child had better go: a handler that runs on, memory it could not get."""
+    """Whether the child must not be reused: its handler may still run, or it ran out of memory."""
     error = answer.ended.error if answer.ended is not None else None
     kind = error["type"].rpartition(".")[2] if error is not None else None
     return kind in {"HardTimeout", "MemoryError"}
@@ -339,7 +339,7 @@ def start_of(
     group: str,
     settings: WorkerSettings,
 ) -> Start:
-    """Return what a child needs to start."""
+    """Return the message that a child needs to start."""
     return Start(
         module, attribute, is_script, list(sys.path), dsn, name, group, settings_of(settings)
     )

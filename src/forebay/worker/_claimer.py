@@ -1,6 +1,7 @@
-"""The claim loop of a worker: which lanes are ready, how many jobs to take of which, and taking them.
+"""The claim loop of a worker: it finds ready lanes, plans how many jobs to claim from each, and claims them.
 
-Invariant: a claim whose answer was lost may have been committed. Its lease is then retired, and nothing more is claimed under it.
+Invariant: if the answer to a claim is lost, the claim may have been committed. The worker then retires the lease and claims
+nothing more under it.
 """
 
 from __future__ import annotations
@@ -34,35 +35,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: After a claim of a lane that was reported ready gave nothing, another worker was faster.
+#: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 
-#: How long a call to the database may take when the worker is told to stop.
+#: How long a call that is under way may take once the worker stops.
 _LAST_CALL_SECONDS = 1.0
 
 
 class Claimer:
-    """Claims jobs for the free slots, and a little ahead, and hands them to the executor.
+    """Claims jobs for the free slots, and a few in advance, and passes them to the executor.
 
-    Owns what is known of the lanes: which ones are ready, whose turn it is, and which ones were notified of or freed. It promises
-    that nothing is claimed once the worker stops or the lease is retired or lost, that queues get slots by their weights, and that
-    no lane starves.
+    Owns the state of the lanes: which are ready, which is next, and which had a notification or were freed by a settlement. It
+    guarantees that it claims nothing once the worker stops or the lease is retired or lost, that queues get slots by their
+    weights, and that no lane starves.
 
-    A crash leaves what was claimed under the open leases: it comes back when they are revoked.
+    After a crash the claimed jobs stay under the open leases. They come back when these are revoked.
 
     Args:
-        app: its handlers.
-        session: the connection of the claims.
-        settings: how many slots, and how often to look.
+        app: the application with the handlers.
+        session: the connection for claims.
+        settings: the number of slots and the poll interval.
         weights: the queues with their weights.
-        leases: gives the lease to claim under.
-        executor: runs what was claimed.
+        leases: provides the current lease.
+        executor: runs claimed jobs.
         suspects: runs claimed suspects.
-        leadership: says how soon to look again.
-        signals: what wakes and ends the loop.
-        stats: where claims are counted.
-        on_claimed: called after a claim that gave jobs.
-        is_finished: called when nothing was ready; true ends the loop. None for a loop that runs until it is stopped.
+        leadership: decides when to poll again.
+        signals: wake and end the loop.
+        stats: counts the claims.
+        on_claimed: called after a claim that returned jobs.
+        is_finished: called when no lane was ready; true ends the loop. None: the loop runs until it is stopped.
     """
 
     def __init__(
@@ -94,33 +95,33 @@ class Claimer:
         self._on_claimed = on_claimed
         self._is_finished = is_finished
         self._fairness = Fairness()
-        #: Until then, by our clock, what was ready was looked at closely enough, and producers notify of what comes.
-        self._looked_until = 0.0
+        #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
+        self._polled_until = 0.0
         self._notified: set[str] = set()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
-        #: Lanes whose limits may let more through, since jobs of theirs were settled.
+        #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
-        #: Until then nothing but these is known to be ready.
+        #: The only ready lanes, as far as is known until ``_only_until``.
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
-        self._must_look = False
-        #: Whether the database did not answer when the worker stopped.
+        self._must_check_batches = False
+        #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
 
     def notify(self, queue: str) -> None:
-        """A producer notified of a queue."""
+        """Record the notification of a producer for a queue."""
         self._notified.add(queue)
         self._signals.wake.set()
 
     def free(self, batches: Iterable[Batch]) -> None:
-        """The settlement of some batches may have made other jobs ready."""
+        """Record that the settlement of some batches may have made other jobs ready."""
         for batch in batches:
             if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_private:
                 self._freed[batch.lane.lane] = batch.lane
         self._signals.wake.set()
 
     async def run(self) -> None:
-        """Claim until stopped; a call that is under way then has a second to come back."""
+        """Claim until stopped; a call that is under way then has one second to return."""
         claiming = asyncio.create_task(self._claim_until_stopped())
         stopped = asyncio.create_task(self._signals.stop_event.wait())
         try:
@@ -145,9 +146,9 @@ class Claimer:
                 if self._leases.current is None:
                     await self._leases.open()
                     continue
-                if self._must_look:
+                if self._must_check_batches:
                     await self._leases.drop_missing_batches()
-                    self._must_look = False
+                    self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
                 if not busy and self._is_finished is not None and await self._is_finished():
@@ -161,7 +162,7 @@ class Claimer:
                     if failures in {1, 10, 100}:
                         log.warning("claims interrupted: %s", error)
                     self._leases.retire()
-                    self._must_look = True
+                    self._must_check_batches = True
                 await self._signals.pause(
                     min(
                         reconnect_seconds(failures, random.random()),
@@ -175,25 +176,25 @@ class Claimer:
             except Exception as error:
                 failures += 1
                 if failures in {1, 10, 100}:
-                    log.error("cannot claim: %s", error)
+                    log.error("cannot claim jobs: %s", error)
                 if not self._session.refused(error):
-                    # Not the server said no, but we stumbled over its answer: what it gave is unknown here.
+                    # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
                     self._leases.retire()
                 await self._signals.pause(min(reconnect_seconds(failures, random.random()), 5.0))
 
     async def _claim_once(self, lease: Lease) -> bool:
-        """Look for work and claim for the free slots; returns whether there was anything to do."""
+        """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
         settings = self._settings
         self._signals.wake.clear()
         if self._notified and await self._claim_notified(lease):
-            # All else was looked at a moment ago, and producers notify until it is again.
-            pause = self._looked_until - time.monotonic()
+            # All other lanes were polled a moment ago, and producers notify until the next poll.
+            pause = self._polled_until - time.monotonic()
             if pause > 0:
                 await self._signals.sleep(pause)
                 return True
         if self._freed and await self._claim_freed(lease):
             return True
-        # What was just claimed begins to run, so that its slots do not count as free.
+        # The jobs just claimed start here, so that their slots no longer count as free.
         await asyncio.sleep(0)
         wanted = self._wanted()
         if wanted <= 0:
@@ -201,14 +202,14 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        asked_at = time.monotonic()
+        called_at = time.monotonic()
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._sleep_millis())
         )
         self._only = frozenset(lane.lane for lane in lanes)
-        self._only_until = asked_at + settings.poll_seconds
+        self._only_until = called_at + settings.poll_seconds
         if not lanes:
-            self._looked_until = asked_at + settings.poll_seconds
+            self._polled_until = called_at + settings.poll_seconds
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
                 return False
@@ -217,7 +218,7 @@ class Claimer:
         claimed = await self._claim_planned(lease, lanes, wanted)
         await self._leadership.resign_when_saturated()
         if claimed == 0:
-            # With no slot free, what is ready are suspects: a slot that becomes free wakes us.
+            # Without a free slot only suspects are left: the next free slot wakes this loop.
             is_full = self._executor.busy >= settings.concurrency
             await self._signals.sleep(
                 settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS
@@ -225,7 +226,7 @@ class Claimer:
         return True
 
     async def _claim_planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
-        """Claim that many jobs from lanes that are ready, by weight and priority; return how many came."""
+        """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
         settings = self._settings
         by_name: dict[LaneName, list[ReadyLane]] = {}
         for lane in lanes:
@@ -240,13 +241,14 @@ class Claimer:
             starving_share=settings.starving_share,
         )
         self._fairness = plan.fairness
-        # One lane owes its turn to no other, nor do those of a sharded queue; what is new is noticed as soon as by a poll.
+        # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
+        # poll is due.
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
         again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
         for name, count in plan.shares:
             left = count
-            # Retries first, then suspects, then what is new: of a sharded queue in any order, lest all begin alike.
+            # Retries first, then suspects, then new jobs. Shards come in random order, so that workers start with different ones.
             for lane in sorted(
                 by_name[name],
                 key=lambda lane: (not lane.is_private, lane.is_suspect, random.random()),
@@ -259,11 +261,11 @@ class Claimer:
         return claimed
 
     async def _claim_notified(self, lease: Lease) -> bool:
-        """Claim from queues that were notified of, without asking what is ready; return whether that was all there was.
+        """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
 
-        Only when nothing runs and the queue has one public lane as far as we know, and at most half of the queue's share:
-        retries, other lanes and other queues get theirs when ``ready_v1`` is called, after this. Only a leader does it, since a
-        notification wakes every worker and claims of one lane take fairness.
+        Only if nothing runs and the queue has one known public lane, and for at most half of the queue's share: retries,
+        other lanes and other queues get theirs from the call of ``ready_v1`` that follows. Only a leader does this, because
+        a notification wakes every worker and claims from one lane run one after another.
         """
         notified, self._notified = self._notified, set()
         if not (self._leadership.held and self._executor.is_idle and self._suspects.is_idle):
@@ -281,9 +283,9 @@ class Claimer:
         return was_all
 
     async def _claim_freed(self, lease: Lease) -> bool:
-        """Claim where a settlement let more through a limit, without asking what is ready; return whether that gave any.
+        """Claim from limited lanes that a settlement freed, without a poll; return whether any job was claimed.
 
-        Only a moment after a look that found nothing else: all else that waits has its turn at the next look.
+        Only shortly after a poll that found no other lane; the next poll serves all other lanes.
         """
         freed, self._freed = self._freed, {}
         taken = 0
@@ -291,11 +293,11 @@ class Claimer:
             await asyncio.sleep(0)
             for lane in freed.values():
                 if (wanted := self._wanted()) > 0 and not (self._signals.is_stopping or lease.lost):
-                    taken += await self._claim_paced(lease, lane, wanted)
+                    taken += await self._claim_limited(lease, lane, wanted)
         return taken > 0
 
     def _sleep_millis(self) -> int | None:
-        """Return for how long producers shall notify when nothing is ready; None where no notification arrives."""
+        """Return for how long producers must notify if no lane is ready; None where notifications do not arrive."""
         if self._leadership.without_notifications:
             return None
         return int(self._settings.poll_seconds * 1000) + 30
@@ -304,7 +306,7 @@ class Claimer:
         """Return how many jobs to claim.
 
         Args:
-            coming: jobs that are claimed already and not taken up.
+            coming: jobs that are claimed and not yet passed to the executor.
         """
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
@@ -312,8 +314,8 @@ class Claimer:
             max(0, settings.concurrency - executor.busy - coming),
             concurrency=settings.concurrency,
             buffered=executor.buffered + coming,
-            chained=executor.chained,
-            # The slowest queue decides: work taken ahead of a slow handler would wait here.
+            waiting_for_key=executor.waiting_for_key,
+            # The slowest queue decides: jobs claimed in advance for a slow handler would wait here.
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,
             rows_max=settings.claim_rows_max,
@@ -325,45 +327,45 @@ class Claimer:
                 for kind in self._app.kinds
                 if kind.batch_size and kind.queue in self._weights
             ]
-            # One that is larger than a claim otherwise may be, was asked for by name.
+            # The user chose the batch size: it may exceed the limit of a claim.
             return max([min(size, settings.claim_rows_max), *sizes])
         return min(size, settings.claim_rows_max)
 
     async def _claim_lane(
         self, lease: Lease, lane: ReadyLane, count: int, again_until: float
     ) -> int:
-        """Claim from a lane, and while it gives all that is asked, again until that time; return how many."""
+        """Claim from a lane, and repeat until ``again_until`` while each claim is full; return how many jobs were claimed."""
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
         if lane.is_limited:
-            return await self._claim_paced(lease, lane, count)
+            return await self._claim_limited(lease, lane, count)
         taken = 0
-        asking = asyncio.create_task(self._claim(lease, lane, count))
+        claim = asyncio.create_task(self._claim(lease, lane, count))
         try:
             while True:
-                batch, rows = await asking
+                batch, rows = await claim
                 taken += len(rows)
                 if len(rows) == count and time.monotonic() < again_until:
-                    # There is probably more: the server looks for it while we take these up.
+                    # More jobs are likely: the server looks for them while the executor takes these.
                     count = self._wanted(coming=len(rows))
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
                     again = False
                 if again:
-                    asking = asyncio.create_task(self._claim(lease, lane, count))
+                    claim = asyncio.create_task(self._claim(lease, lane, count))
                     await asyncio.sleep(0)
                 if batch is not None and not lease.lost:
                     self._executor.take([HeldJob(row, batch, lane) for row in rows])
                 if not again:
                     return taken
         finally:
-            asking.cancel()
+            claim.cancel()
 
-    async def _claim_paced(self, lease: Lease, lane: ReadyLane, count: int) -> int:
-        """Claim where each claim gives jobs of one limit key, until there are enough or no more; return how many.
+    async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
+        """Claim from a limited lane, where each claim returns jobs of one limit key; return how many jobs were claimed.
 
-        Nothing is taken ahead, except for the calls of batch handlers: a job that waits here for a slot would use up
-        what its limits allow.
+        It claims nothing in advance, except for calls of batch handlers: a job that waits here for a slot would use its
+        limits without running.
         """
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
@@ -377,13 +379,13 @@ class Claimer:
             taken += len(rows)
             self._executor.take([HeldJob(row, batch, lane) for row in rows])
             if time.monotonic() > until:
-                break  # Other lanes have their turn.
+                break  # Let other lanes be served.
         return taken
 
     async def _claim(
         self, lease: Lease, lane: ReadyLane, count: int
     ) -> tuple[Batch | None, list[ClaimedJob]]:
-        """Make one claim; what it gave is a batch of the lease from then on."""
+        """Make one claim; the claimed jobs become a batch of the lease."""
         claim_no = lease.next_claim_no()
         try:
             rows = await self._session.run(
@@ -403,7 +405,10 @@ class Claimer:
         if not rows:
             return None, []
         if lease.lost:
-            return None, []  # Lost during the call. They come back when the lease is revoked.
+            return (
+                None,
+                [],
+            )  # The lease was lost during the call. The jobs come back when it is revoked.
         batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
         batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
         batch.lane = lane

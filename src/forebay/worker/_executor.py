@@ -1,4 +1,4 @@
-"""Running claimed jobs, several at a time.
+"""Runs claimed jobs, several at a time.
 
 Coroutine functions run as tasks, plain functions in threads, others in child processes or in database transactions.
 """
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: How long calls that never wait may keep the loop to themselves.
+#: How long calls that never wait may occupy the loop.
 _LOOP_SECONDS_MAX = 0.002
 
-#: The same where one runner has all of them, as with jobs of one ordering key: several would take their fairness one after
-#: another, and what ended in all of them is settled at once.
+#: The same for a single runner, as with jobs of one ordering key. It may be longer: with several runners the times of all
+#: add up before the settler runs.
 _LONE_LOOP_SECONDS_MAX = 0.01
 
 
 class Executor:
     """Runs jobs on ``concurrency`` slots.
 
-    Owns what waits for a slot and what runs. Each job that it takes ends once: the outcomes are told, or it is dropped with its
-    lease and nothing is told. Of an ordering key one job runs at a time, in order.
+    Owns the jobs that wait for a slot and the running ones. Each job that it takes ends once: its outcome is reported, or the
+    job is dropped with its lease without a report. One job of an ordering key runs at a time, in order.
 
-    A crash leaves its jobs claimed and not settled: they come back when the lease is revoked.
+    After a crash its jobs are claimed and not settled: they come back when the lease is revoked.
 
     Args:
         kinds: the handlers.
         settings: concurrency and default timeouts.
-        outcomes: is told how each job ended.
-        dsn: for handlers in transactions.
+        outcomes: receives the outcome of each job.
+        dsn: the database, for handlers in transactions.
         name: application_name of their connections.
-        group: name of the group, for the jobs' view of themselves.
-        on_free: called when a slot or a place before it became free.
-        on_lease_lost: called when a handler's transaction learnt it.
-        on_progress: called with what a handler says of its jobs, in whatever thread that is.
-        processes: for handlers that ask for one; None in such a process.
+        group: name of the group, as the jobs show it.
+        on_free: called when a slot or a waiting place became free.
+        on_lease_lost: called when a handler's transaction finds that the lease is lost.
+        on_progress: called with the progress that a handler reports, in any thread.
+        processes: child processes for handlers that need one; None in a child process.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Executor:
         self._on_lease_lost = on_lease_lost
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
-        #: How many jobs these are.
+        #: The number of these jobs.
         self._queued = 0
-        #: What waits for an earlier job of its ordering key in the same lease.
-        self._keys = KeyQueues(self._hand_back)
+        #: Jobs that wait for an earlier job of their ordering key in the same lease.
+        self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
         self.transactions = HandlerTransactions(dsn, name, self._threads)
         self._slots = Slots(
@@ -111,29 +111,29 @@ class Executor:
         )
         self._runners: set[asyncio.Task[None]] = set()
         self._starting = 0
-        #: What handlers find their context variables to be.
+        #: The context variables that handlers start with.
         self._context = contextvars.copy_context()
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds: dict[str, float] = {}
 
     @property
     def buffered(self) -> int:
-        """Jobs that wait, for a slot or for an earlier one of their ordering key."""
+        """Jobs that wait for a slot or for an earlier job of their ordering key."""
         return self._queued + self._keys.waiting
 
     @property
-    def chained(self) -> int:
-        """How many of these wait for an earlier one of their ordering key."""
+    def waiting_for_key(self) -> int:
+        """The number of buffered jobs that wait for an earlier job of their ordering key."""
         return self._keys.waiting
 
     @property
     def busy(self) -> int:
-        """Slots with a call."""
+        """The number of slots with a call."""
         return self._slots.busy
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Whether no job runs or waits for a slot."""
         return not self._slots.busy and not self._waiting
 
     def running_job_ids(self) -> list[int]:
@@ -141,11 +141,11 @@ class Executor:
         return self._slots.running_job_ids()
 
     def reserve(self) -> None:
-        """Take a slot for a call that runs elsewhere, in a child."""
+        """Take a slot for a call that runs in a child process."""
         self._slots.reserved += 1
 
     def release(self) -> None:
-        """Give it back."""
+        """Give back a reserved slot."""
         self._slots.reserved -= 1
         self._on_slot_free()
 
@@ -154,7 +154,7 @@ class Executor:
         self._on_free()
 
     def prepare(self, held: HeldJob) -> tuple[Kind, Any] | None:
-        """Find the handler of a job and decode its arguments; settle the job when that fails."""
+        """Return the handler of a job and its decoded arguments; if that fails, settle the job and return None."""
         found = _running.decode(self._kinds, held, self._group)
         if isinstance(found, Ended):
             self._reporter.finish(held, found)
@@ -162,7 +162,7 @@ class Executor:
         return found
 
     def take(self, helds: Iterable[HeldJob]) -> None:
-        """Run jobs of one claim as slots become free; of each ordering key one at a time, in order."""
+        """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
         batches: dict[str, tuple[Kind, list[HeldJob], list[Any]]] = {}
         helds = list(helds)
         keys = self._keys
@@ -187,20 +187,20 @@ class Executor:
         self._start_waiting()
 
     def release_waiting(self) -> int:
-        """Give back what has not started; returns how many jobs."""
+        """Release the jobs that have not started; return how many."""
         count = 0
         while self._waiting:
             for held in self._waiting.popleft()[1]:
-                self._hand_back(held)
+                self._release(held)
                 count += 1
         self._queued = 0
         return count + self._keys.release_all()
 
-    def _hand_back(self, held: HeldJob) -> None:
+    def _release(self, held: HeldJob) -> None:
         self._reporter.end(held, Ended(0, "released"))
 
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
-        """After a job of an ordering key: its next one may start, or all that follow go back to wait behind it."""
+        """Start the next job of an ordering key, or release the later ones if the ended job will run again."""
         while (follower := self._keys.next_after(held, ended)) is not None:
             found = _running.decode(self._kinds, follower, self._group)
             if not isinstance(found, Ended):
@@ -210,7 +210,7 @@ class Executor:
             held, ended = follower, found
 
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
-        # Of several keys whose next job starts at once, jobs of a batch handler make one call.
+        # If the next jobs of several keys start at the same time, those of one batch handler form one call.
         if kind.batch_size is not None and self._waiting:
             last, helds, items = self._waiting[-1]
             if last is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
@@ -222,15 +222,15 @@ class Executor:
         self._queued += 1
 
     def release_running(self) -> int:
-        """Interrupt what still runs and give it back at no attempt; returns how many jobs."""
+        """Interrupt the running jobs and release them without using an attempt; return how many."""
         return self._slots.release_all()
 
     def cancel(self, job_ids: Iterable[int]) -> None:
-        """Ask the handlers of some jobs to stop, because the jobs were cancelled."""
+        """Ask the handlers of cancelled jobs to stop."""
         self._slots.cancel(job_ids)
 
     def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
-        """Forget jobs of a lost lease, or of some batches of it, and stop their handlers; nothing is settled."""
+        """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers; settle nothing. Return their ids."""
         gone = None if claim_nos is None else set(claim_nos)
 
         def lost(held: HeldJob) -> bool:
@@ -249,7 +249,7 @@ class Executor:
         return dropped + self._slots.drop(lost)
 
     async def close(self) -> None:
-        """Let threads end and close the pools."""
+        """End idle threads and running calls, and close the connections."""
         self._threads.close()
         for call in list(self._slots.calls):
             call.task.cancel()
@@ -258,9 +258,9 @@ class Executor:
     # --- one call ---
 
     def _start_waiting(self) -> None:
-        """See to it that each call that can start has a runner."""
-        room = self._concurrency - self._slots.busy
-        for _ in range(min(len(self._waiting), room) - self._starting):
+        """Start a runner for each waiting call that has a free slot."""
+        free_slots = self._concurrency - self._slots.busy
+        for _ in range(min(len(self._waiting), free_slots) - self._starting):
             self._starting += 1
             task = asyncio.get_running_loop().create_task(
                 self._run_calls(), context=self._context.copy()
@@ -274,10 +274,10 @@ class Executor:
             self._start_waiting()
 
     async def _run_calls(self) -> None:
-        """Run calls one after another while some wait and there is a slot.
+        """Run calls one after another while calls wait and a slot is free.
 
-        A task for several calls, because making one for each costs more than a short handler. No handler notices: a
-        task that was asked to cancel, or whose context variables a handler has changed, runs no other call.
+        One task runs several calls, because a task for each call costs more than a short handler. Handlers cannot see
+        this: a task that was cancelled, or whose context variables a handler changed, runs no other call.
         """
         self._starting -= 1
         task = asyncio.current_task()
@@ -292,8 +292,8 @@ class Executor:
             try:
                 await self._run(call, helds)
             except GeneratorExit:
-                # Raised by a handler in a thread, it closes whatever awaits it instead of passing through: the call has
-                # ended as it should, and so does this task.
+                # A handler in a thread raised GeneratorExit. Python closes the coroutines that await it instead of
+                # passing it on: the call has ended normally, and this task ends too.
                 return
             if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
                 self._start_waiting()
@@ -324,13 +324,15 @@ class Executor:
                 if isinstance(result, Endings) and result.counters and not helds[0].ended:
                     helds[0].batch.tallies.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
-        except BaseException as error:  # a handler may raise anything, and the worker goes on
-            is_ours = kind.transaction or isinstance(error, NoThreadError)
-            if is_ours and not call.started and call.why is None:
-                # A pooled connection that the server had ended, none at all, or no thread: not the handler's fault.
-                back = [Ended(0, "released", after=1.0) for _ in helds]
-                self._reporter.finish_all(call, back)
-                log.warning("job %s cannot begin: %s", helds[0].row.job_id, _short(error))
+        except BaseException as error:  # a handler may raise anything; the worker continues
+            may_be_released = kind.transaction or isinstance(error, NoThreadError)
+            if may_be_released and not call.started and call.why is None:
+                # No connection, a pooled connection that the server had ended, or no thread: the handler did not fail.
+                released = [Ended(0, "released", after=1.0) for _ in helds]
+                self._reporter.finish_all(call, released)
+                log.warning(
+                    "job %s released, it cannot start: %s", helds[0].row.job_id, _short(error)
+                )
             else:
                 if call.connection is not None and spoils_connection(error):
                     call.cut()
@@ -352,16 +354,16 @@ class Executor:
         answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
         for held, job, answer in zip(helds, call.jobs, answers, strict=True):
             if not answer.died:
-                self._take_answer(held, kind, answer)
+                self._take_report(held, kind, answer)
                 continue
             if not held.ended:
-                # One of them killed the process. Alone it is known which.
+                # One of these jobs killed the process. Running each alone shows which.
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
-                self._take_answer(held, kind, alone)
+                self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
         self._record_duration(helds, endeds)
 
-    def _take_answer(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
+    def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
             return
         if answer.lease_lost:
@@ -382,7 +384,7 @@ class Executor:
             return
         error = _running.raised_because(call, error)
         if isinstance(error, asyncio.CancelledError) and call.why is None:
-            # Cancelled from inside: the handler cancelled itself, or a task group of its own did.
+            # The handler cancelled itself, or one of its task groups did.
             error = RuntimeError("the handler ended with CancelledError")
         endeds = [_running.failure(call.kind, job, error) for job in call.jobs]
         self._reporter.finish_all(call, endeds)
@@ -396,7 +398,7 @@ class Executor:
             )
 
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
-        # What a job keeps a slot for; of a batch its share. Only of what is done: a failure may be quick.
+        # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
         if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
             queue = helds[0].lane.queue
             share = (time.monotonic() - helds[0].started_at) / len(helds)
@@ -408,7 +410,7 @@ class Executor:
 def _is_same(context: contextvars.Context, other: contextvars.Context) -> bool:
     try:
         return context == other
-    except Exception:  # a comparison of two values of a handler's own variable
+    except Exception:  # comparing two values of a handler's context variable
         return False
 
 

@@ -1,7 +1,7 @@
-"""Heartbeats, in a thread with an event loop and a connection of its own.
+"""Heartbeats, in a separate thread with its event loop and connection.
 
-They go on while a handler blocks the worker's loop or fills its connections; a worker whose
-loop does not move for a whole lease stops sending heartbeats, so that its jobs are taken from it.
+Heartbeats continue while a handler blocks the worker's loop or uses all its connections. If the loop does not move for a
+whole lease, the worker stops sending heartbeats, so that other workers take over its jobs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Idle workers of one database together beat about so often, in seconds, once they are many.
+#: Average time between two heartbeats of all idle workers of one database together, once they are many.
 _SECONDS_PER_LEASE: Final = 0.05
 
 
 class Held(NamedTuple):
-    """What the process holds.
+    """What this process holds.
 
     Attributes:
         leases: ids of its leases.
-        jobs: ids of its running jobs; the heartbeat tells the database that they run.
-        duties: those it would take.
+        jobs: ids of its running jobs; the heartbeat reports to the database that they run.
+        duties: duties that it would take.
         is_busy: whether it has any job, started or not.
     """
 
@@ -46,17 +46,17 @@ class Held(NamedTuple):
 
 
 class Heartbeat:
-    """Beats for all leases of the process.
+    """Sends heartbeats for all leases of the process.
 
     Args:
-        dsn: where to.
+        dsn: the database.
         name: application_name of the connection.
         heartbeat_seconds: pause between heartbeats.
-        idle_seconds: the same while no job runs and few workers are about.
-        spread_seconds_max: at most, while no job runs: of many idle workers each heartbeats the more seldom the more they are.
-        stall_seconds: without a sign of the worker's loop for so long, sending heartbeats stops.
-        held: called in the worker's loop; what is held then.
-        heard: called in the worker's loop with each answer, the leases that were asked about, and when.
+        idle_seconds: the same while no job runs and there are few workers.
+        idle_seconds_max: longest pause while no job runs. The pause grows with the number of idle workers.
+        stall_seconds: heartbeats stop if the worker's loop does not respond for this long.
+        held: called in the worker's loop; returns what the process holds.
+        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, and when it was sent.
         pooler: see ``Session``.
     """
 
@@ -67,10 +67,10 @@ class Heartbeat:
         name: str,
         heartbeat_seconds: float,
         idle_seconds: float,
-        spread_seconds_max: float,
+        idle_seconds_max: float,
         stall_seconds: float,
         held: Callable[[], Held],
-        heard: Callable[[HeartbeatAnswer, Sequence[int], float], None],
+        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float], None],
         pooler: str = "auto",
     ) -> None:
         self._session = Session(
@@ -83,13 +83,13 @@ class Heartbeat:
         )
         self._heartbeat_seconds = heartbeat_seconds
         self._idle_seconds = idle_seconds
-        self._spread_seconds_max = spread_seconds_max
+        self._idle_seconds_max = idle_seconds_max
         self._extra_seconds = 0.0
         self._is_in_long_pause = False
         self._hurried = False
         self._stall_seconds = stall_seconds
         self._held = held
-        self._heard = heard
+        self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
         self._snapshot = Held([], [], [], is_busy=False)
         self._seen_at = time.monotonic()
@@ -99,16 +99,16 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start sending heartbeats."""
-        self._look()
+        self._take_snapshot()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sending heartbeats; does not wait for a beat under way."""
+        """Stop sending heartbeats; do not wait for a heartbeat that is under way."""
         self._stopping.set()
         self._wake()
 
     def hurry(self) -> None:
-        """Say that there is a job: beat now if the pause is a long one, or else let it not become one."""
+        """Announce a job: send a heartbeat now if the pause is a long one, else keep the pause short."""
         self._hurried = True
         if self._is_in_long_pause:
             self._wake()
@@ -120,7 +120,7 @@ class Heartbeat:
                 loop.call_soon_threadsafe(event.set)
 
     async def join(self, seconds: float) -> None:
-        """Wait a little for the end of the thread; one that hangs ends with the process."""
+        """Wait for the end of the thread, at most this long; a thread that hangs ends with the process."""
         if self._thread.is_alive():  # a worker that got no lease never started it
             await asyncio.to_thread(self._thread.join, seconds)
 
@@ -135,14 +135,15 @@ class Heartbeat:
         while not self._stopping.is_set():
             self._hurried = False
             try:
-                self._loop.call_soon_threadsafe(self._look)
+                self._loop.call_soon_threadsafe(self._take_snapshot)
             except RuntimeError:
                 return  # The worker's loop is closed.
             silent = time.monotonic() - self._seen_at
             if silent > self._stall_seconds:
                 if not stalled:
                     log.error(
-                        "the event loop has not moved for %.0f s; giving up the lease", silent
+                        "the event loop is blocked for %.0f s; heartbeats stop, the lease is given up",
+                        silent,
                     )
                 stalled = True
             elif self._snapshot.leases:
@@ -150,9 +151,11 @@ class Heartbeat:
                 sent_at = time.monotonic()
                 held = self._snapshot
                 try:
-                    beat = await session.run(protocol.beat(held.leases, held.jobs, held.duties))
-                    self._loop.call_soon_threadsafe(self._heard, beat, held.leases, sent_at)
-                    self._extra_seconds = self._extra_pause(beat.lease_count)
+                    answer = await session.run(
+                        protocol.heartbeat(held.leases, held.jobs, held.duties)
+                    )
+                    self._loop.call_soon_threadsafe(self._on_answer, answer, held.leases, sent_at)
+                    self._extra_seconds = self._extra_pause(answer.lease_count)
                     if was_down:
                         log.info("heartbeat is back")
                     was_down = False
@@ -163,7 +166,7 @@ class Heartbeat:
                 except RuntimeError:
                     return
                 except Exception as error:
-                    # A lock on the table, for example. The next beat may pass.
+                    # For example a lock on the table. The next heartbeat may succeed.
                     log.warning("no heartbeat: %s", error)
             pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
             if was_down:
@@ -178,15 +181,15 @@ class Heartbeat:
         await session.close()
 
     def _extra_pause(self, lease_count: int | None) -> float:
-        """Return how much longer than usual to wait among so many workers, not in step with them."""
+        """Return the addition to the pause among this many workers, with jitter."""
         if lease_count is None:
             return 0.0
-        pause = min(lease_count * _SECONDS_PER_LEASE, self._spread_seconds_max) * (
+        pause = min(lease_count * _SECONDS_PER_LEASE, self._idle_seconds_max) * (
             0.75 + 0.5 * random.random()
         )
         return max(0.0, pause - self._idle_seconds)
 
-    def _look(self) -> None:
+    def _take_snapshot(self) -> None:
         self._seen_at = time.monotonic()
         self._snapshot = self._held()
 

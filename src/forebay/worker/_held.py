@@ -1,11 +1,11 @@
 """What a worker process holds: leases, their batches, and the jobs in them.
 
-A batch is named (lease, claim_no). The numbers are counted here, in memory, and never used again; a
-process that lost its database connection during a claim takes a new lease, because it cannot know
-what the old one holds. A lease is trusted until ``sent_at + lease_seconds - margin``, counted from when the last
-acknowledged heartbeat was *sent*: a slow answer must not lengthen the belief.
+A batch is identified by (lease, claim_no). The process counts claim numbers in memory and never reuses one. A process that
+lost its database connection during a claim takes a new lease, because it cannot know what the old one holds. A lease is
+trusted until ``sent_at + lease_seconds - margin``, counted from when the last acknowledged heartbeat was *sent*: a slow
+answer must not extend the trust.
 
-Invariant "single leader_id": docs/design/engine.md.
+Invariant "single holder": docs/design/engine.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease of this process. ``retired``: no more claims. ``lost``: settle nothing."""
+    """A lease of this process. ``retired``: no more claims. ``lost``: settle nothing more."""
 
     lease_id: int
     trusted_until: float
@@ -40,19 +40,19 @@ class Lease:
     newest: int = 0
 
     def next_claim_no(self) -> int:
-        """Draw the name of the next batch."""
+        """Return the number of the next batch."""
         self.newest = next(self._claim_nos)
         return self.newest
 
     @property
     def floor(self) -> int:
-        """The oldest batch still open; the newest number when none is."""
+        """The oldest open batch; the newest number if none is open."""
         return min(self.batches, default=self.newest)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one claim took, and how far it is settled."""
+    """The jobs of one claim, and which of them are settled."""
 
     lease: Lease
     claim_no: int
@@ -63,33 +63,33 @@ class Batch:
     done: list[int] = field(default_factory=list)
     millis: list[int] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    #: What is to be counted when the endings are settled.
+    #: Counters to record with the settlement.
     tallies: list[dict[str, Any]] = field(default_factory=list)
-    #: Whether its settlement may make others ready: of an ordering key, or of a queue with limits.
+    #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
-    #: Of jobs of ordering keys that go on: the newest claim when that was settled, None until then.
+    #: For jobs of ordering keys that will run again: the newest claim when that was settled, None until then.
     _continued: dict[int, int | None] = field(default_factory=dict)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def settled(self, offset: int) -> None:
-        """Wait until the job at an offset is settled, or known not to be any more."""
+        """Wait until the job at an offset is settled or its lease is lost."""
         while offset in self.open_offsets and not self.lease.lost:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
 
     def continues(self, offset: int) -> None:
-        """Note that the job at an offset, of an ordering key, goes on: what was claimed of the key since comes too early."""
+        """Record that the job at an offset will run again: later jobs of its ordering key were claimed too early."""
         self._continued[offset] = None if offset in self.open_offsets else self.lease.newest
 
     def was_before(self, offset: int, claim_no: int) -> bool:
-        """Whether a claim of the lease may have been made before it was settled that the job at an offset goes on."""
+        """Whether a claim may have been made before the database knew that the job at an offset will run again."""
         newest = self._continued[offset]
         return newest is None or claim_no <= newest
 
     def take_flush(self) -> Flush | None:
-        """Turn what ended since the last flush into one, or None when nothing did."""
+        """Return a flush of the jobs that ended since the last flush; None if there are none."""
         if not self.done and not self.ended:
             return None
         whole = self.untouched and len(self.done) == self.size
@@ -107,7 +107,7 @@ class Batch:
         return flush
 
     def close(self, offsets: list[int] | None) -> None:
-        """Note that offsets, or all, are settled; an empty batch leaves its lease."""
+        """Record that these offsets, or all, are settled; an empty batch leaves its lease."""
         if offsets is None:
             self.open_offsets.clear()
         else:
@@ -130,9 +130,9 @@ def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
 class HeldJob(msgspec.Struct, eq=False):
     """A claimed job: waiting in this process, running, or ended.
 
-    ``ended`` is set once, by whoever decides first how the job ended; whatever comes later is ignored.
-    ``interrupted`` says why the handler was asked to stop. ``follows`` is the job before it, of the same ordering
-    key and lease, until it ends; ``key_queue`` is that of its ordering key.
+    ``ended`` is set once, by the first decision how the job ended; later decisions are ignored. ``interrupted`` is the
+    reason why the handler was asked to stop. ``follows`` is the previous job of the same ordering key and lease, until
+    that job ends; ``key_queue`` is the queue of its ordering key.
     """
 
     row: ClaimedJob
@@ -157,13 +157,13 @@ class HeldJob(msgspec.Struct, eq=False):
         return min(int((now - self.started_at) * 1000), 2_147_483_647)
 
 
-#: An ordering key as a lease has it: the same text means another key in another queue.
+#: An ordering key within a lease: the same text is another key in another queue.
 Key = tuple[Lease, int, str]
 
 
 @dataclass(slots=True, eq=False)
 class KeyQueue:
-    """Jobs of one ordering key queued in this worker: the first one runs or waits for a slot, the others wait for it, in order."""
+    """Jobs of one ordering key queued in this worker: the first runs or waits for a slot, the others wait for it, in order."""
 
     key: Key
     first: HeldJob

@@ -1,7 +1,7 @@
 """Jobs of ordering keys that wait in this worker for an earlier job of their key.
 
-Invariant: of a key the worker runs one job at a time, in order. A job that will run again blocks its key: what was claimed of the
-key before the database knew that goes back, unstarted, to wait behind it.
+Invariant: the worker runs one job of a key at a time, in order. A job that will run again blocks its key: later jobs of the
+key that were claimed before the database knew this are released, so that they run after it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from forebay.ops.protocol import Ended
     from forebay.worker._held import Batch, HeldJob, Key
 
-#: After these outcomes a job will run again, and those behind it in its ordering key have to wait for it.
+#: After these outcomes a job will run again, and later jobs of its ordering key must wait for it.
 _CONTINUES = frozenset({"retried", "lost", "snoozed", "unknown", "released"})
 
 
 class KeyQueues:
-    """The queues of the ordering keys that are in hand.
+    """The queues of the ordering keys with jobs in this worker.
 
-    Owns the order within a key: which job may start, which one comes next, and which ones must go back. Every job it takes up
-    leaves it again: as the next one, as released, or dropped with its lease. It decides nothing about jobs without a key.
+    Owns the order within a key: which job may start, which one is next, and which ones must be released. Every job that it
+    accepts leaves it again: as the next job, released, or dropped with its lease. It does not handle jobs without a key.
 
-    A crash leaves nothing of it: the order is in the database, and the jobs are claimed anew in that order.
+    A crash loses only these queues: the order is in the database, and the jobs are claimed again in that order.
 
     Args:
-        release: ends a job as given back unstarted.
+        release: ends a job as released, without starting it.
     """
 
     def __init__(self, release: Callable[[HeldJob], None]) -> None:
         self._release = release
         self._queues: dict[Key, KeyQueue] = {}
-        #: Of keys the last job that will run again, until no job can arrive that was claimed before the database knew it.
+        #: By key, the last job that will run again, while jobs that were claimed before the database knew this can arrive.
         self._continuing: dict[Key, HeldJob] = {}
-        #: How many jobs wait behind the first one of their key.
+        #: The number of jobs that wait for the first one of their key.
         self.waiting = 0
 
     def forget_settled(self, batch: Batch) -> None:
-        """A batch arrived: of batches that are claimed from this one on, jobs of some keys are no longer too early."""
+        """A batch arrived: forget the keys whose jobs in this and later batches were not claimed too early."""
         if self._continuing:
             self._continuing = {
                 key: held
@@ -52,7 +52,7 @@ class KeyQueues:
             }
 
     def is_first(self, held: HeldJob) -> bool:
-        """Whether a job of a key may wait for a slot; else it was queued behind another of its key, or released."""
+        """Return whether a job of a key may wait for a slot; otherwise queue it after another of its key, or release it."""
         key = key_of(held)
         queue = self._queues.get(key)
         if queue is not None:
@@ -61,16 +61,16 @@ class KeyQueues:
             self.waiting += 1
             return False
         if key in self._continuing:
-            # The claim was made before the database knew that an earlier one will run again.
+            # This job was claimed before the database knew that an earlier one will run again.
             self._release_early(held)
             return False
         held.key_queue = self._queues[key] = KeyQueue(key, held)
         return True
 
     def next_after(self, held: HeldJob, ended: Ended | None) -> HeldJob | None:
-        """A job of a key ended: return the next one of the key, which may start; None when there is none.
+        """A job of a key ended: return the next job of the key, which may start; None if there is none.
 
-        When the job will run again, all that wait behind it are released.
+        If the ended job will run again, release all jobs that wait for it.
         """
         held.follows = None
         queue = held.key_queue
@@ -85,21 +85,21 @@ class KeyQueues:
         return None
 
     def release_behind(self, held: HeldJob) -> None:
-        """Release what waits behind a job, if it is the first of its key; its queue ends."""
+        """If a job is the first of its key, release all jobs that wait for it and end the queue."""
         queue = held.key_queue
         if queue is not None and queue.first is held:
             self._release_queue(queue)
 
     def release_all(self) -> int:
-        """Release everything that waits; return how many jobs."""
+        """Release all waiting jobs; return how many."""
         return sum(self._release_queue(queue) for queue in list(self._queues.values()))
 
     def drop(self, is_lost: Callable[[HeldJob], bool], *, whole_lease: bool) -> list[int]:
-        """Forget jobs that are no longer ours; return their ids. Nothing is settled of them.
+        """Drop jobs that no longer belong to this worker, without settling them; return their ids.
 
         Args:
-            is_lost: which jobs.
-            whole_lease: all of a lease, not single batches.
+            is_lost: selects the jobs.
+            whole_lease: the jobs are a whole lease, not single batches.
         """
         dropped: list[int] = []
         for queue in list(self._queues.values()):
@@ -125,7 +125,7 @@ class KeyQueues:
         return count
 
     def _release_early(self, held: HeldJob) -> None:
-        # Until that is settled the database takes it for one that is worked here, and hands out those behind it.
+        # Until the release is settled the database counts this job as claimed here, and gives out the later ones.
         self._release(held)
         self._record_continuing(held)
 

@@ -1,4 +1,4 @@
-"""The leases of a worker process: opening, trusting, retiring, losing and closing them."""
+"""Opens, retires, loses and closes the leases of a worker process."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Between two looks for leases that no heartbeat confirmed, or that are empty and retired.
-_LOOK_SECONDS = 0.25
+#: Pause between two checks for leases without a confirmed heartbeat, and for empty retired leases.
+_CHECK_SECONDS = 0.25
 
 
 class LeaseKeeper:
-    """The leases of this process, of which at most one is claimed under.
+    """The leases of this process. At most one of them is used for claims.
 
-    Owns the leases and the numbers of the worker's consumer groups. It promises that nothing is claimed under a lease that is
-    retired or lost, that a lease which no heartbeat confirmed in time is lost before the database may give its jobs away, and that
-    the jobs of a lost lease are dropped once and not settled.
+    Owns the leases and the ids of the worker's consumer groups. It guarantees that nothing is claimed under a retired or lost
+    lease; that a lease without a heartbeat confirmed in time counts as lost here before another worker can get its jobs; and
+    that the jobs of a lost lease are dropped once and not settled.
 
-    A crash leaves the leases open: another worker revokes them after ``suspect_seconds`` without a heartbeat, and their jobs
-    come back as suspects.
+    After a crash the leases stay open. Another worker revokes them after ``suspect_seconds`` without a heartbeat, and their
+    jobs come back as suspects.
 
     Args:
-        session: the connection of the claims.
+        session: the connection for claims.
         settings: how long leases last.
         executor: drops the jobs of lost leases.
-        settler: knows whether everything that ended is settled.
-        signals: what ends the worker, and wakes its claim loop.
-        stats: where lost leases are counted.
-        name: of the worker.
+        settler: reports whether all ended jobs are settled.
+        signals: end the worker, and wake its claim loop.
+        stats: counts lost leases.
+        name: the worker's name.
         queues: the queues that it serves.
-        group: the consumer group that it reads for.
-        on_groups: called with the numbers of its groups when they are known.
+        group: the consumer group that it serves in each queue.
+        on_groups: called with the ids of its groups once they are known.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class LeaseKeeper:
         self._group = group
         self._on_groups = on_groups
         self._groups: dict[int, str] = {}
-        #: All that are not closed, as far as is known here, by number.
+        #: All leases that are not known to be closed, by id.
         self.open_leases: dict[int, Lease] = {}
-        #: The one that is claimed under.
+        #: The lease for new claims.
         self.current: Lease | None = None
 
     @property
     def groups(self) -> Mapping[int, str]:
-        """The queues by the number of the worker's group of them; empty before the first lease."""
+        """The queues by the id of the worker's group; empty before the first lease."""
         return self._groups
 
     async def open(self, *, first: bool = False) -> None:
-        """Open a lease; waits for the database, except for what only a person can mend at the start.
+        """Open a lease; wait until the database accepts it.
 
         Args:
-            first: raise what only a person can mend.
+            first: the worker starts: raise errors that only an operator can fix instead of waiting.
 
         Raises:
             SchemaError: the schema is missing or of another version.
@@ -109,7 +109,7 @@ class LeaseKeeper:
                     protocol.open_lease(
                         self._name,
                         lease_seconds=self._settings.lease_seconds,
-                        # Whether a pooler's server session lives says nothing about us.
+                        # The lifetime of a pooler's server session says nothing about this worker.
                         suspect_seconds=self._settings.lease_seconds
                         if self._session.is_pooled
                         else self._settings.suspect_seconds,
@@ -131,7 +131,7 @@ class LeaseKeeper:
                 self._signals.started.set()
                 log.info("worker %s has lease %s", self._name, lease_id)
                 if first and self._session.is_pooled:
-                    log.info("through a pooler: jobs are found by polling")
+                    log.info("connected through a pooler: the worker polls for jobs")
                 return
             failures += 1
             await self._signals.pause(
@@ -155,43 +155,43 @@ class LeaseKeeper:
         return self._settings.lease_seconds - self._settings.lease_margin_seconds
 
     def retire(self) -> None:
-        """Claim nothing more under the current lease: it may hold jobs that are not known here."""
+        """Claim nothing more under the current lease: it may hold jobs that this process does not know."""
         lease, self.current = self.current, None
         if lease is not None:
             lease.retired = True
 
-    def confirm(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
-        """Take up the answer to a heartbeat.
+    def confirm(self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float) -> None:
+        """Process the answer to a heartbeat.
 
         Args:
-            beat: the answer.
-            asked: the leases that it was sent for.
-            sent_at: when it was sent.
+            answer: the answer.
+            lease_ids: the leases that the heartbeat was sent for.
+            sent_at: when the heartbeat was sent.
         """
         for lease in list(self.open_leases.values()):
-            if lease.lease_id in beat.open_leases:
+            if lease.lease_id in answer.open_leases:
                 lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
-            elif lease.lease_id in asked:
-                # One opened since that beat was put together is not in its answer either.
+            elif lease.lease_id in lease_ids:
+                # Only for leases of the heartbeat: one opened after it was sent is not in the answer either.
                 self.lose(lease)
 
     def lose(self, lease: Lease) -> None:
-        """A lease is no longer ours: stop and drop its jobs."""
+        """A lease is lost: stop and drop its jobs."""
         if lease.lost:
             return
         lease.lost = True
         if lease.retired and not lease.batches:
-            # We wanted to close it and did not hear that we had.
+            # This worker closed it, and the answer was lost.
             self.open_leases.pop(lease.lease_id, None)
             return
         self._stats.leases_lost += 1
         dropped = self._executor.drop(lease)
         log.warning(
-            "LeaseLost: lease %s of %s is no longer ours; %s jobs dropped%s",
+            "LeaseLost: lease %s of %s is lost; %s jobs dropped%s",
             lease.lease_id,
             self._name,
             len(dropped),
-            f", running ones stopped: {dropped[:20]}" if dropped else "",
+            f", running handlers stopped: {dropped[:20]}" if dropped else "",
         )
         self.open_leases.pop(lease.lease_id, None)
         if self.current is lease:
@@ -199,19 +199,19 @@ class LeaseKeeper:
         self._signals.wake.set()
 
     async def watch(self) -> None:
-        """Lose leases that no heartbeat confirmed in time, until cancelled; waits for nothing but the clock."""
+        """Lose leases without a heartbeat confirmed in time, until cancelled; depends on the clock only."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             now = time.monotonic()
             for lease in list(self.open_leases.values()):
                 if now > lease.trusted_until:
-                    log.warning("no heartbeat was answered in time")
+                    log.warning("no heartbeat confirmed in time")
                     self.lose(lease)
 
     async def close_retired(self) -> None:
-        """Close retired leases that are empty, as far as we know, until cancelled."""
+        """Close retired leases without known jobs, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             for lease in list(self.open_leases.values()):
                 if not lease.retired or lease.batches or not self._settler.is_idle:
                     continue
@@ -226,13 +226,13 @@ class LeaseKeeper:
                 self.open_leases.pop(lease.lease_id, None)
                 if held:
                     log.info(
-                        "retired lease %s held %s jobs in vain; they went back",
+                        "retired lease %s closed: %s jobs of a lost answer released",
                         lease.lease_id,
                         held,
                     )
 
     async def drop_missing_batches(self) -> None:
-        """After the database was away: drop the batches of claims that its crash took back."""
+        """After the database was unavailable: drop the batches whose claims its crash rolled back."""
         for lease in list(self.open_leases.values()):
             if not lease.batches or lease.lost:
                 continue
@@ -244,15 +244,15 @@ class LeaseKeeper:
                 for claim_no in missing:
                     lease.batches.pop(claim_no, None)
                 log.warning(
-                    "the database does not know %s batches of lease %s any more: %s jobs dropped, they are claimed anew",
+                    "the database lost %s batches of lease %s in a crash: %s jobs dropped, they will be claimed again",
                     len(missing),
                     lease.lease_id,
                     len(dropped),
                 )
 
     async def close_all(self) -> bool:
-        """Close every lease at the end; return whether there was one, and all are closed."""
-        # Taken out first: the heartbeat goes on, and what is closed is not lost.
+        """Close all leases at the end; return whether there was one and all are closed."""
+        # Removed first: heartbeats continue, and a closed lease must not count as lost.
         closing = list(self.open_leases.values())
         self.open_leases.clear()
         for lease in closing:

@@ -1,7 +1,7 @@
 """The event loop around a worker, for a thread or process that does nothing else.
 
-``asyncio.run`` waits at its end for every task, and for ever for a handler that ignores its
-cancellation: the process would not end, and nothing would restart it.
+At its end ``asyncio.run`` waits for every task, indefinitely for a handler that ignores its cancellation: the process would
+not exit, and no supervisor would restart it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("forebay.worker")
 
-#: How long what is left on the loop may take to end.
+#: How long remaining tasks may take to end.
 _LEFT_OVER_SECONDS = 1.0
 
 
 def run_to_the_end(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a new event loop; leave behind what does not end when it is cancelled."""
+    """Run a coroutine in a new event loop; at the end, abandon tasks that ignore their cancellation."""
     loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)
@@ -44,7 +44,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return
     _, left = loop.run_until_complete(asyncio.wait(tasks, timeout=_LEFT_OVER_SECONDS))
     if left:
-        log.error("%s handlers ignored their cancellation and are left behind", len(left))
+        log.error("%s handlers ignored their cancellation and are abandoned", len(left))
     for task in left:
-        # They are known to be pending; what the garbage collector would say of them helps nobody.
+        # These tasks are known to be pending: suppress the warning of the garbage collector.
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Maintenance of the log: any worker can do it, and one does.
+"""Maintenance of the log: every worker can do it, and one worker does it.
 
-Promotion of due jobs, revocation of lost leases, sealing and making segments, expiry, retention, trimming. Each
-duty is one SQL function under a try-lock, so that several at it do no harm. Of many workers only the leader_id of the
-maintenance's duty calls them: see ``docs/design/worker.md``.
+Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each duty is
+one SQL function under a try-lock, so that several workers may call it at the same time. Normally only the leader of
+maintenance calls these functions: see ``docs/design/worker.md``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.maintenance")
 
-#: Promotions of one call; a full one is followed by another at once.
+#: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000
-_TRIM_ROWS = 20_000  # what trim_v1 deletes of one kind
-_SWEEP_ROWS = 1000  # what sweep_v1 takes at most of one kind
+_TRIM_ROWS = 20_000  # most rows of one kind that trim_v1 deletes
+_SWEEP_ROWS = 1000  # most rows of one kind that sweep_v1 takes
 
-#: How long the duty is kept unless renewed: so long nobody promotes after its leader_id died.
+#: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
 
 
@@ -42,20 +42,20 @@ _LEAD_SECONDS = 1.6
 class _Duty:
     name: str
     every_seconds: float
-    run: Callable[[], Awaitable[bool]]  # true: there is more to do at once
+    run: Callable[[], Awaitable[bool]]  # true: more work is left
     due_at: float = field(default_factory=time.monotonic)
     failures: int = 0
 
 
 class Maintenance:
-    """The duties of one process, on one connection.
+    """The maintenance duties of one process, on one connection.
 
     Args:
-        session: a connection of its own.
-        on_work: called when something became claimable.
-        promote_seconds: pause between looks for due jobs; half of it is the mean delay it adds.
-        revoke_seconds: pause between looks for lost leases.
-        leader_id: the name under which the leadership of maintenance is held; None does the maintenance whoever else does.
+        session: a connection that no other part uses.
+        on_work: called when jobs became claimable.
+        promote_seconds: pause between checks for due jobs; it delays a due job by half of this on average.
+        revoke_seconds: pause between checks for lost leases.
+        leader_id: the id under which this worker leads. None: do the maintenance without leadership.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Maintenance:
         ]
 
     async def run(self) -> None:
-        """Do what is due, as long as this process holds the duty, until cancelled."""
+        """Run the duties that are due while this process leads, until cancelled."""
         while True:
             if not await self._leads():
                 await self._wait_for_hint()
@@ -105,16 +105,16 @@ class Maintenance:
 
     @property
     def leaderless(self) -> list[int]:
-        """The duty, while this process would take it and does not hold it."""
+        """The leadership of maintenance, if this process wants it and does not hold it."""
         return [] if self._leader_id is None or self._is_over else self._leadership.missing
 
     def assume_leaderless(self, duties: Collection[int]) -> None:
-        """Ask for the duty if it is among these."""
+        """Try soon to lead if maintenance is among these leaderless duties."""
         if self._leadership.assume_leaderless(duties):
             self._hint.set()
 
     def step_down(self) -> None:
-        """Begin no duty any more and do not renew the duty, so that somebody else may have it."""
+        """Start no further duty and do not renew the leadership, so that another worker can lead."""
         if self._leader_id is not None:
             self._is_over = True
 
@@ -124,7 +124,7 @@ class Maintenance:
         if self._is_over:
             return False
         if self._leadership.is_due:
-            asked_at = time.monotonic()
+            called_at = time.monotonic()
             try:
                 held = await self._session.run(
                     protocol.lead(
@@ -141,7 +141,7 @@ class Maintenance:
                 self._hint.set()
                 return False
             self._lead_failures = 0
-            self._leadership.answered(held, asked_at)
+            self._leadership.answered(held, called_at)
         return bool(self._leadership.held)
 
     async def _wait_for_hint(self) -> None:
@@ -151,7 +151,7 @@ class Maintenance:
         self._hint.clear()
 
     async def run_once(self) -> int:
-        """Promote what is due and revoke what is lost, once; returns how many jobs became claimable."""
+        """Promote due jobs once; return how many became claimable."""
         return await self._session.run(protocol.promote(_PROMOTE_ROWS))
 
     async def _do(self, duty: _Duty) -> None:
@@ -160,14 +160,14 @@ class Maintenance:
         except (DatabaseUnavailable, ForeignCluster) as error:
             self._failed(duty, error)
         except Exception as error:
-            # For example a lock somebody holds. Every duty is safe to try again, and one that fails must not keep
-            # the others from their turn.
+            # For example a lock of another session. Every duty is safe to repeat, and one that fails must not block
+            # the others.
             self._failed(duty, error)
         else:
             if duty.failures >= 3:
                 log.info("%s works again", duty.name)
             duty.failures = 0
-            # A little jitter, so that processes do not come in step.
+            # A little jitter, so that processes do not synchronize.
             pause = duty.every_seconds * (0.9 + 0.2 * random.random())
             duty.due_at = time.monotonic() + (0.0 if more else pause)
 
@@ -178,13 +178,13 @@ class Maintenance:
         pause = max(duty.every_seconds, reconnect_seconds(duty.failures, random.random()))
         duty.due_at = time.monotonic() + min(pause, 60.0)
 
-    def _note(self, name: str, count: int) -> None:
+    def _record(self, name: str, count: int) -> None:
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
     async def _promote(self) -> bool:
         count = await self._session.run(protocol.promote(_PROMOTE_ROWS))
-        self._note("promoted", count)
+        self._record("promoted", count)
         if count:
             self._on_work()
         return count >= _PROMOTE_ROWS
@@ -193,9 +193,9 @@ class Maintenance:
         revoked = await self._session.run(protocol.revoke_lost())
         if revoked is None:
             return False
-        self._note("revoked", 1)
+        self._record("revoked", 1)
         log.warning(
-            "lease %s of %s is lost, silent for %.1f s: %s jobs sent back",
+            "lease %s of %s revoked after %.1f s without a heartbeat: %s jobs returned to the queue",
             revoked.lease_id,
             revoked.worker,
             revoked.silent_seconds,
@@ -205,35 +205,35 @@ class Maintenance:
         return True
 
     async def _seal(self) -> bool:
-        self._note("sealed", await self._session.run(protocol.seal()))
+        self._record("sealed", await self._session.run(protocol.seal()))
         return False
 
     async def _extend(self) -> bool:
         made: Any = await self._session.run(protocol.extend())
-        self._note("extended", made)
+        self._record("extended", made)
         return False
 
     async def _sweep(self) -> bool:
         started = await self._session.run(protocol.now())
-        # A minute of overlap for transactions that committed after the last pass.
+        # One minute of overlap, for transactions that committed after the last pass.
         since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
         count = await self._session.run(protocol.sweep(since))
-        self._note("expired", count)
+        self._record("expired", count)
         if count >= _SWEEP_ROWS:
-            return True  # It was cut short: look from the same time on once more.
+            return True  # The limit was reached: repeat from the same time.
         self._swept_at = started
         return False
 
     async def _summarize(self) -> bool:
-        self._note("summarized", await self._session.run(protocol.summarize()))
+        self._record("summarized", await self._session.run(protocol.summarize()))
         return False
 
     async def _retain(self) -> bool:
         emptied = await self._session.run(protocol.retain())
         if emptied is None:
             return False
-        log.info("segment %s left the archive", emptied)
-        self._note("emptied", 1)
+        log.info("segment %s of the archive emptied", emptied)
+        self._record("emptied", 1)
         return True
 
     async def _count(self) -> bool:
@@ -241,11 +241,11 @@ class Maintenance:
         for queue, group, waiting in deep:
             if (queue, group) not in self._deep:
                 log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
-        # Said once, and again after it was better for a while.
+        # Logged once, and again only after the queue was shorter in between.
         self._deep = {(queue, group) for queue, group, _ in deep}
         return False
 
     async def _trim(self) -> bool:
         count = await self._session.run(protocol.trim())
-        self._note("trimmed", count)
+        self._record("trimmed", count)
         return count >= _TRIM_ROWS

@@ -1,4 +1,4 @@
-"""What a worker and its children say to each other: JSON, each message with its length before it."""
+"""The messages between a worker and its child processes: JSON, each after its length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
 
 
 class Start(msgspec.Struct):
-    """What a child needs to know before its first job. ``module`` is a module's name or a script's path."""
+    """What a child needs before its first job. ``module`` is the name of a module or the path of a script."""
 
     module: str
     attribute: str
@@ -27,7 +27,7 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """One job to run, or several for one call of a batch handler. ``offsets``: their places in their batch."""
+    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in their batch."""
 
     lease_id: int
     claim_no: int
@@ -37,9 +37,9 @@ class Work(msgspec.Struct):
 
 
 class ChildReport(msgspec.Struct):
-    """How the job at an offset ended: done, in its own transaction (settled), or otherwise; or what is wrong with the child.
+    """How the job at an offset ended: done, settled by its handler's transaction, or otherwise; or an error of the child.
 
-    With ``progress`` it goes on, and is so far.
+    With ``progress`` the job still runs, and this is its progress.
     """
 
     offset: int = 0
@@ -51,7 +51,7 @@ class ChildReport(msgspec.Struct):
     tallies: list[dict[str, Any]] = []
     ready: bool = False
     broken: str | None = None
-    #: Not sent by a child: it died, and nobody knows of which of several jobs.
+    #: Set by the parent: the child died, and which of its several jobs killed it is unknown.
     died: bool = False
 
 
@@ -68,10 +68,10 @@ async def receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message with its length before it."""
+    """Return a message after its length."""
     return len(message).to_bytes(4, "big") + message
 
 
 def settings_of(settings: WorkerSettings) -> dict[str, Any]:
-    """Return a child's settings: its parent's, with one slot."""
+    """Return the settings for a child: those of its parent, with one slot."""
     return {**asdict(settings), "concurrency": 1}

@@ -1,7 +1,7 @@
-"""How soon an idle worker looks for work again: the leader of a group's idle workers soon, the others seldom.
+"""How soon an idle worker polls for work again: the leader of a group polls often, the other workers rarely.
 
-The leadership of a group is a flag in the database (``forebay.lead_v1``) that guards nothing: two workers that both lead for
-a moment do no harm, and a group without a leader finds one within seconds.
+The leadership of a group is a flag in the database (``forebay.lead_v1``) that protects no data: two workers may both lead
+for a moment without harm, and a group without a leader gets one within seconds.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger("forebay.worker")
 #: A leader that is saturated for this long resigns, so that an idle worker leads.
 _SATURATED_SECONDS = 0.05
 
-#: How long the database may take to hear that a worker resigns because it stops.
+#: Deadline of the call by which a stopping worker resigns.
 _RESIGN_SECONDS = 1.0
 
 
 class PollLeadership:
     """The leadership of this worker among the idle workers of its groups.
 
-    Owns what the database last answered about it. It promises that a leader looks for work every ``poll_seconds``, that a worker which has
-    more to do than it can take resigns, and that a leadership is renewed only by the loop that does the work.
+    Owns the last answer of the database about it. It guarantees that a leader polls for work every ``poll_seconds``, that a
+    saturated worker resigns, and that only the loop that does the work renews a leadership.
 
-    A crash leaves the leadership to run out, after 1.5 s and two polls; another worker takes it over.
+    After a crash the leadership expires, after 1.5 s and two polls; another worker then takes it.
 
     Args:
-        session: the connection of the claims.
-        settings: how often to look, and whether to listen.
-        leader_id: the name under which it leads.
-        alone: it never leads, and looks as soon as a leader: for a worker that ends when it is idle.
+        session: the connection for claims.
+        settings: the poll interval, and whether to listen for notifications.
+        leader_id: the id under which this worker leads.
+        alone: never lead, and poll as often as a leader: for a worker that ends when it is idle.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PollLeadership:
         self._leadership = self._of([])
 
     def _of(self, groups: Collection[int]) -> Leadership:
-        # Long enough for one that polls seldom: it renews when it looks.
+        # Long enough for a long poll interval: a leader renews when it polls.
         return Leadership(
             groups,
             seconds=1.5 + 2 * self._settings.poll_seconds,
@@ -70,7 +70,7 @@ class PollLeadership:
         )
 
     def set_groups(self, groups: Collection[int]) -> None:
-        """Take up the groups that the worker reads for, by number."""
+        """Set the ids of the groups that the worker serves."""
         self._leadership = self._of(groups)
 
     @property
@@ -80,30 +80,30 @@ class PollLeadership:
 
     @property
     def missing(self) -> list[int]:
-        """The groups that it does not lead, and would."""
+        """The groups that this worker wants to lead and does not."""
         return self._leadership.missing
 
     @property
     def without_notifications(self) -> bool:
-        """Whether nothing wakes the worker when a job is enqueued."""
-        # A pooler accepts LISTEN and delivers nothing.
+        """Whether the worker gets no notification when a job is enqueued."""
+        # A pooler accepts LISTEN and delivers no notification.
         return self._settings.listen == "never" or self._session.is_pooled
 
     def assume_leaderless(self, groups: Collection[int]) -> bool:
-        """Ask soon whether a group has no leader, if it is among these; return whether that is so."""
+        """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""
         return self._leadership.assume_leaderless(groups)
 
     async def idle_seconds(self) -> float:
-        """Return how long to sleep when nothing was ready; renews the leadership, or takes it, when that is due."""
+        """Return how long to sleep after a poll without work; first renew or take the leadership if that is due."""
         settings, duties = self._settings, self._leadership
         if self._alone:
             return settings.poll_seconds
         if duties.is_due:
-            asked_at = time.monotonic()
+            called_at = time.monotonic()
             held = await self._session.run(
                 protocol.lead(self._leader_id, duties.wanted, duties.seconds)
             )
-            duties.answered(held, asked_at)
+            duties.answered(held, called_at)
         if duties.held:
             return settings.poll_seconds
         if self.without_notifications:
@@ -114,11 +114,11 @@ class PollLeadership:
         return idle_poll_pause(random.random())
 
     def record_idle(self) -> None:
-        """Nothing was ready: the worker is not saturated."""
+        """A poll found no work: the worker is not saturated."""
         self._saturated_since = None
 
     async def resign_when_saturated(self) -> None:
-        """Something was ready: resign when that has been so for some time, so that an idle worker leads."""
+        """A poll found work: resign if that has been so for some time, so that an idle worker leads."""
         now = time.monotonic()
         if self._saturated_since is None:
             self._saturated_since = now
@@ -126,14 +126,14 @@ class PollLeadership:
         since = now - self._saturated_since
         if held and since >= max(_SATURATED_SECONDS, self._settings.poll_seconds):
             await self._session.run(protocol.resign(self._leader_id, held))
-            self._leadership.left()
+            self._leadership.resigned()
 
     async def resign(self) -> None:
-        """Give up every leadership at the end, that of the maintenance too, so that others need not wait until it runs out."""
+        """At the end, give up every leadership, including maintenance, so that others need not wait for it to expire."""
         try:
             async with asyncio.timeout(_RESIGN_SECONDS):
                 await self._session.run(
                     protocol.resign(self._leader_id, [MAINTENANCE, *self._leadership.wanted])
                 )
         except Exception as error:
-            log.debug("duties are left to run out: %s", error)
+            log.debug("cannot resign, the leadership expires by itself: %s", error)

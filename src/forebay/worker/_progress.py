@@ -1,4 +1,4 @@
-"""What handlers say about how far they are, written once a second at most: of each job the newest."""
+"""Progress that handlers report: the newest report of each job is written, at most once a second."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Between two writes, however many handlers say however much.
+#: Pause between two writes.
 _EVERY_SECONDS: Final = 1.0
 
 
 class ProgressReports:
-    """Collects in any thread, writes in its loop. What cannot be written is dropped: the next one says more."""
+    """Collects reports in any thread and writes them in its loop. Reports that cannot be written are dropped."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, dict[tuple[int, int], ProgressReport]] = {}
+        self._reports: dict[int, dict[tuple[int, int], ProgressReport]] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._some = asyncio.Event()
 
-    def note(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
-        """Take up what a handler says of its jobs; from any thread."""
+    def record(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+        """Record the progress that a handler reports for its jobs; callable from any thread."""
         with self._lock:
-            was_empty = not self._notes
+            was_empty = not self._reports
             for held in helds:
                 key = held.row.job_id, held.lane.group_id
-                of_lease = self._notes.setdefault(held.lease.lease_id, {})
+                of_lease = self._reports.setdefault(held.lease.lease_id, {})
                 of_lease[key] = ProgressReport(*key, done, note)
         if was_empty:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._some.set)
 
     async def run(self, session: Session) -> None:
-        """Write what was collected, until cancelled."""
+        """Write the collected reports, until cancelled."""
         while True:
             await self._some.wait()
             self._some.clear()
             with self._lock:
-                notes, self._notes = self._notes, {}
-            for lease_id, of_lease in notes.items():
+                reports, self._reports = self._reports, {}
+            for lease_id, of_lease in reports.items():
                 try:
                     await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
                 except Exception as error:
-                    log.debug("progress of %s jobs is not noted: %s", len(of_lease), error)
+                    log.debug("progress of %s jobs not recorded: %s", len(of_lease), error)
             await asyncio.sleep(_EVERY_SECONDS)

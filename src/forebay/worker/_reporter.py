@@ -1,4 +1,4 @@
-"""Reporting how jobs ended: whatever decides first has decided, and whatever comes later is ignored."""
+"""Reports how jobs ended: the first decision counts, later ones are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Outcomes(Protocol):
-    """Where endings go: the settler, or a child's pipe to its parent."""
+    """The receiver of outcomes: the settler, or a child's pipe to its parent."""
 
     def done(self, jobs: Sequence[HeldJob]) -> None: ...
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
@@ -23,12 +23,12 @@ class Outcomes(Protocol):
 class OutcomeReporter:
     """Passes each job's outcome on, once.
 
-    Owns the decision ``HeldJob.ended``. It promises that an outcome is reported before the next job of the same ordering key may
-    start. A crash leaves nothing of it: a job whose outcome was not settled comes back.
+    Owns the decision ``HeldJob.ended``. It guarantees that the outcome of a job is reported before the next job of its
+    ordering key may start. It stores nothing: after a crash, a job whose outcome was not settled comes back.
 
     Args:
-        outcomes: is told how each job ended.
-        on_key_free: called when a job of an ordering key has ended, and how.
+        outcomes: receives the outcome of each job.
+        on_key_free: called when a job of an ordering key has ended, with its outcome.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OutcomeReporter:
         self._on_key_free = on_key_free
 
     def finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
-        """End a job, None for done; the next one of its ordering key may start."""
+        """End a job, None for done; then the next job of its ordering key may start."""
         if held.ended:
             return
         self.end(held, ended, solo=solo)
@@ -77,12 +77,12 @@ class OutcomeReporter:
                     self._on_key_free(held, ended)
 
     def settled_by_handler(self, held: HeldJob) -> None:
-        """End a job that was settled by its own transaction, whatever its ordering key."""
+        """End a job that its own transaction settled, without starting the next one of its ordering key."""
         held.ended = True
         self._outcomes.settled_by_handler(held)
 
     def end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
-        """End a job, whatever its ordering key."""
+        """End a job, without starting the next one of its ordering key."""
         held.ended = True
         if ended is None:
             self._outcomes.done([held])

@@ -1,9 +1,8 @@
-"""What a call in a child process may use: memory and processor time, as the kernel counts and enforces them.
+"""Limits of a call in a child process: memory and processor time, counted and enforced by the kernel.
 
-``setrlimit(2)``. Limits are set anew before each call, relative to what the process has used so far, so that a child
-can be used again. Memory: RLIMIT_DATA, private memory that can be written, which Linux enforces for all of it since 4.7;
-an allocation beyond it fails, in Python with MemoryError. Processor time: RLIMIT_CPU, whose SIGXCPU ends the process, also
-inside C code.
+``setrlimit(2)``. The limits are set before each call, relative to what the process has used so far, so that a child can be
+reused. Memory: RLIMIT_DATA, the writable private memory, which Linux enforces completely since 4.7; an allocation beyond the
+limit fails, in Python with MemoryError. Processor time: RLIMIT_CPU, whose SIGXCPU ends the process, also inside C code.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _STATUS: Final = Path("/proc/self/status")
 
 
 def limit_resources(kind: Kind) -> None:
-    """Set the limits for a call of a kind, and lift those it does not have."""
+    """Set the limits of a kind for the next call; remove limits that the kind does not have."""
     memory = None if kind.memory_bytes is None else _used_bytes() + int(kind.memory_bytes)
     _set(resource.RLIMIT_DATA, memory)
     seconds = None
@@ -36,13 +35,13 @@ def _set(which: int, soft: int | None) -> None:
     wanted = resource.RLIM_INFINITY if soft is None else soft
     if hard != resource.RLIM_INFINITY and not 0 <= wanted <= hard:
         wanted = hard
-    # Where the system knows no such limit the handler runs without it.
+    # On a system without this limit the handler runs without it.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(which, (wanted, hard))
 
 
 def _used_bytes() -> int:
-    """Return how much the kernel counts for RLIMIT_DATA now; 0 where it does not say."""
+    """Return the bytes that the kernel counts for RLIMIT_DATA now; 0 where it does not report them."""
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmData:"):

@@ -1,7 +1,7 @@
-"""Running one call of a handler: its arguments, its interruption, and what its end means.
+"""One call of a handler: its arguments, its interruption, and its outcome.
 
-A *call* is one job, or several of a batch handler. How it ends is decided here, by pure rules on what the handler
-returned or raised; carrying it out is the settler's business.
+A *call* runs one job, or several jobs of a batch handler. Pure rules in this module derive the outcome from what the handler
+returned or raised; the settler writes it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
 
 
 class Call(msgspec.Struct, eq=False):
-    """One call of a handler. ``context`` is None where nobody could see it."""
+    """One call of a handler. ``context`` is None if the handler cannot access it."""
 
     kind: Kind
     helds: list[HeldJob]
@@ -82,7 +82,7 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs as the handler sees them; made for whoever asks, which a short handler does not."""
+        """The jobs as the handler sees them; built on first use, because short handlers do not need them."""
         if self._jobs is None:
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
@@ -95,30 +95,30 @@ class Call(msgspec.Struct, eq=False):
         return before, self.items[0]
 
     def interrupt(self, why: HandlerError, threads: Threads) -> None:
-        """Ask the handler to stop, unless its transaction settles already; the first reason counts."""
+        """Ask the handler to stop, unless its transaction already settles; the first reason counts."""
         if self.settling:
             return
         self.why = self.why or why
         if self.context is not None:
             self.context.request_stop(why)
         if self.kind.is_async or self.in_child:
-            self.task.cancel()  # A process is killed by it.
+            self.task.cancel()  # This kills a child process.
         elif self.thread_call is not None:
             threads.interrupt(self.thread_call, _ready_made(why))
 
     def cut(self) -> None:
-        """Close the socket of its transaction, if it has one, so that this cannot commit any more."""
+        """Close the socket of the call's transaction, if any, so that it can no longer commit."""
         if self.connection is not None:
             cut(self.connection)
 
     def cancel_timers(self) -> None:
-        """Let its timeouts pass."""
+        """Cancel the timeouts of the call."""
         for timer in self.timers:
             timer.cancel()
 
 
 async def run_on_loop(call: Call) -> Any:
-    """Call a handler that is a coroutine function; return what it returns."""
+    """Call a coroutine handler; return its result."""
     positional, named = call.arguments()
     call.started = True
     result = call.kind.function(*positional, **named)
@@ -126,7 +126,7 @@ async def run_on_loop(call: Call) -> Any:
 
 
 async def run_in_thread(call: Call, threads: Threads) -> Any:
-    """Call a handler that is a plain function, in a thread; return what it returns."""
+    """Call a plain handler in a thread; return its result."""
     positional, named = call.arguments()
     function = call.kind.function
     call.thread_call = threads.submit(lambda: function(*positional, **named))
@@ -135,12 +135,12 @@ async def run_in_thread(call: Call, threads: Threads) -> Any:
 
 
 def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
-    """Return the handler of a job and its argument; or how the job ended, when that fails."""
+    """Return the handler of a job and its decoded arguments; if that fails, return how the job ended."""
     row = held.row
     try:
         kind = kinds.get(row.kind)
     except UnknownKind as error:
-        log.warning("job %s put aside: %s", row.job_id, error)
+        log.warning("job %s postponed: no handler for %r in this worker", row.job_id, row.kind)
         return unknown_kind(row, error)
     try:
         return kind, decode_item(kind, held, group)
@@ -149,7 +149,7 @@ def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
         log.warning("job %s is dead, %s: %s", row.job_id, attempt_of(job), error)
         return bad_arguments(job, error)
     except Exception as error:
-        # The application's own code, in the type of an argument: as if the handler had raised it.
+        # The application's code in an argument type raised it: treat it as an error of the handler.
         job = job_of(held, kind, group)
         log.info(
             "job %s, %s, failed: its arguments raised %s",
@@ -161,7 +161,7 @@ def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
 
 
 def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
-    """Return what the handler gets for a job; a batch of ``Job`` values gets the job itself.
+    """Return the handler's argument for a job; a batch handler for ``Job`` values gets the job itself.
 
     Raises:
         InvalidJob: the arguments do not fit the handler.
@@ -171,7 +171,7 @@ def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
 
 
 def endings(call: Call, result: Any) -> list[Ended | None]:
-    """Return how each job of a call ended whose handler returned; None means done.
+    """Return how each job of a call ended after the handler returned; None means done.
 
     A batch handler returns None (all done) or a sequence with one entry for each job: None, an outcome, or an exception.
 
@@ -203,7 +203,7 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
 
 
 def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
-    """Return how a job ended whose handler returned; None means done. The offset is filled in later."""
+    """Return how a job ended after its handler returned; None means done. The offset is set later."""
     if isinstance(result, Snooze):
         after = result.delay_seconds
         if after is None and result.until is not None:
@@ -233,7 +233,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             0,
             "dead",
             reason="permanent",
-            error=_error(job, "Dead", result.reason or "the handler gave the job up"),
+            error=_error(job, "Dead", result.reason or "the handler returned Dead"),
         )
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
@@ -241,7 +241,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
 
 
 def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
-    """Return how a job ended whose handler raised."""
+    """Return how a job ended after its handler raised an exception."""
     record = describe_exception(error)
     described = _error(job, record.type, record.message, record.traceback)
     if isinstance(error, JobCancelled):
@@ -253,7 +253,7 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
 
 
 def lost_child(kind: Kind, job: Job, how: str) -> Ended:
-    """Return how a suspect ended whose child process died."""
+    """Return how a job ended after its child process died."""
     error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}")
     if job.is_last_attempt:
         return Ended(0, "dead", reason="worker lost", error=error)
@@ -263,7 +263,7 @@ def lost_child(kind: Kind, job: Job, how: str) -> Ended:
 
 
 def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
-    """Return how a job ended that nobody here can run: postponed, longer each time."""
+    """Return the outcome of a job without a handler in this worker: postponed, longer each time."""
     record = describe_exception(error)
     return Ended(
         0,
@@ -274,13 +274,13 @@ def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
 
 
 def bad_arguments(job: Job, error: InvalidJob) -> Ended:
-    """Return how a job ended whose arguments do not fit its handler."""
+    """Return the outcome of a job whose arguments do not fit its handler."""
     record = describe_exception(error)
     return Ended(0, "dead", reason="permanent", error=_error(job, record.type, record.message))
 
 
 def raised_because(call: Call, error: BaseException) -> BaseException:
-    """Return what to record: our reason when we interrupted the handler, else what it raised."""
+    """Return the error to record: the reason of an interruption, else what the handler raised."""
     if call.why is not None and (
         isinstance(error, asyncio.CancelledError | SoftTimeout | JobCancelled)
     ):
@@ -299,7 +299,7 @@ def _error(job: Job, name: str, message: str, traceback: str = "") -> dict[str, 
 
 
 def _ready_made(error: HandlerError) -> type[HandlerError]:
-    # What is raised in a thread from outside must be a class that needs no arguments.
+    # To raise an exception in another thread, Python needs a class without required arguments.
     kind = type(error)
 
     def init(self: HandlerError) -> None:

@@ -1,10 +1,9 @@
-"""Settling: what ended since the last flush goes to the database in one call.
+"""Settling: one call writes the outcomes of all jobs that ended since the last flush.
 
-While a flush is under way the next one collects, so the busier the worker, the larger the flushes.
-A flush has a name, (lease, claim_no, flush_no), and is repeated under the same name until it is
-answered: after a lost connection nobody knows whether it arrived, and a second arrival changes nothing.
-A flush that the database will not take is set aside and tried again now and then: it must not keep
-the others waiting.
+While a flush is under way the next one collects outcomes, so a busier worker sends larger flushes. A flush is identified by
+(lease, claim_no, flush_no) and is repeated under the same name until it is answered: after a lost connection it is unknown
+whether it arrived, and a second arrival changes nothing. A flush that the database refuses is set aside and retried later, so
+that it does not block the others.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Pause before flushes that the database did not take are tried again.
+#: Pause before refused flushes are retried.
 _SET_ASIDE_SECONDS = 3.0
 
 
 class Settler:
-    """Collects endings and writes them.
+    """Collects outcomes and writes them.
 
     Args:
-        session: a connection of its own.
-        on_lease_lost: called with a lease that the database says is closed.
-        on_freed: called with batches whose settlement may have made others ready: of an ordering key, or of a queue with limits.
+        session: a connection that no other part uses.
+        on_lease_lost: called with a lease that the database reports as closed.
+        on_freed: called with batches whose settlement may have made other jobs ready: of an ordering key, or of a queue with limits.
     """
 
     def __init__(
@@ -59,20 +58,20 @@ class Settler:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        #: Settlements that the database refused, and those that had arrived before.
+        #: Settlements that the database refused, and those that had already arrived.
         self.refused = 0
         self.repeated = 0
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
-        """The jobs, of one batch, are done."""
+        """Record that jobs of one batch are done."""
         batch, now = jobs[0].batch, time.monotonic()
         for job in jobs:
             batch.done.append(job.row.offset)
             batch.millis.append(job.millis(now))
-        self._mark(batch)
+        self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        """The job ended otherwise. ``solo``: under the name its own transaction may have used."""
+        """Record another outcome of a job. ``solo``: settle it under the name that its own transaction may have used."""
         if solo:
             flush = Flush(
                 claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]
@@ -81,14 +80,14 @@ class Settler:
             self._notice()
             return
         job.batch.ended.append(ended)
-        self._mark(job.batch)
+        self._mark_dirty(job.batch)
 
     def settled_by_handler(self, job: HeldJob) -> None:
-        """The job's own transaction settled it."""
+        """Record that the job's own transaction settled it."""
         job.batch.untouched = False
         job.batch.close([job.row.offset])
 
-    def _mark(self, batch: Batch) -> None:
+    def _mark_dirty(self, batch: Batch) -> None:
         self._dirty[batch] = None
         self._notice()
 
@@ -97,7 +96,7 @@ class Settler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Flush whenever something ended, until cancelled."""
+        """Flush whenever jobs have ended, until cancelled."""
         failures = 0
         while True:
             if not self._under_way:
@@ -109,12 +108,12 @@ class Settler:
             except DatabaseUnavailable as error:
                 failures += 1
                 if failures in {1, 10, 100}:
-                    log.warning("cannot settle, will repeat: %s", error)
+                    log.warning("cannot settle jobs, will retry: %s", error)
                 await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 2.0))
             except Exception as error:
-                # For example a full disk. The flush is kept; a part that can be written is.
+                # For example a full disk. Keep the flush; write the batches that can be written.
                 failures += 1
-                log.error("cannot settle, will repeat: %s", error)
+                log.error("cannot settle jobs, will retry: %s", error)
                 await self._write_one_by_one()
                 await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 5.0))
             if not (self._under_way or self._set_aside or self._dirty or self._solo):
@@ -130,7 +129,7 @@ class Settler:
         self._wake.clear()
 
     async def drained(self, seconds: float) -> bool:
-        """Wait until everything that ended is settled; False when that takes too long."""
+        """Wait until all ended jobs are settled; False if that takes too long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -140,7 +139,7 @@ class Settler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be settled."""
+        """Whether no outcome waits to be settled."""
         return self._idle.is_set()
 
     def _collect(self) -> list[tuple[Batch, Flush]]:
@@ -154,8 +153,8 @@ class Settler:
             flush = batch.take_flush()
             if flush is not None:
                 flushes.append((batch, flush))
-        # As they were worked: of an ordering key the database must hear of the end of a job before it is_notified that the
-        # next one goes on, which it would else keep back, at no attempt.
+        # In execution order: the database must learn that a job ended before it learns that the next job of its key will
+        # run again, or it would release that job.
         return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 
     async def _write(self) -> None:
@@ -188,7 +187,7 @@ class Settler:
                 protocol.settle(lease.lease_id, [flush for _, flush in items])
             )
         except LeaseLost as error:
-            log.warning("LeaseLost: %s; %s settlements changed nothing", error, len(items))
+            log.warning("LeaseLost: %s; %s settlements had no effect", error, len(items))
             self._on_lease_lost(lease)
             return
         freed = [batch for batch, _ in items if batch.frees_others]
@@ -201,7 +200,7 @@ class Settler:
             elif status != "settled":
                 self.refused += 1
                 log.warning(
-                    "settlement of batch %s refused: %s; its jobs are claimed anew",
+                    "settlement of batch %s refused: %s; its jobs will be claimed again",
                     flush.claim_no,
                     status,
                 )

@@ -1,7 +1,8 @@
 """Slots and the calls in them, which can be interrupted.
 
-A call has at most three interruptions: asked to stop at the soft timeout or when cancelled; stopped at the hard timeout, when its
-slot is given free although the handler may not have noticed; and dropped when its lease is lost, when nothing is settled.
+A call can be interrupted in three ways. The soft timeout, or a cancelled job, asks the handler to stop. The hard
+timeout ends the call and frees its slot even if the handler still runs. If the lease is lost, the call is
+dropped and nothing is settled.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: Threads that never came back from their handler before the worker says so at each further one.
+#: Number of abandoned threads from which the worker logs an error for each further one.
 _ABANDONED_MANY = 10
 
 
 class Slots:
     """The calls that run, each in a slot.
 
-    Owns the calls with their timers. A slot is given free once: by the end of its call, or when the call is abandoned. A call
-    that was interrupted has its outcome already, or gets the reason as its outcome.
+    Owns the calls and their timers. A slot is freed once: when its call ends, or when the call is abandoned. An interrupted
+    call already has its outcome, or gets the reason of the interruption as its outcome.
 
-    A crash leaves the jobs of these calls claimed and not settled, and child processes that end themselves.
+    After a crash the jobs of these calls are claimed and not settled; child processes end themselves.
 
     Args:
         settings: default timeouts.
-        reporter: is told how jobs ended whose call was interrupted.
+        reporter: receives the outcomes of interrupted calls.
         threads: where plain functions run.
-        processes: for handlers that ask for one; None in such a process.
-        group: name of the group, for the jobs' view of themselves.
-        resources: for the contexts of handlers.
-        on_abandoned: called when the slot of a call that still runs was given free.
-        on_progress: called with what a handler says of its jobs, in whatever thread that is.
+        processes: child processes for handlers that need one; None in a child process.
+        group: name of the group, as the jobs show it.
+        resources: shared objects for the contexts of handlers.
+        on_abandoned: called when the slot of a call that still runs was freed.
+        on_progress: called with the progress that a handler reports, in any thread.
     """
 
     def __init__(
@@ -71,20 +72,20 @@ class Slots:
         self._resources = resources
         self._on_abandoned = on_abandoned
         self._on_progress = on_progress
-        #: The calls that run, with their jobs. Whatever takes a call out has given its slot free.
+        #: The running calls with their jobs. Removing a call frees its slot.
         self.calls: dict[Call, list[HeldJob]] = {}
-        #: Slots of calls that others run, in children.
+        #: Slots of calls that run in child processes outside this class.
         self.reserved = 0
 
     @property
     def busy(self) -> int:
-        """Slots that are not free."""
+        """The number of slots that are not free."""
         return len(self.calls) + self.reserved
 
     def begin(
         self, kind: Kind, helds: list[HeldJob], items: list[Any], task: asyncio.Task[None]
     ) -> Call:
-        """Take a slot for a call, which runs in that task from now on."""
+        """Take a slot for a call, which runs in this task from now on."""
         soft, hard = self._timeouts(kind)
         now = time.monotonic()
         call = Call(kind, helds, items, self._group, task)
@@ -102,7 +103,7 @@ class Slots:
             held.started_at = now
         if kind.in_process and self._processes is not None:
             call.in_child = True
-            return call  # Its time begins when a process has it.
+            return call  # Its timeouts start when a child process has the call.
         if soft is not None:
             call.timers.append(task.get_loop().call_later(soft, self._on_soft, call, soft))
         if hard is not None:
@@ -110,7 +111,7 @@ class Slots:
         return call
 
     def begin_in_child(self, call: Call) -> None:
-        """Start the time of a call: a child has its jobs now."""
+        """Start the timeouts of a call: a child process has its jobs now."""
         call.cancel_timers()
         _, hard = self._timeouts(call.kind)
         for held in call.helds:
@@ -124,7 +125,7 @@ class Slots:
         return [held.row.job_id for helds in self.calls.values() for held in helds]
 
     def cancel(self, job_ids: Iterable[int]) -> None:
-        """Ask the handlers of some jobs to stop, because the jobs were cancelled."""
+        """Ask the handlers of cancelled jobs to stop."""
         wanted = set(job_ids)
         for call, helds in list(self.calls.items()):
             if (
@@ -136,11 +137,11 @@ class Slots:
                     assert self._processes is not None
                     self._processes.cancel({helds[0].row.job_id})
                     continue
-                log.info("job %s is asked to stop: cancelled", helds[0].row.job_id)
+                log.info("job %s was cancelled; stopping its handler", helds[0].row.job_id)
                 call.interrupt(JobCancelled(helds[0].row.job_id), self._threads)
 
     def release_all(self) -> int:
-        """Interrupt every call and give its jobs back at no attempt; return how many jobs."""
+        """Interrupt every call and release its jobs without using an attempt; return how many jobs."""
         count = 0
         for call, helds in list(self.calls.items()):
             if not call.settling:
@@ -154,7 +155,7 @@ class Slots:
         return count
 
     def drop(self, is_lost: Callable[[HeldJob], bool]) -> list[int]:
-        """Interrupt and abandon calls whose jobs are no longer ours; return the ids of these. Nothing is settled of them."""
+        """Interrupt and abandon calls whose jobs no longer belong to this worker, without settling; return the job ids."""
         dropped = []
         for call, helds in list(self.calls.items()):
             if not is_lost(helds[0]):
@@ -179,7 +180,7 @@ class Slots:
     def _on_soft(self, call: Call, seconds: float) -> None:
         if call in self.calls and call.why is None:
             log.warning(
-                "job %s, %s, is asked to stop after %g s",
+                "job %s, %s, reached its soft timeout of %g s; stopping its handler",
                 call.helds[0].row.job_id,
                 attempt_of(call.jobs[0]),
                 seconds,
@@ -191,7 +192,7 @@ class Slots:
             return
         error = HardTimeout(seconds)
         log.warning(
-            "job %s, %s, is stopped after %g s",
+            "job %s, %s, stopped at its hard timeout of %g s",
             call.helds[0].row.job_id,
             attempt_of(call.jobs[0]),
             seconds,
@@ -203,12 +204,12 @@ class Slots:
         self._abandon(call)
 
     def _abandon(self, call: Call) -> None:
-        # The slot is free; the handler may go on until it notices.
+        # The slot is free; the handler may run until it notices the interruption.
         if call.thread_call is not None and not call.thread_call.future.done():
             self._threads.abandon(call.thread_call)
             if self._threads.abandoned >= _ABANDONED_MANY:
                 log.error(
-                    "%s handlers ignored their timeouts and still run", self._threads.abandoned
+                    "%s handlers still run after their hard timeouts", self._threads.abandoned
                 )
             call.thread_call.future.cancel()
         call.cancel_timers()

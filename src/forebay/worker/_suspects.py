@@ -1,4 +1,4 @@
-"""Running suspects: jobs that were in the hands of a worker that died, and may be what killed it."""
+"""Runs suspects: jobs of a worker that died. Such a job may have killed it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ log = logging.getLogger("forebay.worker")
 
 
 class Suspects:
-    """Runs each suspect alone in a child process, or in this one where there can be no children.
+    """Runs each suspect alone in a child process, or in this process if child processes are not available.
 
-    Owns the suspects that run. It promises that the start of a suspect is recorded before it runs, and that a suspect whose start
-    was not recorded goes back at no attempt.
+    Owns the running suspects. It guarantees that the start of a suspect is recorded before the suspect runs, and that a suspect
+    without a recorded start is released without using an attempt.
 
-    A crash leaves recorded starts: when the lease is revoked, these suspects have used an attempt.
+    After a crash the recorded starts remain: when the lease is revoked, these suspects have used an attempt.
 
     Args:
-        session: the connection of the claims.
-        children: where they run.
-        executor: whose slots they take.
-        settler: is told how they ended.
-        stats: where they are counted.
-        group: name of the group, for the jobs' view of themselves.
-        on_lease_lost: called when the database says that a lease is lost.
+        session: the connection for claims.
+        children: the child processes.
+        executor: provides the slots.
+        settler: receives the outcomes.
+        stats: counts the outcomes.
+        group: name of the group, as the jobs show it.
+        on_lease_lost: called when the database reports that a lease is lost.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Suspects:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none runs in a child."""
+        """Whether no suspect runs in a child process."""
         return not self._tasks
 
     async def start(self, held: HeldJob) -> None:
-        """Run a suspect that was claimed alone."""
+        """Run a suspect that was claimed alone in its batch."""
         prepared = self._executor.prepare(held)
         if prepared is None:
             return
         if not self._children.available:
-            # Here, among others: should the process die of it, that counts as an attempt all the same.
+            # It runs in this process, beside other jobs. If it kills the process, that still uses an attempt.
             await self._record_start(held)
             self._executor.take([held])
             return
@@ -86,7 +86,7 @@ class Suspects:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Interrupt those that run, and kill their children."""
+        """Interrupt running suspects and kill their child processes."""
         for task in list(self._tasks):
             task.cancel()
         await self._children.kill_running()
@@ -122,8 +122,8 @@ class Suspects:
         except LeaseLost:
             self._on_lease_lost(lease)
         except DatabaseUnavailable as error:
-            # It was not started: its start is not recorded.
-            log.warning("suspect %s put back: %s", job.job_id, error)
+            # The suspect did not start: its start is not recorded.
+            log.warning("suspect %s released: %s", job.job_id, error)
             if not held.ended:
                 held.ended = True
                 self._settler.end(held, protocol.Ended(held.row.offset, "released", after=1.0))

@@ -1,9 +1,9 @@
-"""Threads for plain functions, which can be interrupted and, at worst, abandoned.
+"""Threads for plain functions. A call can be interrupted and, if that fails, abandoned.
 
-Not a ``ThreadPoolExecutor``: its threads keep the interpreter from ending, and nothing tells which
-thread runs what. An interruption is an exception raised in the thread at its next bytecode
-(``PyThreadState_SetAsyncExc``, Python/C API manual, "Thread State and the Global Interpreter Lock"); a
-thread that is inside C code does not see it, and is abandoned at the hard timeout.
+A ``ThreadPoolExecutor`` does not fit: its threads keep the interpreter from exiting, and it does not show which thread runs
+which call. An interruption raises an exception in the thread at its next bytecode (``PyThreadState_SetAsyncExc``, Python/C API
+manual, "Thread State and the Global Interpreter Lock"). A thread inside C code does not see the exception and is abandoned at
+the hard timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NoThreadError(RuntimeError):
-    """There is no memory, or no right, for one thread more."""
+    """The system refused another thread: memory or a process limit is exhausted."""
 
 
 class _Call:
@@ -40,9 +40,8 @@ class _Call:
 class Threads:
     """A few daemon threads, started when needed.
 
-    Every call must have a thread at once: jobs that wait for each other's threads would make slots
-    out of nothing. So a call takes an idle thread out of the count when it is submitted, and not when
-    the thread wakes up.
+    Every call must have a thread at once: a call that waited for a thread would occupy a slot without running. So
+    submitting a call, and not the wake-up of its thread, removes an idle thread from the count.
     """
 
     def __init__(self, most: int) -> None:
@@ -55,10 +54,10 @@ class Threads:
         self.abandoned = 0
 
     def submit(self, function: Callable[[], Any]) -> _Call:
-        """Run a function in a thread; ``call.future`` has its result, in this loop.
+        """Run a function in a thread; ``call.future`` gets its result, in this loop.
 
         Raises:
-            NoThreadError: the system gives no further thread; nothing was run.
+            NoThreadError: the system refused another thread; the function did not run.
         """
         call = _Call(function, asyncio.get_running_loop())
         with self._lock:
@@ -83,7 +82,7 @@ class Threads:
                 )
 
     def abandon(self, call: _Call) -> None:
-        """Stop waiting for a call; its thread ends when the function does, and is replaced."""
+        """Stop waiting for a call; its thread ends with the function, and a new thread may replace it."""
         with self._lock:
             if call.abandoned:
                 return
@@ -113,12 +112,12 @@ class Threads:
                     is_wanted = not call.abandoned
                 if is_wanted:
                     result = call.function()
-            except BaseException as raised:  # the thread must survive whatever a handler raises
+            except BaseException as raised:  # the thread must survive any exception of a handler
                 error = raised
             while True:
                 try:
                     with self._lock:
-                        # From here on nobody interrupts; what was sent and not yet raised is withdrawn.
+                        # From here on no interruption is sent; one that was sent and not yet raised is withdrawn.
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(
                             ctypes.c_ulong(threading.get_ident()), None
                         )

@@ -1,7 +1,7 @@
-"""Calls of handlers that run in a database transaction, which also settles their jobs.
+"""Calls of handlers that run in a database transaction. The same transaction settles their jobs.
 
-Invariant: the handler's writes and the settlement of its job are one commit. So the settlement is the last statement, on the
-handler's own connection, and a transaction whose settlement changed nothing is rolled back.
+Invariant: the handler's writes and the settlement of its job are one commit. So the settlement is the last statement on the
+handler's connection, and a transaction whose settlement changed nothing is rolled back.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class HandlerTransactions:
-    """Runs such calls, on connections that it opens when the first of their kind runs.
+    """Runs these calls, on connections that are opened when first needed.
 
-    Owns the handler connections. From the settlement on a call is not interrupted: the commit decides. A crash before the commit
-    leaves an open transaction, which the server rolls back, and a job that comes back when the lease is revoked.
+    Owns the handler connections. From the settlement on, a call is not interrupted: the commit decides. After a crash before the
+    commit the server rolls the transaction back, and the job comes back when the lease is revoked.
 
     Args:
         dsn: the database.
         name: application_name of the connections.
-        threads: where plain functions run.
+        threads: run plain functions.
     """
 
     def __init__(self, dsn: str, name: str, threads: Threads) -> None:
@@ -55,12 +55,12 @@ class HandlerTransactions:
         """Run a call to its commit; return how each job ended, None for done.
 
         Raises:
-            LeaseLost: the jobs are no longer ours; nothing was committed.
-            UnknownBatch: the database does not know them any more; nothing was committed.
+            LeaseLost: the jobs no longer belong to this worker; nothing was committed.
+            UnknownBatch: the database no longer knows the batch; nothing was committed.
         """
         wanted = call.kind.connection
         for held in helds:
-            # Its commit must not be there without the settlement of the one before it.
+            # Its commit must not become visible before the settlement of the previous job of its key.
             if held.follows is not None:
                 await held.follows.batch.settled(held.follows.row.offset)
         if any(held.ended for held in helds):

@@ -1,15 +1,15 @@
-"""A worker process: its parts, what connects them, and how it starts and stops.
+"""A worker process: its parts, their connections, and how it starts and stops.
 
-The claimer asks which lanes are ready, plans how many jobs to take of which, and claims; the executor runs them, the
-settler writes how they ended, the heartbeat keeps the lease alive from a thread of its own, maintenance keeps the log in order.
-Of several idle workers one looks closely and one does the maintenance: the *leaders*.
+The claimer finds ready lanes, plans how many jobs to take from each, and claims them. The executor runs the jobs. The settler
+writes how they ended. The heartbeat keeps the lease alive from a separate thread. Maintenance runs the duties of the log. Of
+several idle workers, one polls often for its group and one does the maintenance: the *leaders*.
 
-What a crash leaves: jobs claimed and not settled. Their lease is revoked after ``suspect_seconds`` without a
-heartbeat, and they come back as suspects, each run alone in a child process.
+After a crash, jobs are claimed and not settled. Another worker revokes their lease after ``suspect_seconds`` without a
+heartbeat. The jobs come back as suspects, and each runs alone in a child process.
 
-A lost connection during a claim leaves a doubt: the claim may have been committed. The lease is then *retired*: what
-is known to be in it is finished and settled, nothing more is claimed under it, and when it is closed the database sends
-back whatever it held in vain.
+If the connection is lost during a claim, the claim may have been committed. The lease is then *retired*: the worker finishes
+and settles the jobs it knows, claims nothing more under the lease, and closes it. Closing releases the jobs that the worker
+does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.leadership import HOLDERS
+from forebay.policy.leadership import LEADER_IDS
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.worker")
 
-#: A call that takes longer has lost its connection without a word; none waits for a lock so long.
+#: A call that takes longer has silently lost its connection: no call waits this long for a lock.
 _CALL_SECONDS = 20.0
 
 
 class Worker:
     """Runs the jobs of some queues.
 
-    Owns the parts of a worker process and its connections. It promises that every claimed job is settled, released, or left to a
-    lease that another worker revokes, and that stopping takes a bounded time, whatever the database does.
+    Owns the parts of a worker process and its connections. It guarantees that every claimed job is settled, released, or left to
+    a lease that another worker revokes, and that stopping takes a bounded time, even without the database.
 
-    A crash leaves jobs claimed and not settled; another worker revokes their lease, and they come back as suspects.
+    After a crash another worker revokes the lease, and the unsettled jobs come back as suspects.
 
     Args:
-        app: what the application with the handlers keeps for its workers.
+        app: the part of the application that workers use.
         dsn: the database.
-        queues: queues to serve with their weights; None means all queues the app's kinds wait in.
+        queues: queues to serve with their weights; None means all queues of the app's kinds.
         settings: see ``WorkerSettings``; None means its defaults.
-        group: the group of each queue to read for.
-        location: where a child process finds the app: (module, attribute, is_script); None means as the app itself
-            knows. Without it suspects run in this process.
+        group: the consumer group to serve in each queue.
+        location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
+            location. Without a location suspects run in this process.
 
     Raises:
-        ConfigError: there is no queue to serve.
+        ConfigError: no queue to serve.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Worker:
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
-        self._leader_id = secrets.randbelow(HOLDERS)
+        self._leader_id = secrets.randbelow(LEADER_IDS)
         self._heartbeat: Heartbeat | None = None
         self._until_idle = False
 
     # --- from outside ---
 
     def stop(self) -> None:
-        """Stop claiming, finish what runs within the grace time, release the rest."""
+        """Stop claiming, finish running jobs within the grace time, release the rest."""
         self._signals.stop()
 
     def stop_now(self) -> None:
@@ -141,12 +141,12 @@ class Worker:
             on_work=self._signals.wake.set,
             leader_id=None if until_idle else self._leader_id,
         )
-        self._children = Children(start, self._settings, self._progress.note)
-        # Apart from those of suspects, so that neither wait for each other.
-        self._processes = Children(start, self._settings, self._progress.note)
+        self._children = Children(start, self._settings, self._progress.record)
+        # Separate from the children for suspects, so that neither waits for the other.
+        self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
             self._make_parts(await self._app.open_resources(stack))
-            heartbeat = self._heartbeat = self._make_heart()
+            heartbeat = self._heartbeat = self._make_heartbeat()
             claimer = self._make_claimer(heartbeat)
             tasks: list[asyncio.Task[None]] = []
             try:
@@ -162,7 +162,7 @@ class Worker:
                 heartbeat.stop()
                 sessions = (self._settles, self._maintenance_session, self._notifications)
                 for session in sessions:
-                    session.cut()  # A server that is gone would not answer a polite cancellation.
+                    session.cut()  # A server that is gone would not answer a cancel request.
                 await asyncio.sleep(0.01)
                 for task in tasks:
                     task.cancel()
@@ -182,7 +182,7 @@ class Worker:
         return f"forebay {self.name}"[:63]
 
     def _child_start(self) -> Start | None:
-        """Return what a child process needs to start; None when it would not find the app."""
+        """Return what a child process needs to start; None if it could not import the app."""
         if self._location is None:
             return None
         module, attribute, is_script = self._location
@@ -201,8 +201,8 @@ class Worker:
         if start is None and wanting:
             raise ConfigError(
                 f"kind {wanting[0]}",
-                "is to run in a process of its own, which cannot find the app",
-                hint="Make the app a global of a module that can be imported.",
+                "runs in a child process, which cannot import the app",
+                hint="Make the app a global variable of a module that can be imported.",
             )
 
     def _make_sessions(self) -> None:
@@ -226,7 +226,7 @@ class Worker:
         )
 
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
-        """Make what runs jobs, and what keeps the leases that they are claimed under."""
+        """Create the parts that run jobs and the leases."""
         settings = self._settings
         self._executor = Executor(
             self._app.kinds,
@@ -238,7 +238,7 @@ class Worker:
             resources=resources,
             on_free=self._signals.wake.set,
             on_lease_lost=self._on_lease_lost,
-            on_progress=self._progress.note,
+            on_progress=self._progress.record,
             processes=self._processes,
         )
         self._suspects = Suspects(
@@ -266,7 +266,7 @@ class Worker:
             on_groups=self._leadership.set_groups,
         )
 
-    def _make_heart(self) -> Heartbeat:
+    def _make_heartbeat(self) -> Heartbeat:
         settings = self._settings
         trusted = settings.lease_seconds - settings.lease_margin_seconds
         return Heartbeat(
@@ -274,10 +274,10 @@ class Worker:
             name=self._application_name,
             heartbeat_seconds=settings.heartbeat_seconds,
             idle_seconds=_idle_heartbeat_seconds(settings),
-            spread_seconds_max=trusted / 3,
+            idle_seconds_max=trusted / 3,
             stall_seconds=trusted,
             held=self._held,
-            heard=self._on_heartbeat,
+            on_answer=self._on_heartbeat,
             pooler=settings.pooler,
         )
 
@@ -299,7 +299,7 @@ class Worker:
         return self._claimer
 
     def _services(self) -> list[Callable[[], Awaitable[None]]]:
-        """Return what runs beside the claimer until the worker ends."""
+        """Return the services that run beside the claimer until the worker ends."""
         services: list[Callable[[], Awaitable[None]]] = [
             self._settler.run,
             self._maintenance.run,
@@ -329,13 +329,15 @@ class Worker:
             is_busy=any(lease.batches for lease in leases),
         )
 
-    def _on_heartbeat(self, beat: HeartbeatAnswer, asked: Sequence[int], sent_at: float) -> None:
-        self._leases.confirm(beat, asked, sent_at)
-        if beat.cancelled_jobs:
-            self._executor.cancel(beat.cancelled_jobs)
-            self._children.cancel(set(beat.cancelled_jobs))
-        if beat.leaderless:
-            self._assume_leaderless(beat.leaderless)
+    def _on_heartbeat(
+        self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float
+    ) -> None:
+        self._leases.confirm(answer, lease_ids, sent_at)
+        if answer.cancelled_jobs:
+            self._executor.cancel(answer.cancelled_jobs)
+            self._children.cancel(set(answer.cancelled_jobs))
+        if answer.leaderless:
+            self._assume_leaderless(answer.leaderless)
 
     def _assume_leaderless(self, duties: Collection[int]) -> None:
         self._maintenance.assume_leaderless(duties)
@@ -350,11 +352,11 @@ class Worker:
                     failures = 0
                     if queue in self._weights:
                         self._claimer.notify(queue)
-                    elif queue.isdecimal():  # No queue's name: a leader resigned.
+                    elif queue.isdecimal():  # Not the name of a queue: a leader resigned.
                         self._assume_leaderless([int(queue)])
             except DatabaseUnavailable as error:
                 failures += 1
-                log.debug("the wakeup is silent: %s", error)
+                log.debug("no notifications: %s", error)
             await asyncio.sleep(min(reconnect_seconds(max(failures, 1), random.random()), 10.0))
 
     # --- the end ---
@@ -363,7 +365,7 @@ class Worker:
         return self._executor.is_idle and self._suspects.is_idle
 
     async def _is_finished(self) -> bool:
-        """Nothing was ready: return whether nothing is left to do at once."""
+        """After a poll without work: return whether all work is finished."""
         if not self._is_quiet():
             await self._signals.sleep(self._settings.poll_seconds)
             return False
@@ -374,42 +376,40 @@ class Worker:
         return not promoted and not lanes and self._is_quiet() and self._settler.is_idle
 
     async def _finish(self) -> None:
-        """Finish what runs within the grace time, release the rest, close the leases."""
+        """Finish running jobs within the grace time, release the rest, close the leases."""
         settings, signals = self._settings, self._signals
         signals.is_stopping = True
         self._maintenance.step_down()
-        back = self._executor.release_waiting()
+        released = self._executor.release_waiting()
         until = time.monotonic() + (0.0 if signals.at_once else settings.grace_seconds)
         while not self._is_quiet() and time.monotonic() < until and not signals.at_once:
             signals.wake.clear()
             await signals.sleep(min(0.2, max(0.0, until - time.monotonic())))
-        back += self._executor.release_running()
+        released += self._executor.release_running()
         await self._suspects.stop()
-        if back:
-            log.info("%s jobs handed back", back)
+        if released:
+            log.info("%s jobs released", released)
         is_short = signals.at_once or self._claimer.was_cut
         if not await self._settler.drained(1.0 if is_short else 3.0):
-            log.warning(
-                "not everything could be settled; the rest comes back when the lease is revoked"
-            )
+            log.warning("some jobs could not be settled; they come back when the lease is revoked")
             return
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
 
 
 def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
-    """Return the pause between heartbeats while no job runs, among few workers: long, at most three times the usual."""
+    """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
     most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
     return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 
 
 async def _supervised(service: Any) -> None:
-    """Run a service for ever: what it did not expect is logged, and it starts again."""
+    """Run a service until cancelled: log an unexpected error and start the service again."""
     while True:
         try:
             await service()
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("a service of the worker failed and is started again")
+            log.exception("a service of the worker failed and restarts")
             await asyncio.sleep(1.0)

@@ -1,13 +1,13 @@
-"""Running an operation on a connection that the caller connection us.
+"""Runs an operation on a connection of the caller.
 
-The caller's transaction is the point of it, so nothing here begins, commits or rolls back, and no
-setting, row factory or adapter of the connection is touched. Errors of the caller's transaction (a
+The operation runs in the caller's transaction. So this package never begins, commits or rolls back, and
+changes no setting, row factory or adapter of the connection. Errors of the caller's transaction (a
 serialization failure, a lost connection, a read-only transaction) pass as the driver raised them;
 see ``forebay.db.errors``.
 
-Which module serves a connection is decided by the package its class comes from. That module, and
-with it the library, is imported when the first such connection arrives: whoever passes one has
-imported the library already, and nobody else ever does.
+The package of a connection's class determines the module that serves it. That module, and with it the
+library, is imported when the first such connection arrives, because its caller has already imported the
+library.
 
 Invariant "never committed by us": docs/design/client.md. Shown by tests/client/test_every_connection.py.
 """
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 
 def run(conn: SyncConnection, operation: Operation[T]) -> T:
-    """Run an operation in whatever transaction the connection is in.
+    """Run an operation in the current transaction of the connection.
 
     Raises:
-        WrongConnection: it is not a connection, one of another database, or one that must be
+        WrongConnection: the argument is not a connection, or not one to PostgreSQL, or must be
             awaited.
-        ForebayError: what our SQL function said; the caller's transaction is aborted then.
-        Exception: what the caller's own transaction ran into, as its library raises it.
+        ForebayError: Forebay's SQL function refused; the caller's transaction is then aborted.
+        Exception: an error of the caller's transaction, as its library raises it.
     """
     runner = sync_runner(conn)
     try:

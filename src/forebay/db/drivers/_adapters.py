@@ -18,10 +18,10 @@ AsyncRunner: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[FetchedRow
 
 
 class Adapter(Protocol):
-    """What a module for the connections of one library has.
+    """The interface of a module for the connections of one library.
 
-    Both functions return None for what is not theirs to serve, and raise ``WrongConnection`` for
-    what is known and cannot be served.
+    Both functions return None for objects of other libraries, and raise ``WrongConnection`` for
+    objects that are known and cannot be served.
     """
 
     def sync_runner(self, conn: Any, /) -> Runner | None: ...
@@ -43,7 +43,9 @@ def sync_runner(conn: Any) -> Runner:
     if isinstance(conn, psycopg.AsyncConnection | psycopg.AsyncCursor) or any(
         adapter.async_runner(conn) is not None for adapter in _adapters(conn)
     ):
-        raise _other_kind(conn, "must be awaited", "async", "synchronous")
+        raise _other_kind(
+            conn, "must be awaited", "asynchronous function, such as `aenqueue`", "a synchronous"
+        )
     raise _unknown(conn)
 
 
@@ -62,7 +64,9 @@ def async_runner(conn: Any) -> AsyncRunner:
     if isinstance(conn, psycopg.Connection | psycopg.Cursor) or any(
         adapter.sync_runner(conn) is not None for adapter in _adapters(conn)
     ):
-        raise _other_kind(conn, "cannot be awaited", "sync", "asynchronous")
+        raise _other_kind(
+            conn, "cannot be awaited", "synchronous function, such as `enqueue`", "an asynchronous"
+        )
     raise _unknown(conn)
 
 
@@ -70,7 +74,7 @@ def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
     raw = conn.connection if isinstance(conn, psycopg.Cursor) else conn
 
     def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
-        # A cursor of our own: the caller's row factory and cursor class do not matter.
+        # A new cursor: the caller's row factory and cursor class have no effect.
         with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
             cursor.execute(sql, params)
             return cursor.fetchall()
@@ -97,13 +101,13 @@ _MODULES: Final = {
     "builtins": "forebay.db.drivers._alias",
 }
 
-#: What to do instead, for things that look right, by the package of their class.
+#: Advice for objects that look like connections, by the package of their class.
 _HINTS: Final = {
     "psycopg_pool": "Take a connection from the pool: `with pool.connection() as conn`.",
     "psycopg2": "Use psycopg 3, or `select forebay.enqueue(...)` on this connection.",
     "asyncpg": "Take a connection from the pool: `async with pool.acquire() as conn`.",
     "sqlalchemy": (
-        "Pass a Connection or a Session, or their asynchronous twins:"
+        "Pass a Connection or a Session, or their asynchronous classes:"
         " `with engine.begin() as conn`."
     ),
     "sqlmodel": "Pass a Session.",
@@ -119,22 +123,22 @@ def _adapters(conn: object) -> list[Adapter]:
     names = {_MODULES[package]: None for package in _packages(conn) if package in _MODULES}
     found: list[Any] = []
     for name in names:
-        # A class may say that it comes from a library that is not there.
+        # A class may name a library that is not installed.
         with contextlib.suppress(ImportError):
             found.append(importlib.import_module(name))
     return found
 
 
 def given(conn: object) -> str:
-    """Return the full name of a thing's class."""
+    """Return the full name of an object's class."""
     return f"{type(conn).__module__}.{type(conn).__qualname__}"
 
 
-def _other_kind(conn: object, problem: str, twin: str, wanted: str) -> WrongConnection:
+def _other_kind(conn: object, problem: str, function: str, wanted: str) -> WrongConnection:
     return WrongConnection(
         f"a {given(conn)} {problem}",
         given=given(conn),
-        hint=f"Call its {twin} twin, or pass a connection that is {wanted}.",
+        hint=f"Use the {function}, or pass {wanted} connection.",
     )
 
 

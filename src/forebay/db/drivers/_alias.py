@@ -1,7 +1,7 @@
-"""A text that names one of Django's databases: ``enqueue("default", ...)``.
+"""A string that names one of Django's databases: ``enqueue("default", ...)``.
 
-Only in a process that uses Django, and only when DATABASES has the name. Type checkers refuse it
-all the same, because a text in this place is more often a mistake: they want ``connections[alias]``.
+Only in a process that uses Django, and only if DATABASES has the name. Type checkers refuse a string,
+because it is usually a mistake: they expect ``connections[alias]``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def sync_runner(conn: Any) -> Runner | None:
-    """Return what runs a statement on the database of an alias; None for anything else."""
+    """Return the runner for the database of an alias; None for other objects."""
     connection = _connection(conn)
     if connection is None:
         return None

@@ -1,7 +1,7 @@
-"""Connections of asyncpg, and those its pools hand out.
+"""Connections of asyncpg and of its pools.
 
-The statement goes through the connection's own ``fetch``, with its cache of prepared statements,
-and its records are read by position: a record class or a codec of the caller's makes no difference.
+The statement uses the connection's ``fetch``, with its cache of prepared statements. Records are read by
+position, so the caller's record class and codecs have no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def sync_runner(conn: Any) -> Runner | None:
 
 
 def async_runner(conn: Any) -> AsyncRunner | None:
-    """Return what runs a statement on an asyncpg connection; None for anything else."""
+    """Return the runner for an asyncpg connection; None for other objects."""
     if not isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
         return None
 

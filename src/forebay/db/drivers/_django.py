@@ -1,8 +1,8 @@
 """Connections of Django: ``django.db.connection`` and ``django.db.connections[alias]``.
 
-A connection of Django belongs to the thread that made it. Django's own asynchronous database calls
-run in one thread per request, and so do ours: the proxy ``django.db.connection``, or an alias,
-means that thread's connection there.
+A connection of Django belongs to the thread that opened it. Django's asynchronous database calls run in
+one thread per request, and so do Forebay's: there the proxy ``django.db.connection``, or an alias, means
+the connection of that thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def sync_runner(conn: Any) -> Runner | None:
-    """Return what runs a statement on a Django connection; None for anything else."""
+    """Return the runner for a Django connection; None for other objects."""
     if not _is_connection(conn):
         return None
     if conn.vendor != "postgresql":
@@ -42,16 +42,16 @@ def sync_runner(conn: Any) -> Runner | None:
 
 
 def async_runner(conn: Any) -> AsyncRunner | None:
-    """Return what runs a statement in Django's thread for database calls; None for anything else.
+    """Return the runner in Django's thread for database calls; None for other objects.
 
     Raises:
-        WrongConnection: it is the connection of one thread, and not the proxy.
+        WrongConnection: the argument is the connection of one thread, not the proxy.
     """
     if isinstance(conn, BaseDatabaseWrapper):
         raise WrongConnection(
             f"a {given(conn)} belongs to one thread and cannot be awaited",
             given=given(conn),
-            hint="Pass django.db.connection, or the alias; or call the sync twin in its thread.",
+            hint="Pass django.db.connection, or the alias; or call the synchronous function in its thread.",
         )
     if not _is_connection(conn):
         return None
@@ -67,7 +67,7 @@ def async_runner(conn: Any) -> AsyncRunner | None:
 def _is_connection(conn: Any) -> bool:
     if isinstance(conn, BaseDatabaseWrapper):
         return True
-    # A proxy stands for whatever a handler of Django's makes: a cache, for one.
+    # Django also uses this proxy class for other objects, such as a cache.
     return isinstance(conn, ConnectionProxy) and isinstance(
         conn._connections[conn._alias],  # noqa: SLF001 - there is no public way to ask
         BaseDatabaseWrapper,

@@ -1,4 +1,4 @@
-"""Statements with ``%(name)s`` parameters, for drivers that number them."""
+"""Converts ``%(name)s`` parameters for drivers with numbered parameters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final
 
 _PARAMETER: Final = re.compile(r"%%|%\((\w+)\)s(?:::((?:double )?\w+)(\[\])?)?")
 
-#: Types whose values are sent as such; everything else our operations send is text.
+#: Types whose values are sent unchanged; operations send all other values as text.
 _NUMBERS: Final = frozenset({"integer", "bigint", "smallint", "double precision", "boolean"})
 
 
 def numbered(sql: str, params: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return a statement with ``$1``, ``$2``, ... and its parameters in that order.
 
-    asyncpg asks the server for each parameter's type and encodes the value for it. Our operations
-    send times and JSON as text, so there the text is declared as text and cast: no codec that the
-    caller may have set for json, jsonb or timestamptz gets to see it.
+    asyncpg reads each parameter's type from the server and encodes the value for it. Operations send
+    times and JSON as text, so these parameters are declared as text and cast: the caller's codecs for
+    json, jsonb or timestamptz are not used.
 
     >>> numbered("select f(%(a)s, %(b)s::jsonb, %(a)s, %(n)s::integer)", {"a": 1, "b": 2, "n": 3})
     ('select f($1, $2::text::jsonb, $1, $3::integer)', [1, 2, 3])

@@ -1,8 +1,7 @@
-"""Connections and sessions of SQLAlchemy 2, on any PostgreSQL driver whose parameters we can write.
+"""Connections and sessions of SQLAlchemy 2, on any PostgreSQL driver with a supported parameter style.
 
-The statement goes through SQLAlchemy and not to the driver's connection below it: the asyncpg
-dialect begins a transaction with the first statement that it sees, and one that it did not see
-would be committed by itself.
+The statement runs through SQLAlchemy, not on the driver's connection below it: the asyncpg dialect begins
+a transaction with the first statement that it sees, and a statement that bypassed it would commit at once.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from forebay.errors import WrongConnection
 if TYPE_CHECKING:
     from forebay.db.drivers._adapters import AsyncRunner, FetchedRows, Runner
 
-#: A connection may have been set to stream: through a cursor on the server, which needs a block.
+#: A connection may be set to stream its results through a server-side cursor, which needs a transaction block.
 _OPTIONS: Final = {"stream_results": False, "yield_per": None}
 
 
 def sync_runner(conn: Any) -> Runner | None:
-    """Return what runs a statement on a ``Connection`` or ``Session``; None for anything else."""
+    """Return the runner for a ``Connection`` or ``Session``; None for other objects."""
     if isinstance(conn, sqlalchemy.Connection):
         _check(conn, conn.dialect)
     elif not isinstance(conn, Session | scoped_session):
@@ -45,8 +44,8 @@ def sync_runner(conn: Any) -> Runner | None:
 
 
 def async_runner(conn: Any) -> AsyncRunner | None:
-    """Return what runs a statement on an ``AsyncConnection`` or ``AsyncSession``; else None."""
-    # Without its greenlet extra SQLAlchemy has no such module, and nobody has such a connection.
+    """Return the runner for an ``AsyncConnection`` or ``AsyncSession``; None for other objects."""
+    # Without its greenlet extra SQLAlchemy lacks this module, and no such connection can exist.
     asynchronous: Any = sys.modules.get("sqlalchemy.ext.asyncio")
     if asynchronous is None:
         return None
@@ -84,7 +83,7 @@ def _check(conn: Any, dialect: Any) -> None:
 
 def _in_style(dialect: Any, sql: str, params: Mapping[str, Any]) -> tuple[str, Any]:
     if dialect.paramstyle == "pyformat":
-        # None and not an empty dict: then a driver looks for no parameters, as psycopg itself does.
+        # None, not an empty dict: then the driver does not look for parameters.
         return sql, dict(params) or None
     text, values = numbered(sql, params)
     return text, tuple(values)

@@ -1,8 +1,7 @@
-"""What ``enqueue`` takes, and what ``aenqueue`` takes, as type checkers see it.
+"""The types of connections that ``enqueue`` and ``aenqueue`` accept.
 
-The libraries that a user may not have are described by what their connections can do. Their own
-classes in these unions would be ``Any`` where the library is missing, and with ``Any`` in it a
-union refuses nothing.
+Protocols describe the connections of optional libraries. The classes themselves would be ``Any`` where the
+library is missing, and a union that contains ``Any`` accepts everything.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class AsyncSQLAlchemySession(Protocol):
 
 
 class AsyncpgConnection(Protocol):
-    """``asyncpg.Connection``, and what an asyncpg pool hands out."""
+    """``asyncpg.Connection``, and the connections of an asyncpg pool."""
 
     def fetch(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
     def is_in_transaction(self) -> bool: ...
 
 
 class DjangoProxy(Protocol):
-    """``django.db.connection``, which gets everything it can do from another object."""
+    """``django.db.connection``, a proxy of another object."""
 
     def __getattr__(self, item: Any, /) -> Any: ...
     def __contains__(self, key: Any, /) -> Any: ...
@@ -66,7 +65,7 @@ class DjangoConnection(Protocol):
     def cursor(self) -> Any: ...
 
 
-#: What ``enqueue`` takes.
+#: The connections that ``enqueue`` accepts.
 SyncConnection: TypeAlias = (
     psycopg.Connection[Any]
     | psycopg.Cursor[Any]
@@ -76,7 +75,7 @@ SyncConnection: TypeAlias = (
     | DjangoProxy
 )
 
-#: What ``aenqueue`` takes.
+#: The connections that ``aenqueue`` accepts.
 AsyncConnection: TypeAlias = (
     psycopg.AsyncConnection[Any]
     | psycopg.AsyncCursor[Any]
