@@ -1,4 +1,4 @@
--- Of a claim.
+-- For a claim.
 
 raise exception using errcode = 'JQ014',
     message = format('there is no group %s', p_group_id),

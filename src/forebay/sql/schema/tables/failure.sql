@@ -2,7 +2,7 @@
 create table forebay.failure (
     job_id      bigint not null,
     group_id    bigint not null,
-    enqueued_at timestamptz not null,    -- of the job: ids can be given out again after a lost commit
+    enqueued_at timestamptz not null,    -- of the job: ids can be reused after a lost commit
     attempt     integer not null,
     failed_at   timestamptz not null,
     outcome     text not null,

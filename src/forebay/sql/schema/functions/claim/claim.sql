@@ -8,7 +8,7 @@
 -- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
 -- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the limiter", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
 -- Of suspects one is taken at a time.
 --

@@ -61,7 +61,7 @@ begin
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
 
-    -- Both lists are in input order: merge them by what each job was.
+    -- Both lists are in input order: merge them by what each job was, ready or deferred.
     return (
         select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
         from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place

@@ -1,7 +1,7 @@
--- Note a lane in the registry when no row of it is visible; returns it.
+-- Add a lane to the registry unless a row of it is visible; returns the lane.
 --
--- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
--- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
+-- A session that sees a committed job also sees its lane: the row seen here, or written here, belongs to a committed
+-- transaction or to the job's transaction. Never waits: there is no unique key.
 create function forebay._note(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
     p_shard integer default null, p_limit_key text default null)
@@ -18,7 +18,7 @@ end
 $$;
 
 
--- The lane of (queue, priority, audience), noted in the registry.
+-- The lane of (queue, priority, audience), recorded in the registry.
 create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
@@ -27,7 +27,7 @@ as $$
 $$;
 
 
--- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
+-- The lane of jobs with ordering keys for (queue, priority, audience), recorded in the registry.
 create function forebay._record_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -40,7 +40,7 @@ end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its dispatch lane.
+-- The lane of a limit key's jobs for (queue, priority, audience), recorded in the registry, and its dispatch lane.
 create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language plpgsql volatile
 as $$
@@ -59,7 +59,7 @@ end
 $$;
 
 
--- The lane in which a group's job goes on, noted in the registry.
+-- The lane in which a group's job continues, recorded in the registry.
 create function forebay._record_private_lane(
     p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
 returns bigint
@@ -71,10 +71,10 @@ as $$
 $$;
 
 
--- The public lanes for many jobs, noted in the registry: one, or all of an sharded queue's.
+-- The public lanes for many jobs, recorded in the registry: one, or all lanes of a sharded queue.
 --
--- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
--- nobody noted.
+-- The caller distributes the jobs by p_shards. Read a second time, the numbers of shards may have changed, and jobs would go to
+-- lanes that are not in the registry.
 create function forebay._record_lanes(p_queue text, p_priority integer, p_shards jsonb) returns bigint[]
 language sql volatile
 as $$

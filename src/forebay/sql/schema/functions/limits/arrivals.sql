@@ -1,4 +1,4 @@
--- Lanes of limit keys of a queue to which something came between two snapshots; null when that is more than p_most pairs of a
+-- Lanes of limit keys of a queue with new rows between two snapshots; null when there are more than p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
 language plpgsql volatile
@@ -33,7 +33,7 @@ end
 $$;
 
 
--- All lanes of limit keys of a queue that may have something to claim for a group: asked of each, as forebay.ready_v1() does.
+-- All lanes of limit keys of a queue that may have something to claim for a group, decided for each as in forebay.ready_v1().
 create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
 language plpgsql volatile
 as $$

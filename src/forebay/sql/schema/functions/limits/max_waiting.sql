@@ -1,9 +1,9 @@
--- How many jobs of a queue wait for a group (0: it has none), or an upper bound of it that is at most p_enough.
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
 --
--- Not counted are jobs that wait for a time, and those that one group alone reads again: retries, redrives.
--- Of open transactions only the own one is counted.
+-- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
+-- Of open transactions only the caller's counts.
 --
--- Parameters: p_keep_from, append the count when so many rows had to be counted for it; null: never.
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
 create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -11,7 +11,7 @@ declare
     v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
     v_count    forebay.queue_count;
     v_lanes    bigint[];
-    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
+    v_readers  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
     v_consumed bigint;
     v_sql      text;
     v_rows     bigint;

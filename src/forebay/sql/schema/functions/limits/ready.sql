@@ -1,5 +1,5 @@
--- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a group with
--- jobs that are held back.
+-- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a
+-- group whose limiter holds jobs back.
 create function forebay._ready_limited(
     p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
 returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)

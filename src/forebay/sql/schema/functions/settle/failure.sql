@@ -1,4 +1,4 @@
--- Note a failed attempt.
+-- Record a failed attempt.
 create function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void

@@ -51,11 +51,11 @@ end
 $$;
 
 
--- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
--- that two calls of the same keys cannot wait for each other.
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in sorted order, so
+-- that two calls with the same keys cannot deadlock.
 --
--- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
--- at anew, at first a few.
+-- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
+-- anew, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
@@ -71,7 +71,7 @@ declare
     v_most   integer;
     v_row    record;
 begin
-    -- Whoever will not wait asks for each key by itself.
+    -- A caller that will not wait takes each key separately.
     v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
     while cardinality(v_taken) < cardinality(v_first) loop
         v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
@@ -110,7 +110,7 @@ begin
     for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
     end loop;
-    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    -- Further jobs of a key: this transaction has the open generation, so they wait for no other session.
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
             v_ids[v_item.nr] := (forebay._enqueue_unique(

@@ -1,7 +1,7 @@
--- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+-- State of one log row for a group: waiting, running, ended, or superseded by a newer row of the job.
 --
--- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
--- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+-- The batch that disposed of the row is the first one whose cursor has passed it. The search goes backwards from the newest
+-- batch, in steps that double, since the batch is mostly near; the oldest batches, where rows may be deleted, are not read.
 create function forebay._row_state(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
 language plpgsql stable
 as $$
@@ -28,7 +28,7 @@ begin
     v_lo := v_hi;
     loop
         v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
-        v_passed := false;  -- Also where there is no batch of this number any more.
+        v_passed := false;  -- Also when the batch of this number was deleted.
         select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
         into v_passed
         from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
@@ -67,10 +67,10 @@ end
 $$;
 
 
--- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- State of the job of a generation for one group, or for a queue without groups: waiting, running, ended; null when
 -- the group does not read it.
 --
--- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it.
 create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
 language plpgsql stable
 as $$
@@ -130,7 +130,7 @@ end
 $$;
 
 
--- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+-- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running.
 create function forebay._key_state(p_key forebay.unique_key) returns text
 language plpgsql stable
 as $$
