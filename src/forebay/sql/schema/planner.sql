@@ -13,12 +13,15 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 
+-- no bitmap: an index finds the few rows of each key, in the order of the index.
+set enable_bitmapscan = off
+
 -- hot: like in order, with one plan for each session.
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 
--- arrays: arrays of a thousand elements are joined by hash; an index look-up behind OFFSET 0 remains one.
+-- arrays: arrays of a thousand elements are joined without nested loops; an index look-up behind OFFSET 0 remains one.
 set enable_nestloop = off
 set jit = off
