@@ -169,7 +169,7 @@ create table forebay.dead_letter (
     priority       integer not null,
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
-    attempt        integer not null,     -- the last one that ran, from 1; 0: none did
+    attempt        integer not null,     -- the last attempt, from 1; 0: the job never ran
     max_attempts   integer,
     kind           text not null,
     args           jsonb not null,
@@ -362,17 +362,17 @@ $$;
 
 -- tables/lane.sql
 
--- Which lanes exist. No unique key on purpose: with one, the first user of a lane would make every
--- other producer of it wait for his commit. Concurrent first users leave a few equal rows.
+-- The existing lanes. No unique key on purpose: with one, the first user of a lane would make every
+-- other producer wait for its commit. Concurrent first users leave a few equal rows.
 create table forebay.lane (
     lane     bigint not null,
     queue    text not null,
     priority integer not null,
-    audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
+    audience bigint not null,            -- 0 all groups, g retries of group g, -g suspects of group g
     sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
-                                         -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
-                                         -- limit key are claimed, which has no jobs itself
-    shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
+                                         -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
+                                         -- has no jobs itself: claims from it take jobs of any limit key
+    shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
     recorded_at timestamptz not null,
     limit_key text collate "C",
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
@@ -382,7 +382,7 @@ create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
 
 
--- A lane that a group may claim from, and up to which snapshot it has.
+-- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
@@ -413,9 +413,9 @@ create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
     lease_id     bigint not null,
-    heartbeat_at      timestamptz not null,
+    heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
+    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 
@@ -1569,31 +1569,32 @@ $$;
 
 -- functions/claim/claim.sql
 
--- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+-- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
 --
 -- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
--- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
--- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+-- `from`. When a claim uses up a window, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick inside the claim.
 -- grant: worker
 
--- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
--- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays separated by commas, offset 1 first,
+-- or null for none. Without outer brackets, since a text cannot exceed 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the gate", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
--- Of suspects one is taken at a time.
+-- Of suspects it takes one at a time.
 --
 -- Parameters:
---   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
---   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
+--   p_lease_id, p_claim_no  the batch's name; the worker counts claim_no from 1 and never reuses one
+--   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
 -- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
--- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
--- releases all behind it.
--- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
---   JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- holder runs a key's jobs one at a time, those of an earlier claim of the lease first. When one of them must run again, the
+-- holder releases all later ones.
+-- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
+--   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
+--   group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1631,13 +1632,13 @@ begin
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
         raise exception 'unreachable';
     end if;
-    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
@@ -1685,12 +1686,12 @@ $$;
 
 -- grant: worker
 
--- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+-- The ready lanes of some groups: lanes with something to claim, or with a cursor to advance.
 --
--- One call per poll. When none is ready and p_sleep_millis is given, the wake-ups of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
--- or with limit keys (is_limited) it reports what its limiter would let through now, see docs/design/limits.md; jobs that the limiter holds
--- back set no wake-up.
+-- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
+-- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
+-- on starts or with limit keys (is_limited) it reports what the queue's limiter would let through now, see docs/design/limits.md;
+-- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
@@ -1734,13 +1735,13 @@ begin
         select s.segment_id from forebay.segment s
         where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
         order by s.lo);
-    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
     select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
     if v_seal_id is not null then
         v_tail := v_seal_id || v_tail;
     end if;
 
-    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
            pg_current_snapshot()
@@ -1770,7 +1771,7 @@ begin
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
     where p.group_id <> all (v_limiters) and case
         when p.moved then true
-        -- A late committer of an older segment: let the claim look.
+        -- A late committer of an older segment: let the claim read.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
@@ -1788,7 +1789,7 @@ begin
     end if;
 
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- A flag sequence is written to the WAL, and nobody waits for it.
+        perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
         if not forebay._is_same_cluster() then
             perform forebay._record_same_cluster();
         end if;
@@ -1804,7 +1805,7 @@ $$;
 
 -- functions/claim/segment_functions.sql
 
--- Make the functions of one segment, or make them anew: a migration that changes one of them calls this for each segment.
+-- Create or replace the functions of one segment. A migration that changes one of them calls this for each segment.
 -- Their texts are the files of functions/claim/segment.
 --
 -- Locks: the caller holds the maintenance key.
@@ -1818,7 +1819,7 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
+-- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create or replace function forebay._arrivals_%1$s(
     p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
@@ -1863,7 +1864,7 @@ $body$;
     execute format('revoke all on function forebay._arrivals_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of keyed jobs by their places.
+-- Rows of keyed jobs by lane and number.
 create or replace function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
 as $body$
@@ -1879,7 +1880,7 @@ $body$;
     execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
 
     execute format($segment$
--- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
+-- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
 create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
 language plpgsql stable
 as $body$
@@ -1902,7 +1903,7 @@ $body$;
 
     execute format($segment$
 -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids that were in progress at its start.
+-- Range part: from the window's start on. Late part: xids in progress at its start.
 create or replace function forebay._read_%1$s(
     p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
     p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
@@ -1954,8 +1955,8 @@ $body$;
     execute format('revoke all on function forebay._read_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
--- start has a number above p_low; what was at work then is looked for by its xid below that.
+-- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
+-- start have numbers above p_low; those in progress at the start are searched by xid below it.
 create or replace function forebay._read_keyed_%1$s(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
 returns forebay.log[]
@@ -1987,18 +1988,18 @@ $body$;
     execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
 
     execute format($segment$
--- The claim of jobs that all lie in this segment, in one statement: what claims nearly always come to, at half the
--- cost of forebay._take(), which does whatever this leaves. It takes nothing, and returns null, unless
---   * the lane has a cursor, its group is not paused, and it is no lane of suspects,
---   * no late committer is among what the window in hand, or the next one, has to deliver,
---   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the window in hand
+-- The claim of jobs that all lie in this segment, in one statement: the common case, at half the
+-- cost of forebay._take(), which handles all other cases. It takes nothing, and returns null, unless
+--   * the lane has a cursor, its group is not paused, and it is not a lane of suspects,
+--   * no late committer is among the rows that the current window, or the next one, has to deliver,
+--   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
 --   * the lease is open.
--- With `whole` both windows are one range of the index: without late committers, who began before the end of the
+-- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
 --
--- Most of what it costs is the making of its expressions, anew in each transaction: each column counts.
+-- Most of the cost is preparing the expressions, anew in each transaction: each column counts.
 create or replace function forebay._take_%1$s(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -2048,7 +2049,7 @@ begin
             group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq,
             high_seq, handed_total, skipped_total, claimed_at, seqs, xids)
         select p_group_id, p_lane, c.no + 1, p_lease_id, p_claim_no, p_floor,
-               -- Used up, still in the window in hand, or in the next one.
+               -- Used up, still in the current window, or in the next one.
                case when t.size < p_limit then c.upto when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_from else c.stop end,
                case when t.size < p_limit then null when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_to else c.upto end,
                case when t.size < p_limit then 0 else %1$s end,
@@ -2078,7 +2079,7 @@ $$;
 -- functions/claim/take.sql
 
 -- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
--- job that still can run. Null: it did not look, since the group is paused or the lane unknown.
+-- job that can still run. Null: it read nothing, since the group is paused or the lane unknown.
 create function forebay._take(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
     p_sweep boolean)
@@ -2087,14 +2088,14 @@ language plpgsql volatile
 as $$
 declare
     c          record;
-    v_from     pg_snapshot;              -- the window in hand
+    v_from     pg_snapshot;              -- the current window
     v_to       pg_snapshot;
     v_limit    integer := p_limit;
     v_window   record;
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
-    v_old      integer := 0;             -- how many of the rows belong to the window in hand
+    v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
     v_taken    forebay.log[];
@@ -2109,7 +2110,7 @@ declare
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
-    -- A later statement than the lock: its snapshot sees whatever the last holder committed.
+    -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority,
            f.xid as seal_xid,
@@ -2159,7 +2160,7 @@ begin
         v_limit := 1;
     end if;
 
-    -- What is left of the window in hand, then the next one, from its end to now.
+    -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid);
@@ -2176,7 +2177,7 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
-    -- After the rows were read: whoever is among them had written its tombstones.
+    -- After the rows were read: for each row read, earlier tombstones are visible.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
@@ -2232,7 +2233,7 @@ begin
         perform forebay._follow_up(v_taken);
     end if;
 
-    -- The window that the last row belongs to, or an empty one at now when everything is used up.
+    -- The window of the last row, or an empty one at now when everything is used up.
     if v_count > v_old then
         v_from := v_to;
         v_to := c.now;
@@ -2269,7 +2270,7 @@ $$;
 
 -- functions/claim/window.sql
 
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
+-- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
@@ -2315,10 +2316,10 @@ end
 $$;
 
 
--- Should an idle cursor move although nothing was found?
+-- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: from the next
--- window on its uncommitted rows are not walked over, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
+-- not read its uncommitted rows, however many they are.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -2689,7 +2690,7 @@ $$;
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the gate": the job exists if and only if this transaction commits.
+-- Invariant "commit decides": the job exists if and only if this transaction commits.
 --
 -- Parameters:
 --   kind            selects the handler
@@ -4844,7 +4845,7 @@ begin
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
@@ -6552,7 +6553,7 @@ $$;
 
 -- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
 --
--- A full recount: costs a visit to every waiting job.
+-- A full recount: it visits every waiting job.
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -6608,7 +6609,7 @@ begin
         select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
         from open_batches b where not b.whole
         group by b.group_id, b.lane),
-    -- Heartbeats tell ids of jobs, batches tell numbers of rows: of a job's first row they are the same, others are looked up.
+    -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal, others are looked up.
     reported as materialized (
         select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
     handed_out as materialized (
@@ -6674,7 +6675,7 @@ $$;
 -- grant: worker, operator, reader
 
 -- The batch of a (group, lane) that disposed of a row, or null. Numbers are dense and high_seq only
--- rises: a binary search finds the first batch that can have it, late committers are a little further on.
+-- rises: a binary search finds the first candidate; for late committers the batch is a few later.
 create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
@@ -6707,12 +6708,12 @@ $$;
 
 -- The state of a job, one row for each group that reads its queue.
 --
--- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it was settled
--- so long ago that its segment has left the archive.
--- claimed, running: a worker has it, and its handler runs if the worker's last heartbeat said so. A job that is shorter than
--- the pause between heartbeats may be claimed until it has ended.
--- attempt: the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
--- max_attempts: what was said at the enqueue, else what the worker said of the last failed attempt; null while neither is known.
+-- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
+-- long ago and its segment has left the archive.
+-- claimed, running: a worker has the job; it is running if the worker's last heartbeat listed it. A job that is shorter than
+-- the interval between heartbeats may be claimed until it has ended.
+-- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
+-- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
@@ -6860,7 +6861,7 @@ end
 $$;
 
 
--- How many attempts a job has in all, as a worker said when the last of them failed; null when none said.
+-- The maximum attempts of a job, as a worker reported with its last failed attempt; null when none did.
 create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
 language sql stable
 as $$
@@ -6878,10 +6879,10 @@ $$;
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
 -- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
--- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+-- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
---   latest row has a lower number (position of the last row of the page before).
+-- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
@@ -7952,14 +7953,14 @@ as $$ select s.value from forebay.setting s where s.name = p_name $$;
 
 -- functions/shared/states.sql
 
--- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets its pauses back
--- to null, each snooze or postponement after it counts one.
+-- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets pauses
+-- to null; each later snooze or postponement adds one.
 create function forebay._state_of_deferred(p_attempt integer, p_pauses integer) returns text
 language sql immutable
 as $$ select case when p_attempt > 0 and p_pauses is null then 'retrying' else 'scheduled' end $$;
 
 
--- The jobs that run in the process of a lease, by its last heartbeat; null when that is older than p_since, or said none.
+-- The running jobs in the process of a lease, by its last heartbeat; null when that is older than p_since or had none.
 create function forebay._running_jobs(p_lease_id bigint, p_since timestamptz) returns bigint[]
 language sql stable
 as $$
@@ -8262,7 +8263,7 @@ $$;
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the gate".
+-- Invariants "one generation", "commit decides".
 --
 -- Parameters: unique_as, one of
 --     {"once": key}                                no new job while a job of the key waits or runs

@@ -36,7 +36,7 @@ $$;
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the gate": the job exists if and only if this transaction commits.
+-- Invariant "commit decides": the job exists if and only if this transaction commits.
 --
 -- Parameters:
 --   kind            selects the handler

@@ -4,10 +4,10 @@
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
 -- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
--- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+-- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
---   latest row has a lower number (position of the last row of the page before).
+-- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,

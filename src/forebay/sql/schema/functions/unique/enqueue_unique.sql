@@ -2,7 +2,7 @@
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the gate".
+-- Invariants "one generation", "commit decides".
 --
 -- Parameters: unique_as, one of
 --     {"once": key}                                no new job while a job of the key waits or runs
