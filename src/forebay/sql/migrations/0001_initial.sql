@@ -914,7 +914,7 @@ begin
     if p_resume then
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
-            perform forebay._go_on(
+            perform forebay._continue_job(
                 r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
@@ -953,7 +953,7 @@ begin
                     end if;
                 end if;
                 resumed := resumed + 1;
-                perform forebay._go_on(
+                perform forebay._continue_job(
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
@@ -1250,41 +1250,6 @@ end
 $$;
 
 
--- functions/backfill/note.sql
-
--- grant: producer, worker
-
--- Record a backfill in chunks; returns its number.
---
--- Parameters: upto, jobs and digests have an element for each chunk.
--- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
-create function forebay.backfill_record_v1(
-    kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
-returns bigint
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_id   bigint;
-    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_record_v1.jobs) j), 0);
-begin
-    perform forebay.backfill_token_v1(
-        backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
-        coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
-    delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
-            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
-    returning backfill_id into v_id;
-    insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
-    select v_id, u.nr, u.upto, u.jobs, u.digest
-    from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
-         with ordinality u (upto, jobs, digest, nr);
-    return v_id;
-end
-$$;
-
-
 -- functions/backfill/options.sql
 
 -- The options of a backfill with their defaults, checked.
@@ -1364,6 +1329,41 @@ end
 $$;
 
 
+-- functions/backfill/record.sql
+
+-- grant: producer, worker
+
+-- Record a backfill in chunks; returns its number.
+--
+-- Parameters: upto, jobs and digests have an element for each chunk.
+-- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
+create function forebay.backfill_record_v1(
+    kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   bigint;
+    v_jobs bigint := coalesce((select sum(j) from unnest(backfill_record_v1.jobs) j), 0);
+begin
+    perform forebay.backfill_token_v1(
+        backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
+        coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
+    delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
+    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
+    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
+            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
+    returning backfill_id into v_id;
+    insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
+    select v_id, u.nr, u.upto, u.jobs, u.digest
+    from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
+         with ordinality u (upto, jobs, digest, nr);
+    return v_id;
+end
+$$;
+
+
 -- functions/backfill/run.sql
 
 -- grant: producer, worker
@@ -1422,7 +1422,7 @@ begin
     select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
     elsif v_run.made_by <> session_user then
@@ -2141,7 +2141,7 @@ begin
 
     if c.queue is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     end if;
     if c.audience is null or (c.paused_at is not null and not p_sweep) then
@@ -2492,7 +2492,7 @@ begin
         perform forebay._notify(v_target.queue);
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
-        perform forebay._require_below_limit(q.queue, q.more)
+        perform forebay._require_below_max_waiting(q.queue, q.more)
         from (select u.queue, count(*) as more from unnest(p_jobs) u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
               group by u.queue) q;
@@ -2503,7 +2503,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
-                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
+                    else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
@@ -2521,7 +2521,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
-                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
+                    else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -2763,7 +2763,7 @@ begin
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_limit(enqueue.queue, 1);
+            perform forebay._require_below_max_waiting(enqueue.queue, 1);
         end if;
     end if;
 
@@ -2985,7 +2985,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
@@ -3076,13 +3076,13 @@ as $$
 $$;
 
 
--- functions/enqueue/register_lane.sql
+-- functions/enqueue/record_lane.sql
 
 -- Add a lane to the registry unless a row of it is visible; returns the lane.
 --
 -- A session that sees a committed job also sees its lane: the row seen here, or written here, belongs to a committed
 -- transaction or to the job's transaction. Never waits: there is no unique key.
-create function forebay._note(
+create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
     p_shard integer default null, p_limit_key text default null)
 returns bigint
@@ -3102,7 +3102,7 @@ $$;
 create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
-    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
+    select forebay._add_lane(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
                          case p_audience when 0 then 0 end)
 $$;
 
@@ -3115,7 +3115,7 @@ begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         perform nextval('forebay.key_seq');
     end if;
-    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
+    return forebay._add_lane(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
 end
 $$;
 
@@ -3131,8 +3131,8 @@ begin
         if pg_sequence_last_value('forebay.limiter_seq') is null then
             perform nextval('forebay.limiter_seq');
         end if;
-        perform forebay._note(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
-        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
+        perform forebay._add_lane(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._add_lane(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
 end
@@ -3159,7 +3159,7 @@ create function forebay._record_lanes(p_queue text, p_priority integer, p_shards
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        select forebay._add_lane(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
         from generate_series(0, coalesce((p_shards ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;
 
@@ -3177,9 +3177,9 @@ create function forebay._pick_lane(p_queue text, p_priority integer) returns big
 language plpgsql volatile
 as $$
 declare
-    v_part integer := floor(random() * forebay._shards_of(p_queue));
+    v_shard integer := floor(random() * forebay._shards_of(p_queue));
 begin
-    return forebay._note(forebay._shard_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
+    return forebay._add_lane(forebay._shard_id(p_queue, p_priority, v_shard), p_queue, p_priority, 0, 'plain', v_shard);
 end
 $$;
 
@@ -3194,7 +3194,7 @@ $$;
 
 
 -- The public lane for the job at a place of the input.
-create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
+create function forebay._lane_for_place(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
 language sql immutable
 as $$
     select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
@@ -3252,7 +3252,7 @@ end
 $$;
 
 
--- functions/guard/note_act.sql
+-- functions/guard/record_act.sql
 
 -- grant: operator
 
@@ -3292,7 +3292,7 @@ end
 $$;
 
 
--- functions/guard/note_outcome.sql
+-- functions/guard/record_outcome.sql
 
 -- grant: operator
 
@@ -3753,7 +3753,7 @@ begin
 
     if c.queue is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     end if;
     if c.audience is null or c.paused_at is not null then
@@ -4066,7 +4066,7 @@ create function forebay._append_again(p_row forebay.log, p_at timestamptz) retur
 language plpgsql volatile
 as $$
 begin
-    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
     return true;
 end
 $$;
@@ -4468,7 +4468,7 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt,
+            perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
@@ -4742,7 +4742,7 @@ $$;
 
 -- The lanes of limit keys that a limiter lets through, best first, each with a maximum number of jobs: first the key with the
 -- fewest jobs in flight, then the one served longest ago. A new key takes the position of the key that has waited longest.
-create function forebay._line_up(v forebay._limiter_view, p_lane bigint, p_limit integer)
+create function forebay._choose_keys(v forebay._limiter_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
 set enable_nestloop = off
@@ -4796,7 +4796,7 @@ begin
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     elsif v_lane.paused_at is not null then
         return null;
@@ -4804,7 +4804,7 @@ begin
     v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
+        select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
         select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200
@@ -4868,62 +4868,6 @@ begin
         return '';
     end if;
     return v_jobs;
-end
-$$;
-
-
--- functions/limits/decide.sql
-
--- Append the limiter's state after a claim that took p_count jobs of a key and found no more jobs of the keys p_gone.
---
--- A key is remembered while it waits, while its bucket is not full, or while another key waits that was not served since: a
--- key that returns at once must not come first.
-create function forebay._record_limiter(
-    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
-returns void
-language plpgsql volatile
-set enable_nestloop = off
-set jit = off
-as $$
-begin
-    with line as materialized (
-        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
-        where l.lane <> all (p_gone)
-    ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
-               case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
-        union all
-        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
-        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
-    ), first as materialized (
-        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
-    ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
-    ), flight as materialized (
-        select b.* from (
-            select u.*, count(*) over () - u.nr as younger
-            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
-                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
-                  union all
-                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
-        -- Without a limit on concurrency this only decides which key is next.
-        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
-    )
-    insert into forebay.limiter (
-        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
-        keys, key_runs, tats)
-    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
-    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
-                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
-          from flight i) f,
-         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
-                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
-         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
-                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
 end
 $$;
 
@@ -5108,7 +5052,124 @@ end
 $$;
 
 
--- functions/limits/look.sql
+-- functions/limits/max_waiting.sql
+
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
+--
+-- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
+-- Of open transactions only the caller's counts.
+--
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
+    v_count    forebay.queue_count;
+    v_lanes    bigint[];
+    v_batch_lanes  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
+    v_consumed bigint;
+    v_sql      text;
+    v_rows     bigint;
+    v_parked   bigint;
+    v_others   bigint;
+    v_snap     pg_snapshot;
+begin
+    select c.* into v_count from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
+    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
+    v_batch_lanes := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    from unnest(v_batch_lanes) l (lane),
+         lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+        return v_count.total + v_last - v_count.seq - v_consumed;
+    end if;
+
+    if v_count.total is null then
+        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+                from unnest(v_batch_lanes) l (lane),
+                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
+               case when pg_sequence_last_value('forebay.key_seq') is null then 0
+                    else (select count(*) from forebay._all_parked() p
+                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+        into v_rows, v_others, v_snap, v_consumed, v_parked
+        from unnest(v_lanes) l (lane)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        left join forebay.queue_group g on g.group_id = p_group_id
+        join lateral (
+            select i.xid from forebay.log i
+            where i.lane = l.lane and i.seq >= forebay._archived_below()
+              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
+              and (b.snap_from is null or not forebay._is_consumed(
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        v_count.total := v_consumed + v_parked;
+    else
+        select string_agg(format(
+                   'select i.xid from forebay.log_%s i
+                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   s.segment_id), ' union all ')
+        into v_sql
+        from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        execute format(
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
+            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+    end if;
+    if v_rows >= p_keep_from then
+        insert into forebay.queue_count (queue, group_id, seq, snap, total)
+        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
+    end if;
+    return v_count.total + v_rows - v_consumed;
+end
+$$;
+
+
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
+--
+-- Errors: 53400.
+create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_max     bigint;
+    v_group   record;
+    v_waiting bigint;
+begin
+    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null or p_more = 0 then
+        return;
+    end if;
+    for v_group in
+        select g.group_id from forebay.queue_group g where g.queue = p_queue
+        union all
+        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
+    loop
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        if v_waiting + p_more > v_max then
+            raise exception using errcode = '53400',
+                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/limits/read.sql
 
 -- What a group's limiter sees now: its newest row, minus ended jobs, plus new ones.
 --
@@ -5200,123 +5261,6 @@ end
 $$;
 
 
--- functions/limits/max_waiting.sql
-
--- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
---
--- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
--- Of open transactions only the caller's counts.
---
--- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
-create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
-language plpgsql volatile
-as $$
-declare
-    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
-    v_count    forebay.queue_count;
-    v_lanes    bigint[];
-    v_readers  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
-    v_consumed bigint;
-    v_sql      text;
-    v_rows     bigint;
-    v_parked   bigint;
-    v_others   bigint;
-    v_snap     pg_snapshot;
-begin
-    select c.* into v_count from forebay.queue_count c
-    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
-    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
-    v_readers := v_lanes;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
-        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
-    end if;
-    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
-    from unnest(v_readers) l (lane),
-         lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
-    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
-        return v_count.total + v_last - v_count.seq - v_consumed;
-    end if;
-
-    if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
-               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
-                from unnest(v_readers) l (lane),
-                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
-               case when pg_sequence_last_value('forebay.key_seq') is null then 0
-                    else (select count(*) from forebay._all_parked() p
-                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
-        into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
-        v_count.total := v_consumed + v_parked;
-    else
-        select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
-                   s.segment_id), ' union all ')
-        into v_sql
-        from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
-        execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
-             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
-    end if;
-    if v_rows >= p_keep_from then
-        insert into forebay.queue_count (queue, group_id, seq, snap, total)
-        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
-    end if;
-    return v_count.total + v_rows - v_consumed;
-end
-$$;
-
-
--- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
---
--- Errors: 53400.
-create function forebay._require_below_limit(p_queue text, p_more bigint) returns void
-language plpgsql volatile
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    v_max     bigint;
-    v_group   record;
-    v_waiting bigint;
-begin
-    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
-    if v_max is null or p_more = 0 then
-        return;
-    end if;
-    for v_group in
-        select g.group_id from forebay.queue_group g where g.queue = p_queue
-        union all
-        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
-    loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
-        if v_waiting + p_more > v_max then
-            raise exception using errcode = '53400',
-                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
-                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
-                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
-        end if;
-    end loop;
-end
-$$;
-
-
 -- functions/limits/ready.sql
 
 -- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a
@@ -5344,7 +5288,7 @@ begin
                    or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.dispatch_lane from forebay._line_up(v, null, 1) l);
+        v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
         if v.room > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;
@@ -5358,6 +5302,62 @@ begin
         from (select distinct u from unnest(v_open) u) o (lane)
         cross join lateral (select l.queue, l.priority, l.audience from forebay.lane l where l.lane = o.lane limit 1) n;
     end loop;
+end
+$$;
+
+
+-- functions/limits/record.sql
+
+-- Append the limiter's state after a claim that took p_count jobs of a key and found no more jobs of the keys p_gone.
+--
+-- A key is remembered while it waits, while its bucket is not full, or while another key waits that was not served since: a
+-- key that returns at once must not come first.
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+as $$
+begin
+    with line as materialized (
+        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
+        where l.lane <> all (p_gone)
+    ), known as materialized (
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
+               case when k.key = p_key and p_count > 0
+                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
+        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
+        union all
+        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
+        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
+    ), first as materialized (
+        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
+    ), kept as materialized (
+        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
+    ), flight as materialized (
+        select b.* from (
+            select u.*, count(*) over () - u.nr as younger
+            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
+                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+                  union all
+                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
+        -- Without a limit on concurrency this only decides which key is next.
+        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
+    )
+    insert into forebay.limiter (
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
+        keys, key_runs, tats)
+    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
+    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
+                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
+          from flight i) f,
+         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
+                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
+         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
+                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
 end
 $$;
 
@@ -6124,7 +6124,7 @@ end
 $$;
 
 
--- functions/mirror/note_audit.sql
+-- functions/mirror/record_audit.sql
 
 -- grant: worker, operator
 
@@ -6149,7 +6149,7 @@ end
 $$;
 
 
--- functions/mirror/note_direct.sql
+-- functions/mirror/record_direct.sql
 
 -- grant: producer, worker
 
@@ -6177,7 +6177,7 @@ end
 $$;
 
 
--- functions/mirror/note_repair.sql
+-- functions/mirror/record_repair.sql
 
 -- grant: worker, operator
 
@@ -6488,7 +6488,7 @@ begin
     if cancel.job_id is null or cancel.job_id < 1
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
-            message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
             detail = jsonb_build_object('job_id', cancel.job_id),
             hint = 'forebay.enqueue returns ids; no id is that high yet.';
     end if;
@@ -6907,7 +6907,7 @@ declare
     v_lanes bigint[];
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
-    v_asked integer := 0;
+    v_examined integer := 0;
     v_found record;
     v_row   record;
 begin
@@ -6916,7 +6916,7 @@ begin
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
     elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
-            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
@@ -6930,7 +6930,7 @@ begin
         loop
             continue when v_found.job_id = any (v_seen);
             v_seen := v_seen || v_found.job_id;
-            v_asked := v_asked + 1;
+            v_examined := v_examined + 1;
             for v_row in
                 select j.* from forebay.job(v_found.job_id) j
                 where (jobs.only_state is null or j.state = jobs.only_state)
@@ -6942,7 +6942,7 @@ begin
                     v_found.place;
                 v_left := v_left - 1;
             end loop;
-            if v_left <= 0 or v_asked >= 2000 then
+            if v_left <= 0 or v_examined >= 2000 then
                 return;
             end if;
         end loop;
@@ -7094,7 +7094,7 @@ begin
     select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
             hint = 'List dead letters with forebay dead list.';
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
@@ -7299,7 +7299,7 @@ end
 $$;
 
 
--- functions/results/note_progress.sql
+-- functions/results/record_progress.sql
 
 -- grant: worker
 
@@ -7375,7 +7375,7 @@ begin
     if state is null then
         raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
             message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
             detail = case when v_found then jsonb_build_object('group', result.group_name)
                           else jsonb_build_object('job_id', result.job_id) end,
             hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
@@ -7725,7 +7725,7 @@ begin
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
-        perform forebay._go_on(p_row, v_target, v_attempt,
+        perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0
                                     else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
                                v_run_at);
@@ -7892,7 +7892,7 @@ $$;
 -- lane of the group, so that no other group sees the job again.
 --
 -- Invariant "nothing lost": called in the same transaction that ends the job's previous row.
-create function forebay._go_on(
+create function forebay._continue_job(
     p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
 returns void
 language plpgsql volatile
@@ -8014,7 +8014,7 @@ begin
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
+                          else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
@@ -8064,7 +8064,7 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(v_row.queue, v_row.more);
+            perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
         perform forebay._notify(v_row.queue);
     end loop;
@@ -8211,7 +8211,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(p_job.queue, 1);
+            perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
@@ -8407,7 +8407,7 @@ begin
         v_row.job_id := v_job_id;
         v_row.enqueued_at := forebay._now();
         v_row.expires_at := v_key.expires_at;
-        perform forebay._go_on(
+        perform forebay._continue_job(
             v_row, v_key.lane, 0, 0,
             forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
     end loop;
@@ -8541,7 +8541,7 @@ declare
     v_code   "char";
 begin
     if p_seq < forebay._archived_below() then
-        return 'on';
+        return 'superseded';
     end if;
     select b.no,
            b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
@@ -8579,16 +8579,16 @@ begin
     into v_batch
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
-        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
     elsif v_batch.place is null then
-        return 'on';
+        return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
     from forebay.settlement s
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
 
@@ -8601,7 +8601,7 @@ create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigin
 language plpgsql stable
 as $$
 declare
-    v_row_state    text := 'on';
+    v_row_state    text := 'superseded';
     v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
@@ -8612,7 +8612,7 @@ begin
         end if;
         v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_row_state = 'on' then
+    if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
@@ -8651,7 +8651,7 @@ begin
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_row_state when 'on' then 'ended' else v_row_state end;
+    return case v_row_state when 'superseded' then 'ended' else v_row_state end;
 end
 $$;
 
@@ -8830,7 +8830,7 @@ $$;
 -- functions/unique/take_keys.sql
 
 -- What a call does about a key: keep the existing job, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_state text) returns text
+create function forebay._key_action(p_code "char", p_state text) returns text
 language sql immutable
 as $$
     select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
@@ -8905,21 +8905,21 @@ begin
     -- Lock the predecessors, so that maintenance keeps them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
     from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+          where i.gen is not null and forebay._key_action(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
                        where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
     -- Join, so that the claim notices, and read again.
-    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_action(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
         from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+              where forebay._key_action(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
                            where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
+        from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
@@ -8940,7 +8940,7 @@ begin
           from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
                 from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
+          where k.ordinality < v_cut and forebay._key_action(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);

@@ -96,7 +96,7 @@ begin
     if p_resume then
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
-            perform forebay._go_on(
+            perform forebay._continue_job(
                 r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
@@ -135,7 +135,7 @@ begin
                     end if;
                 end if;
                 resumed := resumed + 1;
-                perform forebay._go_on(
+                perform forebay._continue_job(
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,

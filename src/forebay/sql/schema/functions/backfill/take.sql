@@ -16,7 +16,7 @@ begin
     select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
     elsif v_run.made_by <> session_user then

@@ -109,7 +109,7 @@ begin
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_limit(enqueue.queue, 1);
+            perform forebay._require_below_max_waiting(enqueue.queue, 1);
         end if;
     end if;
 

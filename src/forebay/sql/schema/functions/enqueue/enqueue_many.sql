@@ -186,7 +186,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)

@@ -9,9 +9,9 @@ create function forebay._pick_lane(p_queue text, p_priority integer) returns big
 language plpgsql volatile
 as $$
 declare
-    v_part integer := floor(random() * forebay._shards_of(p_queue));
+    v_shard integer := floor(random() * forebay._shards_of(p_queue));
 begin
-    return forebay._note(forebay._shard_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
+    return forebay._add_lane(forebay._shard_id(p_queue, p_priority, v_shard), p_queue, p_priority, 0, 'plain', v_shard);
 end
 $$;
 
@@ -26,7 +26,7 @@ $$;
 
 
 -- The public lane for the job at a place of the input.
-create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
+create function forebay._lane_for_place(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
 language sql immutable
 as $$
     select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)

@@ -362,7 +362,7 @@ create function forebay._append_again(p_row forebay.log, p_at timestamptz) retur
 language plpgsql volatile
 as $$
 begin
-    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
     return true;
 end
 $$;

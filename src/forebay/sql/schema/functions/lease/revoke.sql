@@ -94,7 +94,7 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt,
+            perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);

@@ -31,7 +31,7 @@ begin
     v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
+        select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
         select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200

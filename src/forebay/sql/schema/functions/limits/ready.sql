@@ -23,7 +23,7 @@ begin
                    or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.dispatch_lane from forebay._line_up(v, null, 1) l);
+        v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
         if v.room > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;

@@ -20,7 +20,7 @@ begin
     if cancel.job_id is null or cancel.job_id < 1
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
-            message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
             detail = jsonb_build_object('job_id', cancel.job_id),
             hint = 'forebay.enqueue returns ids; no id is that high yet.';
     end if;

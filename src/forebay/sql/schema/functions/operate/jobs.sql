@@ -31,7 +31,7 @@ declare
     v_lanes bigint[];
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
-    v_asked integer := 0;
+    v_examined integer := 0;
     v_found record;
     v_row   record;
 begin
@@ -40,7 +40,7 @@ begin
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
     elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
-            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
@@ -54,7 +54,7 @@ begin
         loop
             continue when v_found.job_id = any (v_seen);
             v_seen := v_seen || v_found.job_id;
-            v_asked := v_asked + 1;
+            v_examined := v_examined + 1;
             for v_row in
                 select j.* from forebay.job(v_found.job_id) j
                 where (jobs.only_state is null or j.state = jobs.only_state)
@@ -66,7 +66,7 @@ begin
                     v_found.place;
                 v_left := v_left - 1;
             end loop;
-            if v_left <= 0 or v_asked >= 2000 then
+            if v_left <= 0 or v_examined >= 2000 then
                 return;
             end if;
         end loop;

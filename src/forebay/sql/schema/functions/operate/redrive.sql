@@ -19,7 +19,7 @@ begin
     select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
             hint = 'List dead letters with forebay dead list.';
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',

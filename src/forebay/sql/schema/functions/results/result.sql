@@ -44,7 +44,7 @@ begin
     if state is null then
         raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
             message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
             detail = case when v_found then jsonb_build_object('group', result.group_name)
                           else jsonb_build_object('job_id', result.job_id) end,
             hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'

@@ -223,7 +223,7 @@ begin
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
-        perform forebay._go_on(p_row, v_target, v_attempt,
+        perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0
                                     else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
                                v_run_at);

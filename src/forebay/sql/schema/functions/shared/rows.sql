@@ -18,7 +18,7 @@ $$;
 -- lane of the group, so that no other group sees the job again.
 --
 -- Invariant "nothing lost": called in the same transaction that ends the job's previous row.
-create function forebay._go_on(
+create function forebay._continue_job(
     p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
 returns void
 language plpgsql volatile

@@ -40,7 +40,7 @@ begin
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
+                          else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
@@ -90,7 +90,7 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(v_row.queue, v_row.more);
+            perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
         perform forebay._notify(v_row.queue);
     end loop;

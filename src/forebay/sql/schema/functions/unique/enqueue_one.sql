@@ -93,7 +93,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(p_job.queue, 1);
+            perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (

@@ -54,7 +54,7 @@ begin
         v_row.job_id := v_job_id;
         v_row.enqueued_at := forebay._now();
         v_row.expires_at := v_key.expires_at;
-        perform forebay._go_on(
+        perform forebay._continue_job(
             v_row, v_key.lane, 0, 0,
             forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
     end loop;

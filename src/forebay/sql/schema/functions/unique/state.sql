@@ -15,7 +15,7 @@ declare
     v_code   "char";
 begin
     if p_seq < forebay._archived_below() then
-        return 'on';
+        return 'superseded';
     end if;
     select b.no,
            b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
@@ -53,16 +53,16 @@ begin
     into v_batch
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
-        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
     elsif v_batch.place is null then
-        return 'on';
+        return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
     from forebay.settlement s
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
 
@@ -75,7 +75,7 @@ create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigin
 language plpgsql stable
 as $$
 declare
-    v_row_state    text := 'on';
+    v_row_state    text := 'superseded';
     v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
@@ -86,7 +86,7 @@ begin
         end if;
         v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_row_state = 'on' then
+    if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
@@ -125,7 +125,7 @@ begin
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_row_state when 'on' then 'ended' else v_row_state end;
+    return case v_row_state when 'superseded' then 'ended' else v_row_state end;
 end
 $$;
 

@@ -1,5 +1,5 @@
 -- What a call does about a key: keep the existing job, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_state text) returns text
+create function forebay._key_action(p_code "char", p_state text) returns text
 language sql immutable
 as $$
     select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
@@ -74,21 +74,21 @@ begin
     -- Lock the predecessors, so that maintenance keeps them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
     from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+          where i.gen is not null and forebay._key_action(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
                        where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
     -- Join, so that the claim notices, and read again.
-    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_action(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
         from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+              where forebay._key_action(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
                            where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
+        from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
@@ -109,7 +109,7 @@ begin
           from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
                 from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
+          where k.ordinality < v_cut and forebay._key_action(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);

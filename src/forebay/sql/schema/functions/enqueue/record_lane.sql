@@ -2,7 +2,7 @@
 --
 -- A session that sees a committed job also sees its lane: the row seen here, or written here, belongs to a committed
 -- transaction or to the job's transaction. Never waits: there is no unique key.
-create function forebay._note(
+create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
     p_shard integer default null, p_limit_key text default null)
 returns bigint
@@ -22,7 +22,7 @@ $$;
 create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
-    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
+    select forebay._add_lane(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
                          case p_audience when 0 then 0 end)
 $$;
 
@@ -35,7 +35,7 @@ begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         perform nextval('forebay.key_seq');
     end if;
-    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
+    return forebay._add_lane(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
 end
 $$;
 
@@ -51,8 +51,8 @@ begin
         if pg_sequence_last_value('forebay.limiter_seq') is null then
             perform nextval('forebay.limiter_seq');
         end if;
-        perform forebay._note(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
-        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
+        perform forebay._add_lane(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._add_lane(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
 end
@@ -79,6 +79,6 @@ create function forebay._record_lanes(p_queue text, p_priority integer, p_shards
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        select forebay._add_lane(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
         from generate_series(0, coalesce((p_shards ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;
