@@ -1,6 +1,6 @@
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 
--- Functions are made in the order of their files, whatever they call.
+-- Functions are created in the order of their files, so some call functions that do not exist yet.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
        set_config('check_function_bodies', 'off', true);
 
@@ -4008,7 +4008,7 @@ begin
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as buried,
+                from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again

@@ -309,7 +309,7 @@ begin
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as buried,
+                from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again
