@@ -835,11 +835,11 @@ $$;
 
 -- Adopt a log restored from another cluster.
 --
--- Every old segment becomes archive, new rows go to fresh segments, and cursors start from the beginning. With p_resume, jobs that
--- were waiting, scheduled, or claimed but not settled when the dump was taken are appended anew, once for each group that had
+-- Every old segment becomes archive, new rows go to fresh segments, and cursors are created again. With p_resume, jobs that
+-- were waiting, scheduled, or claimed but not settled when the dump was taken are appended again, once for each group that had
 -- not finished them; without it they count as cancelled. Jobs enqueued here since the restore are kept in either case.
 --
--- Returns: the number of jobs appended anew, and the number discarded.
+-- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
 -- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
@@ -973,7 +973,7 @@ begin
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
-    -- Deferred and not yet promoted: written anew, with xids of this cluster.
+    -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
@@ -1999,7 +1999,7 @@ $body$;
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
 --
--- Most of the cost is preparing the expressions, anew in each transaction: each column counts.
+-- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create or replace function forebay._take_%1$s(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -3400,7 +3400,7 @@ as $$
 declare
     v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
 begin
-    -- In the order of the array, as long as nothing else is done to its rows.
+    -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
                        u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                        u.tag, u.correlation_id, u.headers, u.ordering_key), ',')
@@ -3696,8 +3696,8 @@ $$;
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- A lease that has a key gets more of it while none of its jobs failed, and while it has at most v_ahead unsettled jobs of
--- those it asks for: jobs behind a slow one stay better in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
+-- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
@@ -3768,7 +3768,7 @@ begin
     if c.audience < 0 then
         v_limit := 1;
     end if;
-    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked anew.
+    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked again.
     v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
 
     if c.snap_to is not null then
@@ -4273,7 +4273,7 @@ $$;
 -- grant: worker
 
 -- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
--- claims. Their jobs are claimed anew; the worker stops its handlers of them.
+-- claims. Their jobs are claimed again; the worker stops its handlers of them.
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -4710,7 +4710,7 @@ declare
     v_segment bigint;
     v_before  xid8;
 begin
-    -- Older than the last sealed segment: let the claim look.
+    -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
@@ -5527,7 +5527,7 @@ begin
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
-    -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it anew.
+    -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it again.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
     perform forebay._make_segment_functions(p_segment_id, p_hi);
@@ -5750,7 +5750,7 @@ $$;
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
 -- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
--- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+-- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
@@ -6551,7 +6551,7 @@ $$;
 
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
+-- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
 create function forebay.depth(only_queue text default null)
@@ -7077,7 +7077,7 @@ $$;
 
 -- Redrive a dead letter: create a new job for its group, with new attempts; returns the new job's id.
 --
--- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins anew. It does not take the
+-- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
 -- Errors: JQ015 no such dead letter, JQ016 redriven before.
@@ -8029,7 +8029,7 @@ $$;
 -- that two calls with the same keys cannot deadlock.
 --
 -- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
--- anew, at first a few.
+-- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]

@@ -17,11 +17,11 @@ $$;
 
 -- Adopt a log restored from another cluster.
 --
--- Every old segment becomes archive, new rows go to fresh segments, and cursors start from the beginning. With p_resume, jobs that
--- were waiting, scheduled, or claimed but not settled when the dump was taken are appended anew, once for each group that had
+-- Every old segment becomes archive, new rows go to fresh segments, and cursors are created again. With p_resume, jobs that
+-- were waiting, scheduled, or claimed but not settled when the dump was taken are appended again, once for each group that had
 -- not finished them; without it they count as cancelled. Jobs enqueued here since the restore are kept in either case.
 --
--- Returns: the number of jobs appended anew, and the number discarded.
+-- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
 -- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
@@ -155,7 +155,7 @@ begin
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
-    -- Deferred and not yet promoted: written anew, with xids of this cluster.
+    -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d

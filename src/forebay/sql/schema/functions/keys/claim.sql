@@ -24,7 +24,7 @@ as $$
 declare
     v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
 begin
-    -- In the order of the array, as long as nothing else is done to its rows.
+    -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
                        u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                        u.tag, u.correlation_id, u.headers, u.ordering_key), ',')

@@ -5,8 +5,8 @@
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- A lease that has a key gets more of it while none of its jobs failed, and while it has at most v_ahead unsettled jobs of
--- those it asks for: jobs behind a slow one stay better in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
+-- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
@@ -69,7 +69,7 @@ begin
     if c.audience < 0 then
         v_limit := 1;
     end if;
-    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked anew.
+    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked again.
     v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
 
     if c.snap_to is not null then

@@ -43,7 +43,7 @@ declare
     v_segment bigint;
     v_before  xid8;
 begin
-    -- Older than the last sealed segment: let the claim look.
+    -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)

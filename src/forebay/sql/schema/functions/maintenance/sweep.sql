@@ -7,7 +7,7 @@
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
 -- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
--- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+-- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)

@@ -1,6 +1,6 @@
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
+-- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
 create function forebay.depth(only_queue text default null)

@@ -2,7 +2,7 @@
 
 -- Redrive a dead letter: create a new job for its group, with new attempts; returns the new job's id.
 --
--- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins anew. It does not take the
+-- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
 -- Errors: JQ015 no such dead letter, JQ016 redriven before.

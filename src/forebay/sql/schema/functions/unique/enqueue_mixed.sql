@@ -55,7 +55,7 @@ $$;
 -- that two calls with the same keys cannot deadlock.
 --
 -- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
--- anew, at first a few.
+-- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]

@@ -9,7 +9,7 @@
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
 --
--- Most of the cost is preparing the expressions, anew in each transaction: each column counts.
+-- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create function forebay._take_{segment}(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
