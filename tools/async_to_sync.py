@@ -1,7 +1,7 @@
-"""Write the synchronous twin of each asynchronous module.
+"""Write the synchronous form of each asynchronous module.
 
-The source is rewritten token by token: ``async`` and ``await`` go, and a short table renames what
-has another name. Layout and comments stay. Strings other than docstrings are left alone.
+The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames the names
+in a short table. Layout and comments stay. Strings other than docstrings do not change.
 
     python tools/async_to_sync.py            write the generated files
     python tools/async_to_sync.py --check    exit with 1 when one of them is out of date
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Generated file, by its source.
+#: Generated file by source.
 FILES = {"src/forebay/client/_async.py": "src/forebay/client/_sync.py"}
 
 BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
@@ -34,7 +34,7 @@ NAMES = {
     "abackfill": "backfill",
 }
 
-#: Words of docstrings.
+#: Replacements in docstrings.
 WORDS = {
     "AsyncClient": "Client",
     "The asynchronous client": "The synchronous client",
@@ -54,7 +54,7 @@ def to_sync(source: str) -> str:
         begin = starts[token.start[0] - 1] + token.start[1]
         end = starts[token.end[0] - 1] + token.end[1]
         if token.type == tokenize.NAME and token.string in _DROPPED:
-            # The blank behind the word goes too.
+            # The blank after the word is removed too.
             edits.append((begin, end + 1, ""))
         elif token.type == tokenize.NAME and token.string in NAMES:
             edits.append((begin, end, NAMES[token.string]))

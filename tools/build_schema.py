@@ -1,18 +1,18 @@
-"""Write src/forebay/sql/migrations/0001_initial.sql from src/forebay/sql/schema: what a new database gets.
+"""Write src/forebay/sql/migrations/0001_initial.sql, the schema of a new database, from src/forebay/sql/schema.
 
-Until the first release is recorded, the schema changes by an edit in ``schema/`` and a run of this tool; from then on
-``tools/write_migration.py`` writes what takes a database to what ``schema/`` says. The order
-is fixed: the schema, its roles, its types and tables, its functions by the paths of their files, then what a new
-schema begins with. Bodies of functions are not checked while they are made, since some call later ones.
+Until the first release is recorded, edit ``schema/`` and run this tool. After it, ``tools/write_migration.py`` writes the
+migrations that bring a database to the state of ``schema/``. The order is fixed: the schema, its roles, its types and tables,
+its functions by file path, then the first rows. PostgreSQL does not check the bodies of functions here, since some functions
+call later ones.
 
-A line of its own says what is put in its place:
+A line of this form is replaced:
 
 ``-- build: grants``
-    The functions of each role, from the heads of their files: ``-- grant: producer, worker``.
+    The functions of each role, from the headers of their files: ``-- grant: producer, worker``.
 ``-- build: segment functions``
-    A statement for each file of ``functions/claim/segment``, which makes that function for one segment of the log.
+    A statement for each file of ``functions/claim/segment``; it creates that function for one segment of the log.
 ``-- include: no_such_group``
-    The text of ``fragments/no_such_group.sql``, without its head up to the first empty line.
+    The text of ``fragments/no_such_group.sql``, without its header, which ends at the first empty line.
 ``-- planner: hot``
     The settings of that name in ``planner.sql``.
 """
@@ -41,7 +41,7 @@ _PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
 _PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
 
-#: Places of a segment's function that are known when it is made, and their numbers in format().
+#: Placeholders in a segment's function, and their numbers in format().
 _PLACES: Final = {"{segment}": "%1$s", "{end}": "%2$s", "{sealed_before}": "%3$s"}
 _PLACE_VALUES: Final = "p_segment_id, p_hi, v_sealed_before"
 
@@ -49,7 +49,7 @@ _TITLE: Final = """\
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 """
 BODIES_UNCHECKED: Final = """\
--- Functions are made in the order of their files, whatever they call.
+-- Functions are created in the order of their files, so some call functions that do not exist yet.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
        set_config('check_function_bodies', 'off', true);
 """
@@ -59,10 +59,10 @@ select set_config('check_function_bodies', current_setting('forebay.check_functi
 
 
 def build(schema: Path = SCHEMA) -> str:
-    """Return the script that makes the schema.
+    """Return the script that creates the schema.
 
     Raises:
-        ValueError: a file says nothing about the grants of its functions, or what cannot be understood.
+        ValueError: a file names no grants for its functions, or has an unknown directive.
     """
     functions = functions_of(schema)
     files = [
@@ -79,12 +79,12 @@ def build(schema: Path = SCHEMA) -> str:
 
 
 def is_released() -> bool:
-    """Return whether a release is recorded: from then on its migrations stay as they are."""
+    """Return whether a release is recorded. Released migrations never change."""
     return bool(json.loads(RELEASED.read_text(encoding="utf-8")))
 
 
 def functions_of(schema: Path) -> list[Path]:
-    """Return the files that define functions, in the order in which they are made."""
+    """Return the files that define functions, in the order of their creation."""
     segment = schema / _SEGMENT_FUNCTIONS
     return sorted(
         file for file in (schema / "functions").rglob("*.sql") if segment not in file.parents
@@ -92,10 +92,10 @@ def functions_of(schema: Path) -> list[Path]:
 
 
 def grants(schema: Path) -> dict[str, list[str]]:
-    """Return which functions each role may call, by the heads of their files.
+    """Return the functions that each role may call, from the headers of the files.
 
     Raises:
-        ValueError: a file with public functions does not name their roles, or names another one.
+        ValueError: a file with public functions does not name their roles, or names an unknown role.
     """
     found: dict[str, list[str]] = {role: [] for role in ROLES}
     for file in functions_of(schema):
@@ -103,10 +103,12 @@ def grants(schema: Path) -> dict[str, list[str]]:
         public = {name for name in _FUNCTION.findall(text) if not name.startswith("_")}
         named = _GRANT.findall(text)
         if len(named) != bool(public):
-            raise ValueError(f"{file}: one line `-- grant: ...` exactly if it has public functions")
+            raise ValueError(
+                f"{file}: needs one line `-- grant: ...` if, and only if, it has public functions"
+            )
         for role in named[0].split(", ") if named and named[0] != "none" else ():
             if role not in found:
-                raise ValueError(f"{file}: {role} is none of {', '.join(ROLES)}, none")
+                raise ValueError(f"{file}: unknown role {role}; use {', '.join(ROLES)} or none")
             found[role] += public
     return {role: sorted(names) for role, names in found.items()}
 
@@ -117,7 +119,7 @@ def planner_sets(schema: Path) -> dict[str, str]:
 
 
 def segment_functions(schema: Path) -> dict[str, str]:
-    """Return the functions that each segment has: name, and the text that makes it."""
+    """Return the functions of each segment: name and text."""
     return {
         file.stem: _built(file, schema)
         for file in sorted((schema / _SEGMENT_FUNCTIONS).glob("*.sql"))
@@ -125,13 +127,13 @@ def segment_functions(schema: Path) -> dict[str, str]:
 
 
 def _built(file: Path, schema: Path) -> str:
-    """Return the text of a file with all that its lines stand for."""
+    """Return the text of a file with its directives replaced."""
     settings = planner_sets(schema)
 
     def included(place: re.Match[str]) -> str:
         fragment = schema / "fragments" / f"{place[2]}.sql"
         if not fragment.exists():
-            raise ValueError(f"{file}: include: there is no {fragment}")
+            raise ValueError(f"{file}: include: {fragment} not found")
         _head, _, text = fragment.read_text(encoding="utf-8").partition("\n\n")
         return textwrap.indent(text, place[1])
 
@@ -147,7 +149,7 @@ def _built(file: Path, schema: Path) -> str:
             case "segment functions":
                 return _segment_functions(schema)
             case other:
-                raise ValueError(f"{file}: build: {other} is not known")
+                raise ValueError(f"{file}: build: unknown part {other}")
 
     text = _INCLUDE.sub(included, file.read_text(encoding="utf-8"))
     return _BUILD.sub(made, _PLANNER.sub(settings_of, text))
@@ -178,13 +180,13 @@ def _segment_functions(schema: Path) -> str:
 
 
 def main() -> None:
-    """Write the file, or with --check say whether it is up to date."""
+    """Write the file, or with --check report whether it is up to date."""
     if is_released():
         sys.exit("0001_initial.sql is released: run tools/write_migration.py NAME")
     text = build()
     if "--check" in sys.argv[1:]:
         if text != TARGET.read_text(encoding="utf-8"):
-            sys.exit(f"{TARGET} is not what schema/ makes: run tools/build_schema.py")
+            sys.exit(f"{TARGET} does not match schema/: run tools/build_schema.py")
         return
     TARGET.write_text(text, encoding="utf-8")
     print(f"{TARGET}: {text.count(chr(10))} lines")

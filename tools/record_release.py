@@ -1,4 +1,4 @@
-"""Record what a release brings: tests/migration/released.json. Run it once, when the release is made."""
+"""Record a release in tests/migration/released.json. Run this tool once for each release."""
 
 import json
 import sys
@@ -14,11 +14,11 @@ from tests.support.released import PATH, protocol, released
 
 
 def main() -> None:
-    """Migrate an empty server and add what is there under the version of this library."""
+    """Migrate an empty server and record its migrations and protocol under the version of this library."""
     release = version("forebay")
     record = released()
     if release in record:
-        sys.exit(f"{release} is recorded already; what was released never changes")
+        sys.exit(f"{release} is already recorded; a released version never changes")
     with temporary_server(extra_settings={"fsync": "off"}) as server:
         migrate(server.dsn())
         record[release] = {

@@ -1,4 +1,4 @@
-"""Write src/forebay/sql/catalog.json: what the migrations make. Run it after adding a migration."""
+"""Write src/forebay/sql/catalog.json: the objects that the migrations create. Run this tool after each change of a migration."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ TARGET = Path(__file__).parents[1] / "src" / "forebay" / "sql" / "catalog.json"
 
 
 def main() -> None:
-    """Migrate an empty server and write down what is there."""
+    """Migrate an empty server and write its catalog."""
     with temporary_server(extra_settings={"fsync": "off"}) as server:
         migrate(server.dsn())
         found = asyncio.run(read_catalog(server.dsn()))

@@ -1,15 +1,15 @@
-"""Write the next migration: what takes a database of the migrations there are to what src/forebay/sql/schema says.
+"""Write the next migration, which brings a database from the existing migrations to the state of src/forebay/sql/schema.
 
     .venv/bin/python tools/write_migration.py add_source
 
-One database is migrated, another one is built from ``schema/``; what differs becomes one to three files:
+The tool migrates one database and builds another one from ``schema/``. The differences become one to three files:
 
-- ``0002_add_source.sql`` makes and replaces functions, adds tables, columns at the end, sequences, settings;
-- ``0003_add_source_indexes.sql`` builds indexes on tables that were there, outside a transaction;
-- ``0004_post_add_source.sql`` takes away what is called no more, once the last older worker has ended.
+- ``0002_add_source.sql`` creates and replaces functions, adds tables, columns at the end, sequences, settings;
+- ``0003_add_source_indexes.sql`` builds indexes on existing tables, outside a transaction;
+- ``0004_post_add_source.sql`` removes what is no longer called, once the last older worker has ended.
 
-What has to be thought about, such as a column of another type, becomes a statement that fails: ``write by hand``. Read
-what was written, edit it, and run the tests: the chain of migrations has to end in the catalog that ``schema/`` makes.
+A difference that needs a decision, such as a column of another type, becomes a statement that fails: ``write by hand``. Read
+and edit the files, then run the tests: the chain of migrations must end in the same catalog as ``schema/``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tools.build_schema import BODIES_CHECKED, BODIES_UNCHECKED, SCHEMA, SQL, bu
 
 MIGRATIONS: Final = SQL / "migrations"
 
-#: Beside the catalog that the doctor compares: results and callers of functions, the order of columns, comments, settings,
-#: and the functions of segments word by word.
+#: In addition to the catalog that the doctor compares: results and grants of functions, the order of columns, comments,
+#: settings, and the exact functions of segments.
 _BESIDE: Final = """
 select 'result of ' || p.oid::regprocedure,
        format('%s of %s', pg_get_function_result(p.oid), pg_get_function_identity_arguments(p.oid))
@@ -69,7 +69,7 @@ select 'setting ' || s.name, s.value::text from forebay.setting s
 
 _SEGMENT: Final = "_#("
 _REMAKE: Final = """\
--- The functions of each segment, as _make_segment_functions() makes them now.
+-- The functions of each segment, as _make_segment_functions() now creates them.
 do $$
 declare
     v_segment record;
@@ -113,7 +113,7 @@ $$;
 
 @dataclass
 class Files:
-    """What the files consist of, statement by statement."""
+    """The contents of the files, statement by statement."""
 
     pre: list[str] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Files:
     unchecked: bool = False
 
     def by_hand(self, what: str) -> None:
-        """Leave a place that a person has to fill: nothing can be migrated before."""
+        """Add a statement that fails until a person replaces it."""
         quoted = what.replace("'", "''").replace("%", "%%")
         self.pre.append(
             f"-- write by hand: {what}\n"
@@ -148,7 +148,7 @@ class Files:
 
 
 def contents(dsn: str) -> dict[str, str]:
-    """Return what a schema consists of, object by object."""
+    """Return the contents of a schema, object by object."""
     found = asyncio.run(read_catalog(dsn))
     with psycopg.connect(dsn) as conn:
         found |= dict(conn.execute(_BESIDE).fetchall())
@@ -156,21 +156,21 @@ def contents(dsn: str) -> dict[str, str]:
 
 
 def build_into(dsn: str, schema: Path = SCHEMA) -> None:
-    """Make the schema that the sources describe in an empty database."""
+    """Create the schema of the sources in an empty database."""
     with psycopg.connect(dsn) as conn:
         conn.execute("set local search_path = pg_catalog, pg_temp")
         conn.execute(build(schema).encode())
 
 
 def differences(there: dict[str, str], wanted: dict[str, str]) -> list[str]:
-    """Return the objects that only one of two schemas has, or that they have in two forms."""
+    """Return the objects that only one of two schemas has, or that differ between them."""
     return sorted(
         name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name)
     )
 
 
 def plan(there: dict[str, str], wanted: dict[str, str], script: str) -> Files:
-    """Return what takes a schema to what is wanted; the script is the one that makes that."""
+    """Return the files that change one schema into the wanted one; script creates the wanted schema."""
     files = Files()
     different = differences(there, wanted)
     statements = _Statements(script)
@@ -203,20 +203,20 @@ def plan(there: dict[str, str], wanted: dict[str, str], script: str) -> Files:
             case "order" if sorted(there.get(name, "").split(", ")) == sorted(
                 wanted.get(name, "").split(", ")
             ):
-                files.by_hand(f"{name}: new columns belong at the end, so that the order is one")
+                files.by_hand(f"{name}: add new columns at the end, so that the order is the same")
             case "function" | "result" | "segment" | "order" | "grant" | "owner":
                 pass
             case "sequence" if name not in there:
                 pass
             case _:
-                files.by_hand(f"{name}: {there.get(name)} is to be {wanted.get(name)}")
+                files.by_hand(f"{name}: {there.get(name)} must become {wanted.get(name)}")
     _functions(files, there, wanted, statements)
     _grants(files, there, wanted)
     return files
 
 
 def _missing(files: Files, what: str) -> str:
-    files.by_hand(f"{what} is new, and no statement of its own makes it")
+    files.by_hand(f"{what} is new, and no separate statement creates it")
     return files.pre.pop()
 
 
@@ -229,7 +229,7 @@ def _change(files: Files, kind: str, subject: str, was: str | None, now: str | N
     if relation == "log_#":
         if kind != "column":  # Columns of segments are those of the log.
             files.by_hand(
-                f"{kind} {subject}: {was} is to be {now}, in a migration that is for each segment"
+                f"{kind} {subject}: {was} must become {now}, in a migration for each segment"
             )
     elif kind == "index" and was is None and now is not None and "UNIQUE" not in now:
         made = now.replace("CREATE INDEX", "create index concurrently").replace(" ON ", " on ")
@@ -238,20 +238,20 @@ def _change(files: Files, kind: str, subject: str, was: str | None, now: str | N
         files.post.append(f"drop index forebay.{name};\n")
     elif kind == "column" and was is None and now is not None:
         if "not null" in now and "default" not in now:
-            files.by_hand(f"column {subject} is new and {now}: what do the rows there are have?")
+            files.by_hand(f"column {subject} is new and {now}: choose a value for existing rows")
         elif relation.startswith("_"):
             files.pre.append(f"alter type forebay.{relation} add attribute {name} {now};\n")
         else:
             files.locks.add(relation)
             files.pre.append(f"alter table forebay.{relation} add column {name} {now};\n")
     else:
-        files.by_hand(f"{kind} {subject}: {was} is to be {now}")
+        files.by_hand(f"{kind} {subject}: {was} must become {now}")
 
 
 def _functions(
     files: Files, there: dict[str, str], wanted: dict[str, str], statements: _Statements
 ) -> None:
-    """Replace functions; postponed those whose parameters or result are others, and drop them later."""
+    """Replace functions. Those with other parameters or another result are set aside, and dropped later."""
     changed: list[str] = []
     different = differences(there, wanted)
     for name in different:
@@ -286,13 +286,13 @@ def _functions(
 
 
 def _grants(files: Files, there: dict[str, str], wanted: dict[str, str]) -> None:
-    """Take back what a role may do no more; what is new comes with forebay._grant(), which every migration runs."""
+    """Revoke rights that a role loses. Every migration runs forebay._grant(), which adds new ones."""
     for name in sorted(there.keys() - wanted.keys()):
         if name.startswith("grant ") and not name.startswith("grant to public"):
             subject, _, role = name.removeprefix("grant ").rpartition(" to ")
             is_function = "(" in subject
             if is_function and f"result of {subject}" not in wanted:
-                continue  # The function itself goes.
+                continue  # The function itself is dropped.
             kind = "function" if is_function else "table"
             files.post.append(
                 _REVOKE.format(role=role, right=there[name], kind=kind, subject=subject)
@@ -300,7 +300,7 @@ def _grants(files: Files, there: dict[str, str], wanted: dict[str, str]) -> None
 
 
 class _Statements:
-    """The statements of the script that makes the schema, by what they make."""
+    """The statements of the script that creates the schema, by the object they create."""
 
     _MADE: Final = re.compile(
         r"^(?:create (?P<kind>function|table|sequence|type|view|(?:unique )?index \w+ on) forebay\.(?P<name>\w+)"
@@ -320,7 +320,7 @@ class _Statements:
                 )
 
     def of(self, name: str, only: str | None = None) -> list[str]:
-        """Return the statements that make something, of one kind only if one is named."""
+        """Return the statements that create an object, optionally of one kind only."""
         return [
             text.replace("create function", "create or replace function", 1)
             if kind == "function"
@@ -331,13 +331,13 @@ class _Statements:
 
 
 def main() -> None:
-    """Write the files, apply them, and say what differs then."""
+    """Write the files, apply them, and report what still differs."""
     if not is_released():
         sys.exit(
-            "nothing is released: run tools/build_schema.py, which writes 0001_initial.sql anew"
+            "no release is recorded: run tools/build_schema.py, which rewrites 0001_initial.sql"
         )
     if len(sys.argv) != 2 or not re.fullmatch(r"[a-z][a-z0-9_]*", sys.argv[1]):
-        sys.exit("write_migration.py NAME: what it does, in small letters and underscores")
+        sys.exit("usage: write_migration.py NAME (lower-case letters, digits and underscores)")
     with temporary_server(extra_settings={"fsync": "off"}) as server:
         chain, baseline, again = (_database(server, name) for name in ("chain", "base", "again"))
         migrate(chain)
@@ -345,19 +345,19 @@ def main() -> None:
         wanted = contents(baseline)
         files = plan(contents(chain), wanted, build()).texts(sys.argv[1], latest_version() + 1)
         if not files:
-            sys.exit("schema/ and the migrations make the same: there is nothing to write")
+            sys.exit("schema/ and the migrations match: nothing to write")
         for name, text in files.items():
             (MIGRATIONS / name).write_text(text, encoding="utf-8")
             print(MIGRATIONS / name)
         loader.migrations.cache_clear()
         try:
             migrate(again)
-        except Exception as error:  # Whatever it is: the files are there to be edited.
-            sys.exit(f"to be edited: {error}")
+        except Exception as error:  # Any error: the files exist and can be edited.
+            sys.exit(f"edit the files: {error}")
         left = differences(contents(again), wanted)
     if left:
-        sys.exit("to be edited, these still differ: " + ", ".join(left))
-    print("the migrations make what schema/ says")
+        sys.exit("edit the files; these objects still differ: " + ", ".join(left))
+    print("the migrations match schema/")
 
 
 def _database(server: Any, name: str) -> str:

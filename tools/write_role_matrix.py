@@ -1,4 +1,4 @@
-"""Write tests/sql/role_matrix.txt: what each role may do with each object. Read its diff: it is the review of the grants."""
+"""Write tests/sql/role_matrix.txt: the rights of each role on each object. Review the grants in its diff."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.sql.test_role_matrix import MATRIX, rights, written
 
 
 def main() -> None:
-    """Migrate an empty server and try everything."""
+    """Migrate an empty server and try every right."""
     with temporary_server(extra_settings={"fsync": "off"}) as server:
         migrate(server.dsn())
         lines = written(rights(server.dsn()))

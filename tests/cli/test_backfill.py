@@ -68,7 +68,7 @@ def test_a_dry_run_gives_the_token_that_does_it(forebay, conn):
     conn.execute("delete from page where id = 13")
     refused = forebay("backfill", *rows, "--token", plan["token"])
     assert refused.code == 1
-    assert "not those of token" in refused.err
+    assert "no longer match token" in refused.err
     conn.execute("insert into page values (13, 3)")
     assert forebay("backfill", *rows, "--token", plan["token"]).out == "10 jobs enqueued\n"
     assert forebay("backfill", *rows, "--dry-run", "--json").json["waiting"] == 10

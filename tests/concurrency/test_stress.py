@@ -13,7 +13,7 @@ def test_nothing_is_lost_or_doubled_under_stress(database, seed, stress_seconds)
     way. Each committed job ends exactly once in each group, no other is ever handed out, none runs
     more often than it was given back, and the counters equal a count in the same snapshot.
 
-    Guards "commit is the limiter", "nothing lost", "once per lease", "single holder", "bounded
+    Guards "commit decides", "nothing lost", "once per lease", "single holder", "bounded
     duplicates" and "counters agree".
     """
     with connect(database) as conn:

@@ -70,7 +70,7 @@ def test_jobs_are_cancelled(send_welcome):
     text = page(admin.post("/admin/forebay/job/", {"chosen": ids[1:]}, follow=True))
     assert "2 jobs asked to be cancelled" in text
     assert "Nothing was chosen" in page(admin.post("/admin/forebay/job/", {}, follow=True))
-    assert "there is no job" in page(
+    assert "job 999999 not found" in page(
         admin.post("/admin/forebay/job/", {"chosen": [999999, "x"]}, follow=True)
     )
     app.run_worker(queues={"mail": 1}, until_idle=True)

@@ -38,10 +38,10 @@ def test_every_migration_is_split_into_statements_that_begin_as_statements_do():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("-- locks: log; drop\nselect 1", "names of tables"),
-        ("-- locks: log\n-- outside a transaction\nselect 1", "takes locks at its beginning"),
-        ("-- for each segment\nselect 1", "says {segment}"),
-        ("select '{segment}'", "says {segment}"),
+        ("-- locks: log; drop\nselect 1", "name tables without"),
+        ("-- locks: log\n-- outside a transaction\nselect 1", "locks tables at its beginning"),
+        ("-- for each segment\nselect 1", "must contain {segment}"),
+        ("select '{segment}'", "must contain {segment}"),
         ("-- locks: lane, log\nselect 1;\n-- locks: no\n", None),
     ],
 )

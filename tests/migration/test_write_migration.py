@@ -175,11 +175,11 @@ def test_what_has_to_be_thought_about_fails_until_it_is_written(checkout: Checko
     )
     done = checkout.run("write_migration", "node")
     assert done.returncode != 0
-    assert "to be edited: write by hand" in done.stderr
+    assert "edit the files: write by hand" in done.stderr
 
     (text,) = checkout.written().values()
     assert (
-        "-- write by hand: column failure.attempt: integer not null is to be bigint not null"
+        "-- write by hand: column failure.attempt: integer not null must become bigint not null"
         in text
     )
     assert "-- write by hand: column failure.node" in text

@@ -41,7 +41,7 @@ def test_what_a_worker_says_of_a_job_has_the_code_of_that_name(conn):
     Each outcome of the protocol is written as the code that the view gives it; that a job is requeued, no worker says.
     """
     for code, meaning in codes(conn, "settlement.outcomes").items():
-        if meaning == "kept_back":
+        if meaning == "requeued":
             with pytest.raises(psycopg.Error, match="unknown outcome"):
                 conn.execute("select forebay._outcome_code(%s, 1, 1, '{1}', 1, 1)", [meaning])
             continue

@@ -60,7 +60,7 @@ def wait_until_blocked_or_done(watcher, reader: Reader, thread: threading.Thread
     return thread.is_alive()
 
 
-# -- commit is the limiter --------------------------------------------------------------------------
+# -- commit decides --------------------------------------------------------------------------
 
 
 def every_committed_job_is_handed_out_and_no_other(dsn: str) -> None:

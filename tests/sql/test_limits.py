@@ -684,12 +684,12 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_keys_of_very_different_backlogs_get_even_shares,
-            "_line_up",
+            "_choose_keys",
             [("order by w.open, w.key_run nulls first", "order by w.key")],
         ),
         (
             test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer,
-            "_line_up",
+            "_choose_keys",
             [("order by w.open, w.key_run", "order by w.key_run")],
         ),
         (
@@ -704,7 +704,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once,
-            "_line_up",
+            "_choose_keys",
             [("(v.limits).key_concurrency - coalesce(o.open, 0)", "(v.limits).key_concurrency")],
         ),
     ],

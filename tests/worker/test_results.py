@@ -131,7 +131,7 @@ async def test_results_go_when_their_time_is_over(app, conn):
     job, other = work.enqueue(conn), plain.enqueue(conn)
     await run_until_idle(app)
     assert one(conn, "select count(*) from forebay.result") == 1
-    with pytest.raises(NoResult, match="keeps none"):
+    with pytest.raises(NoResult, match="keeps no results"):
         app.handle(other).result(0)
     shift_clock(conn, 3700)
     with pytest.raises(NoResult):

@@ -1,4 +1,4 @@
-"""The schema: numbered migrations, and what reads them."""
+"""The schema: numbered migrations and their loader."""
 
 from forebay.sql.catalog import expected_catalog
 from forebay.sql.loader import (

@@ -1,7 +1,7 @@
-"""What the migrations of this version make, object by object, as the doctor reads it.
+"""The objects that the migrations of this version create, as the doctor reads them.
 
-``catalog.json`` is written by ``tools/write_catalog.py`` from a database that was just migrated;
-a test compares the two on every supported version of PostgreSQL.
+``tools/write_catalog.py`` writes ``catalog.json`` from a newly migrated database; a test compares
+the two on every supported version of PostgreSQL.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""The migrations that this version of the library carries.
+"""The migrations of this version of the library.
 
-They are files named ``0007_add_something.sql``, numbered from 1 without a gap. A file that was
-released is never changed; its checksum is recorded in the database and compared ever after.
+They are files named ``0007_add_something.sql``, numbered from 1 without a gap. A released file never
+changes; the database records its checksum, and each later migration compares it.
 
-A file says in its name and in its first comments how it is to be applied:
+The name of a file and its first comments define how it is applied:
 
 ``0023_post_drop_claim_v1.sql``
-    A *post* migration takes away what code of the release before calls, and runs when no such worker
-    lives. Every other one is a *pre* migration: it only adds, and runs under the old code.
+    A *post* migration removes what code of the previous release calls, and runs when no such worker
+    lives. Every other migration is a *pre* migration: it only adds, and runs under the old code.
 ``-- locks: log, lane``
-    Tables that it alters. They are locked at its beginning, within a short time or not at all.
+    Tables that it alters. It locks them at its beginning, within a short time or not at all.
 ``-- outside a transaction``
-    Its statements are committed one by one, as ``create index concurrently`` demands, and can be repeated.
+    Its statements commit one by one, as ``create index concurrently`` requires, and can be repeated.
 ``-- after all that has begun``
-    It waits for statements and writing transactions that began before it, as what copies rows must that those may
-    still be writing in the old way.
+    It waits for statements and writing transactions that began before it. A migration that copies rows needs this,
+    since such transactions may still write rows in the old way.
 ``-- for each segment``
-    As outside a transaction, once for each segment of the log, whose number replaces ``{segment}``.
+    Like outside a transaction, once for each segment of the log; the segment's number replaces ``{segment}``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Migration:
     """One step of the schema.
 
     Attributes:
-        version: its number, from 1; the version of the schema once it is applied.
-        name: what it does, from the file's name.
+        version: its number, from 1; the version of the schema after it.
+        name: what it does, from the file name.
         text: its statements, without ``begin`` and ``commit``.
         checksum: SHA-256 of the text, in hexadecimal digits.
     """
@@ -61,23 +61,23 @@ class Migration:
 
     @property
     def is_post(self) -> bool:
-        """Whether it takes away what code of the release before calls."""
+        """Whether it removes what code of the previous release calls."""
         return is_post(self.name)
 
     @property
     def locks(self) -> tuple[str, ...]:
-        """The tables that it alters, in the order in which they are locked."""
+        """The tables that it alters, in the order in which it locks them."""
         named = _LOCKS.search(self._head)
         return tuple(name.strip() for name in named[1].split(",")) if named else ()
 
     @property
     def is_outside(self) -> bool:
-        """Whether its statements are committed one by one."""
+        """Whether its statements commit one by one."""
         return bool(_OUTSIDE.search(self._head)) or self.is_per_segment
 
     @property
     def is_after_all(self) -> bool:
-        """Whether it waits for writing transactions that began before it, and not for statements only."""
+        """Whether it waits for writing transactions that began before it, not only for statements."""
         return bool(_AFTER_ALL.search(self._head))
 
     @property
@@ -86,18 +86,18 @@ class Migration:
         return bool(_PER_SEGMENT.search(self._head))
 
     def statements(self, segment: int | None = None) -> list[str]:
-        """Return its statements; of one that is applied to each segment, those for one of them."""
+        """Return its statements; for a migration of each segment, those for one segment."""
         text = self.text if segment is None else self.text.replace(_SEGMENT, str(segment))
         return split_statements(text)
 
     def problem(self) -> str | None:
-        """Return what is wrong with how it says it is to be applied; None when nothing is."""
+        """Return the problem with its directives; None when there is none."""
         if not all(map(_TABLE.fullmatch, self.locks)):
-            return f"locks {', '.join(self.locks)}: names of tables, without the schema"
+            return f"locks {', '.join(self.locks)}: name tables without the schema"
         if self.locks and self.is_outside:
-            return "takes locks at its beginning, but is outside a transaction"
+            return "locks tables at its beginning, but runs outside a transaction"
         if self.is_per_segment is not (_SEGMENT in self.text):
-            return f"is for each segment exactly if it says {_SEGMENT}"
+            return f"must contain {_SEGMENT} if, and only if, it is for each segment"
         return None
 
     @property
@@ -114,7 +114,7 @@ def migrations() -> tuple[Migration, ...]:
     for file in sorted(_files(), key=lambda file: file.name):
         matched = _FILE_NAME.fullmatch(file.name)
         if matched:
-            # Line ends are normalised: a checkout on another system must not look like drift.
+            # Normalise line ends: a checkout on another system must not look like drift.
             text = file.read_text(encoding="utf-8").replace("\r\n", "\n")
             found.append(Migration(int(matched[1]), matched[2], text, checksum(text)))
     assert [step.version for step in found] == list(range(1, len(found) + 1)), "gap in migrations"
@@ -125,7 +125,7 @@ def migrations() -> tuple[Migration, ...]:
 
 
 def is_post(name: str) -> bool:
-    """Return whether a migration of that name takes away what code of the release before calls."""
+    """Return whether a migration of that name removes what code of the previous release calls."""
     return name.startswith("post_")
 
 
@@ -135,12 +135,12 @@ def checksum(text: str) -> str:
 
 
 def latest_version() -> int:
-    """Return the version of the schema once all migrations of this library are applied."""
+    """Return the version of the schema after all migrations of this library."""
     return migrations()[-1].version
 
 
 def required_version() -> int:
-    """Return the oldest version of the schema that this library works with: all but the last post migrations."""
+    """Return the oldest version of the schema that this library works with: without the last post migrations."""
     return max(step.version for step in migrations() if not step.is_post)
 
 

@@ -1,11 +1,11 @@
-"""A script of SQL, statement by statement."""
+"""Split an SQL script into statements."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: What a semicolon may hide in, or a plain character. PostgreSQL manual, section 4.1.
+#: Text in which a semicolon does not end a statement, or a semicolon. PostgreSQL manual, section 4.1.
 _TOKEN: Final = re.compile(
     r"""
       --[^\n]*
@@ -25,8 +25,8 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 def split_statements(text: str) -> list[str]:
     r"""Return the statements of a script, each with the comments before it and without its semicolon.
 
-    Semicolons within strings, names, comments and dollar-quoted bodies end nothing. Bodies written as
-    ``begin atomic`` are not known.
+    Semicolons within strings, names, comments and dollar-quoted bodies do not end a statement. Bodies
+    written as ``begin atomic`` are not supported.
 
     >>> split_statements("select ';'; -- one; two\ndo $x$ begin; end $x$;")
     ["select ';'", '-- one; two\ndo $x$ begin; end $x$']
@@ -51,7 +51,7 @@ def split_statements(text: str) -> list[str]:
 
 
 def _end_of_comment(text: str, at: int) -> int:
-    """Return where a comment ends whose opening mark is behind us; they may hold others."""
+    """Return the end of a comment whose opening mark precedes ``at``; comments may be nested."""
     depth = 1
     while depth and (mark := _COMMENT_MARK.search(text, at)):
         depth += 1 if mark[0] == "/*" else -1

@@ -1,4 +1,4 @@
--- An index on a large table that everybody appends to.
+-- An index on a large table that all workers append to.
 -- outside a transaction
 
 drop index concurrently if exists forebay.settlement_by_time;

@@ -1,4 +1,4 @@
--- And so do those that exist.
+-- Existing segments get the same index.
 -- for each segment
 
 drop index concurrently if exists forebay.log_{segment}_tag;

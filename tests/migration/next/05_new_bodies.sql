@@ -1,4 +1,4 @@
--- New bodies for functions that are called all the time, each segment's own among them.
+-- New bodies for functions that are called all the time, including the functions of each segment.
 
 do $$
 declare

@@ -1,4 +1,4 @@
--- The protocol's next version beside the present one.
+-- The next version of a protocol function, beside the present one.
 
 do $$
 begin

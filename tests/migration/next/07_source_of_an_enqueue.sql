@@ -1,4 +1,4 @@
--- A public function gets one more parameter.
+-- A public function gets an additional parameter.
 
 do $$
 declare

@@ -1,4 +1,4 @@
--- A column that moves to a table of its own: written to both from now on.
+-- A column that moves to a separate table: from now on both are written.
 
 create table forebay.failure_trace (
     job_id    bigint not null,
@@ -13,7 +13,7 @@ create or replace function forebay._record_failure(
 returns void
 language sql volatile
 as $$
-    with noted as (
+    with recorded as (
         insert into forebay.failure (
             job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker,
             max_attempts)
@@ -23,5 +23,5 @@ as $$
             coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer))
         returning job_id, group_id, failed_at, traceback)
     insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
-    select n.job_id, n.group_id, n.failed_at, n.traceback from noted n
+    select r.job_id, r.group_id, r.failed_at, r.traceback from recorded r
 $$;

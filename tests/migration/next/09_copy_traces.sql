@@ -1,4 +1,4 @@
--- What was written to the old place only. Who began before the last migration may still be writing there.
+-- Copy rows that were written to the old table only. Transactions older than the last migration may still write there.
 -- after all that has begun
 
 insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)

@@ -1,9 +1,9 @@
--- What only the version before calls.
+-- Drop what only the previous version calls.
 
 drop function forebay.claim_v1(bigint, bigint, bigint, bigint, bigint, integer);
 drop schema forebay_set_aside cascade;
 
--- Nobody reads or writes the column that has moved.
+-- No function may read or write the moved column.
 do $$
 declare
     v_function regprocedure;
@@ -25,7 +25,7 @@ create or replace function forebay._record_failure(
 returns void
 language sql volatile
 as $$
-    with noted as (
+    with recorded as (
         insert into forebay.failure (
             job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, worker, max_attempts)
         values (
@@ -34,5 +34,5 @@ as $$
             coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer))
         returning job_id, group_id, failed_at)
     insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
-    select n.job_id, n.group_id, n.failed_at, left(p_error ->> 'traceback', 16384) from noted n
+    select r.job_id, r.group_id, r.failed_at, left(p_error ->> 'traceback', 16384) from recorded r
 $$;

@@ -1,4 +1,4 @@
--- The column that has moved; the functions that used it were replaced before, so that no call is within one of them.
+-- Drop the moved column. The functions that used it were replaced earlier, so no call is running one of them.
 -- locks: failure
 
 alter table forebay.failure drop column traceback;

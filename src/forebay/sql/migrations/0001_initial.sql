@@ -1,6 +1,6 @@
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 
--- Functions are made in the order of their files, whatever they call.
+-- Functions are created in the order of their files, so some call functions that do not exist yet.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
        set_config('check_function_bodies', 'off', true);
 
@@ -10,12 +10,12 @@ select set_config('forebay.check_function_bodies_before', current_setting('check
 create schema forebay;
 revoke all on schema forebay from public;
 
-comment on schema forebay is 'Forebay, the transactional job log. Call its functions; never write its tables.';
+comment on schema forebay is 'Forebay, a transactional job queue and outbox. Call its functions; never write to its tables.';
 
 
 -- roles.sql
 
--- The four roles that functions are granted to, see functions/roles/grant.sql. Nothing is granted to PUBLIC.
+-- The four roles that functions are granted to; see functions/roles/grant.sql. PUBLIC gets nothing.
 do $$
 declare
     v_role text;
@@ -28,7 +28,7 @@ begin
                 when insufficient_privilege then
                     raise notice 'role % was not created: no privilege to do so; forebay doctor will say so', v_role;
                 when duplicate_object or unique_violation then
-                    null;  -- Another database of this cluster made it meanwhile.
+                    null;  -- Another database of this cluster created it at the same time.
             end;
         end if;
     end loop;
@@ -38,24 +38,24 @@ $$;
 
 -- tables/backfill.sql
 
--- Backfills in chunks. A chunk is a range of the key, fixed at the beginning, and is done in the transaction that
--- enqueues its jobs.
+-- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
+-- a chunk also marks the chunk done.
 create table forebay.backfill (
     backfill_id bigint generated always as identity primary key,
     made_at     timestamptz not null,
-    made_by     name not null,           -- the query is run again for nobody else
+    made_by     name not null,           -- only this role may continue: the query runs with its rights
     kind        text not null,
     query       text not null,
     options     jsonb not null,
     key         text not null,           -- a column of the query
-    is_fixed    boolean not null,        -- begun with a token: a chunk that has other jobs than counted is refused
+    is_fixed    boolean not null,        -- begun with a token: a chunk whose jobs differ from those counted is refused
     jobs        bigint not null          -- counted at the beginning
 );
 
 create table forebay.backfill_chunk (
     backfill_id bigint not null references forebay.backfill on delete cascade,
     no          integer not null,        -- from 1
-    upto        text not null,           -- the last key of the chunk; it begins behind that of the chunk before
+    upto        text not null,           -- last key of the chunk; the chunk begins after the last key of the previous one
     jobs        bigint not null,         -- counted at the beginning
     digest      numeric not null,
     enqueued    bigint,
@@ -64,16 +64,16 @@ create table forebay.backfill_chunk (
     check ((enqueued is null) = (done_at is null))
 );
 
-comment on table forebay.backfill is 'Backfills in chunks, and how far they are: forebay.backfill_chunk.';
+comment on table forebay.backfill is 'Backfills in chunks; forebay.backfill_chunk has their progress.';
 
 
 -- tables/batch.sql
 
--- Batches: what each claim took. The newest row of a (group, lane) is its cursor.
+-- Batches: what each claim took. The newest row of a (group, lane) is the cursor of that group in that lane.
 create table forebay.batch (
     group_id      bigint not null,
     lane          bigint not null,
-    no            bigint not null,       -- dense per (group, lane); not a name, see lease_id, claim_no
+    no            bigint not null,       -- dense per (group, lane); lease_id and claim_no name the batch
     lease_id      bigint,                -- null: only moves the cursor
     claim_no      bigint,                -- counted by the worker, never reused
     floor         bigint,                -- oldest claim_no of the lease still open
@@ -83,22 +83,22 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,       -- running totals; of keyed lanes: of jobs of public lanes, at their first time
+    handed_total  bigint not null,       -- running totals; in keyed lanes they count jobs of public lanes once
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
-    seqs          bigint[],              -- what was handed out, in order: offset 1 is the first
+    seqs          bigint[],              -- jobs handed out, in order: offset 1 is the first
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
     skipped_as    "char"[],              -- named in forebay.code
-    -- Of lanes of jobs with ordering keys only:
-    lanes         bigint[],              -- where each job's row is; null: all in the batch's own lane
+    -- Only in lanes of jobs with ordering keys:
+    lanes         bigint[],              -- lane of each job's row; null: all in the batch's lane
     keys          text[] collate "C",    -- one per seq
     tails         smallint[],            -- one per seq: the offset of the last job of its key
-    edge_from     xid8,                  -- what began after this transaction has a number above low_from,
-    low_from      bigint,                --   and what was visible in snap_from began before it
-    edge_to       xid8,                  -- the same of snap_to
+    edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,
+    low_from      bigint,                --   and transactions visible in snap_from began before it
+    edge_to       xid8,                  -- the same for snap_to
     low_to        bigint,
-    parked_no     bigint,                -- the last number of forebay.parked when nothing waited for any of the keys; null: something did
+    parked_no     bigint,                -- last number of forebay.parked when nothing waited for any of the keys; null: something did
     primary key (group_id, lane, no)
 );
 create unique index batch_by_name on forebay.batch (lease_id, claim_no) where lease_id is not null;
@@ -106,8 +106,8 @@ create unique index batch_by_name on forebay.batch (lease_id, claim_no) where le
 
 -- tables/cluster.sql
 
--- Which database this schema lives in. xids of one cluster mean nothing in another: a dump that is
--- restored elsewhere is recognised by this row and must be adopted before anything runs.
+-- The database this schema belongs to. xids of one cluster have no meaning in another: this row identifies a dump that was
+-- restored elsewhere, which must be adopted before anything runs.
 create table forebay.cluster (
     cluster_no        bigint generated always as identity,
     system_identifier bigint not null,
@@ -117,18 +117,19 @@ create table forebay.cluster (
 );
 
 
--- That this schema is at same cluster here is found out once for each start of the server: reading the server's control file takes longer
--- than most polls. What stands in the flag sequence is another number after a start, in a copy of the database, and for a restored table.
+-- Whether the schema belongs to this cluster is checked once for each start of the server, because reading the server's control
+-- file takes longer than most polls. The value of the flag sequence differs after a restart, in a copy of the database and for a
+-- restored table.
 create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808 cache 1;
 
 
 -- tables/code.sql
 
--- The one-letter codes, by the column they stand in. A letter may mean something else in another column: `c` is an outcome,
--- a reason to skip a job, a request to cancel one, and a mode of uniqueness.
+-- The one-letter codes, by the column that holds them. A letter may mean something else in another column: `c` is an outcome,
+-- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
--- Of the outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are of jobs that were
--- started or could have been; k is of jobs behind one of these in their ordering key.
+-- The outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are for jobs that were
+-- started or could have been; k is for jobs requeued behind one of these because of their ordering key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
@@ -138,7 +139,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 's', 'snoozed'),
     ('settlement.outcomes', 'u', 'unknown'),
     ('settlement.outcomes', 'h', 'released'),
-    ('settlement.outcomes', 'k', 'kept_back'),
+    ('settlement.outcomes', 'k', 'requeued'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
     ('tombstone.reason', 'c', 'cancel'),
@@ -152,7 +153,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('unique_key.mode', 'd', 'debounce'),
     ('unique_key.mode', 't', 'throttle');
 
-comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';
+comment on view forebay.code is 'Meanings of the one-letter codes in the columns of other tables.';
 
 
 -- tables/dead_letter.sql
@@ -168,7 +169,7 @@ create table forebay.dead_letter (
     priority       integer not null,
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
-    attempt        integer not null,     -- the last one that ran, from 1; 0: none did
+    attempt        integer not null,     -- the last attempt, from 1; 0: the job never ran
     max_attempts   integer,
     kind           text not null,
     args           jsonb not null,
@@ -190,7 +191,7 @@ create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
 -- tables/deferred.sql
 
--- Jobs that wait for a time. Appended to the log when due, deleted in bulk behind the cursor.
+-- Jobs with a later start time. They are appended to the log when due, and deleted in bulk behind the cursor.
 create sequence forebay.deferred_seq as bigint cache 1;
 
 create table forebay.deferred (
@@ -216,7 +217,7 @@ create index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 
--- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the position.
+-- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
     no          bigint primary key,
     snap        pg_snapshot not null,
@@ -241,27 +242,27 @@ create type forebay._job_input as (
 create table forebay.failure (
     job_id       bigint not null,
     group_id     bigint not null,
-    enqueued_at  timestamptz not null,   -- of the job: ids can be given out again after a lost commit
-    attempt      integer not null,       -- the one that ended so, from 1
+    enqueued_at  timestamptz not null,   -- of the job: ids can be reused after a lost commit
+    attempt      integer not null,       -- the attempt that ended, from 1
     failed_at    timestamptz not null,
     outcome      text not null,
     error_type   text,
     message      text,
     traceback    text,
     worker       text,
-    max_attempts integer                -- attempts in all, as far as the worker knew; null: unknown
+    max_attempts integer                -- maximum attempts as known to the worker; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 
 
 -- tables/group.sql
 
--- Groups: independent readers of one queue.
+-- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
     group_id    bigint generated always as identity primary key,
     queue       text not null,
     name        text not null,
-    start_after pg_snapshot not null,    -- jobs visible in it were there before the group
+    start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
     unique (queue, name)
@@ -270,15 +271,15 @@ create table forebay.queue_group (
 
 -- tables/guard.sql
 
--- The guard's acts: whose transaction it ended, when, and what came of it.
+-- Acts of the guard: which transaction it ended, when, and with which outcome.
 
--- One row for each act, written and committed before the act. outcome is filled in afterwards; a row without one
--- is an act of a guard that was stopped in between, so that it may have happened or not.
+-- Each act has one row, committed before the act. outcome is filled in afterwards. In a row without an outcome the guard was
+-- stopped in between: the act may have happened or not.
 create table forebay.guard_event (
     event_id      bigint generated always as identity primary key,
     at            timestamptz not null,
-    acted_as      text not null,         -- the login role the guard ran as
-    server        text not null,         -- leader, or which replica
+    acted_as      text not null,         -- login role of the guard
+    server        text not null,         -- leader, or the name of the replica
     action        text not null check (action in ('cancel', 'terminate', 'rollback prepared')),
     holder        text not null,         -- session, idle in transaction, handler, prepared transaction
     name          text not null,         -- pid, or global transaction id
@@ -287,53 +288,52 @@ create table forebay.guard_event (
     database_name text,
     state         text,
     xact_start    timestamptz,
-    seconds       double precision,      -- how old the transaction was
-    age           bigint,                -- and how many were begun since
+    seconds       double precision,      -- age of the transaction
+    age           bigint,                -- number of transactions begun since
     reason        text not null,
-    query         text,                  -- its last statement, the first 200 characters
-    outcome       text,                  -- ended, still there, gone before, or what the server said
+    query         text,                  -- first 200 characters of its last statement
+    outcome       text,                  -- ended, still there, gone before, or the server's message
     outcome_at    timestamptz,
     check ((outcome is null) = (outcome_at is null))
 );
 create index guard_event_by_time on forebay.guard_event (at);
 
-comment on table forebay.guard_event is 'Transactions that forebay guard ended, or tried to; kept as long as errors of jobs.';
+comment on table forebay.guard_event is 'Transactions that forebay guard ended, or tried to end; kept as long as errors of jobs.';
 
 
 -- tables/keys.sql
 
--- Ordering keys: of a key's jobs one at a time, in order. See docs/design/ordering.md.
+-- Ordering keys: jobs of one key run one at a time, in order. See docs/design/ordering.md.
 --
--- Jobs with keys have lanes of their own. A claim of such a lane takes a *turn* of each key that is free: some of its jobs,
--- in order, for one holder; who has a turn already gets another that goes on with it. Jobs of keys that somebody else has are
--- *parked*: the cursor has passed them, a small row says which. When a turn is over and something waits, a *token*, a row of
--- the log without a kind, tells the group's claims to look at the key again.
+-- Jobs with keys have separate lanes. A claim of such a lane takes a *key run* of each free key: some of the key's jobs, in
+-- order, for one lease. A lease that has a key run of a key gets further runs that continue it. Jobs whose key another lease has
+-- are *parked*: the cursor has passed them, and a small row records each. When a key run ends and jobs wait, a *recheck row*, a
+-- row of the log without a kind, makes the group's claims look at the key again.
 
--- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
--- (group, key) says where the key stands.
+-- A key run is what one claim took of a key's jobs. The newest row of a (group, key) has the state of the key.
 create table forebay.key_run (
     group_id     bigint not null,
     ordering_key text collate "C" not null,
     no           bigint not null,
-    since        bigint not null,        -- the first turn that this one goes on with: one lease has all jobs of theirs
+    since        bigint not null,        -- first key run that this one continues: one lease has the jobs of all of them
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
     offsets      smallint[],             -- the key's jobs within that batch, in order
-    jobs         bigint[],               -- their ids
-    taken_up_to         bigint not null,        -- parked jobs up to this number have been taken
-    rest_lanes   bigint[],               -- requeued by an earlier turn and not taken by this one, in order
+    jobs         bigint[],               -- ids of these jobs
+    taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
-    low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
+    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
     high_seq     bigint not null,
-    is_suspect   boolean not null,       -- runs alone: its holder gets no more of the key
+    is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
     taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
 
--- Parked: a group's cursor has passed these jobs while their key was taken. They keep the order they came in.
+-- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;
 
--- Tells a claim, without a look at any table, that nobody ever used an ordering key.
+-- Lets a claim see, without reading a table, that no job ever had an ordering key.
 create sequence forebay.key_seq as bigint cache 1;
 
 create table forebay.parked (
@@ -349,8 +349,8 @@ create index parked_by_seq on forebay.parked (seq);
 
 -- tables/known_lanes.sql
 
--- Flag sequences of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
--- What stands in them is made by forebay._lane_stamp() and means nothing after a restart or in a restored database.
+-- Flag sequences of known lanes. Each may name a lane whose registry row is committed, so that an enqueue need not read the
+-- registry. forebay._lane_stamp() computes the values; they mean nothing after a restart or in a restored database.
 do $$
 begin
     for i in 0..15 loop
@@ -362,17 +362,17 @@ $$;
 
 -- tables/lane.sql
 
--- Which lanes exist. No unique key on purpose: with one, the first user of a lane would make every
--- other producer of it wait for his commit. Concurrent first users leave a few equal rows.
+-- The existing lanes. No unique key on purpose: with one, the first user of a lane would make every
+-- other producer wait for its commit. Concurrent first users leave a few equal rows.
 create table forebay.lane (
     lane     bigint not null,
     queue    text not null,
     priority integer not null,
-    audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
+    audience bigint not null,            -- 0 all groups, g retries of group g, -g suspects of group g
     sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
-                                         -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
-                                         -- limit key are claimed, which has no jobs itself
-    shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
+                                         -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
+                                         -- has no jobs itself: claims from it take jobs of any limit key
+    shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
     recorded_at timestamptz not null,
     limit_key text collate "C",
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
@@ -382,26 +382,26 @@ create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
 
 
--- A lane that a group may claim from, and up to which snapshot it has.
+-- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
 
 -- tables/leadership.sql
 
--- Leadership: "held until" in milliseconds since 1970, and by whom in the lowest 20 bits. What one worker at a time does for all:
--- duty 0 is the maintenance, duty N looks out for what is ready for group N. Flag sequences like the wake-ups.
+-- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
+-- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups.
 create sequence forebay.leader_0 as bigint cache 1;
 
 
 -- tables/lease.sql
 
--- Leases: one per worker process and database connection epoch. The row is written when it opens and when
--- it closes and never between; heartbeats live in a table of their own.
+-- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
+-- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
     lease_id        bigint generated always as identity primary key,
     worker          text not null,       -- a name for humans: host:pid:token
-    version         integer,             -- of the schema that its code was made for; null: it did not say
+    version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
     suspect_seconds double precision not null,
     opened_at       timestamptz not null,
@@ -413,28 +413,28 @@ create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
     lease_id     bigint not null,
-    heartbeat_at      timestamptz not null,
+    heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
+    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 
 
 -- tables/limiter.sql
 
--- Limits of queues: how many jobs may wait, how many jobs of the queue and of each limit key run at once and start per second;
--- and even shares for the keys. See docs/design/limits.md; for what may wait, docs/design/backpressure.md.
+-- Limits of queues: how many jobs may wait; how many run at once and start per second, in the queue and for each limit key; and
+-- even shares for the keys. See docs/design/limits.md; for waiting jobs, docs/design/backpressure.md.
 --
--- Jobs of a limit key have lanes of their own. Whoever claims from a queue with limits on what starts, or from a *dispatch lane* of such lanes, passes
--- the group's *limiter*: under one lock it is counted what the group has in flight and which tokens are left, a key is chosen, and
--- one lane is claimed from like any other. What the limiter knows is one row, appended and read newest first.
+-- Jobs with a limit key have separate lanes. A claim from a queue with limits on starts, or from a *dispatch lane* of such lanes,
+-- passes the group's *limiter*: under one lock it counts the group's jobs in flight and the permits left, chooses a key, and
+-- claims from one lane like any other claim. The state of the limiter is one row, appended and read newest first.
 
 -- The limits of a queue. null: no limit.
 create table forebay.queue_limits (
     queue           text primary key,
     max_waiting     bigint check (max_waiting >= 1),
     rate            double precision check (rate > 0),       -- starts per second
-    burst           integer check (burst >= 1),              -- tokens that a rested queue has saved up
+    burst           integer check (burst >= 1),              -- permits that an idle queue has saved up
     concurrency     integer check (concurrency >= 1),
     key_rate        double precision check (key_rate > 0),
     key_burst       integer check (key_burst >= 1),
@@ -442,40 +442,40 @@ create table forebay.queue_limits (
     starts_set_at   timestamptz                              -- when one of these six last changed; null: none of them is set
 );
 
-comment on table forebay.queue_limits is 'How many jobs of a queue may wait, start per second and run at once; set with forebay.limit_queue().';
+comment on table forebay.queue_limits is 'Limits of queues: waiting jobs, starts per second and concurrent jobs; set with forebay.limit_queue().';
 
--- Tells an enqueue, without reading a table, that max_waiting was never set for any queue.
+-- Lets an enqueue see, without reading a table, that max_waiting was never set for any queue.
 create sequence forebay.limit_seq as bigint cache 1;
 
--- Tells a claim, without reading a table, that no limit on starts was ever set and no limit key ever used.
+-- Lets a claim see, without reading a table, that no limit on starts was ever set and no limit key ever used.
 create sequence forebay.limiter_seq as bigint cache 1;
 
 
--- What a group's limiter knows after a claim. Arrays of one kind belong together.
+-- The state of a group's limiter after a claim. Arrays of one kind belong together.
 create table forebay.limiter (
     group_id   bigint not null,
     no         bigint not null,
     decided_at timestamptz not null,
-    snap       pg_snapshot not null,      -- a key's lane that is not in `lanes` had nothing to claim then
-    limits_at  timestamptz,               -- starts_set_at of the limits that it knew
-    seed_until timestamptz,               -- until then what is in flight is counted from the leases
-    tat        timestamptz,               -- when the queue's bucket will be full, "theoretical arrival time"
-    leases     bigint[] not null,         -- batches in flight, with how many jobs each took
+    snap       pg_snapshot not null,      -- a key's lane missing from `lanes` had nothing to claim then
+    limits_at  timestamptz,               -- starts_set_at of the limits at that time
+    seed_until timestamptz,               -- until then jobs in flight are counted from the leases
+    tat        timestamptz,               -- when the queue's bucket is full again: "theoretical arrival time"
+    leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
     claim_keys bigint[] not null,
     sizes      integer[] not null,
     lanes      bigint[] not null,         -- lanes of keys that may have something to claim
     lane_keys  bigint[] not null,
     dispatch_lanes      bigint[] not null,
-    keys       bigint[] not null,         -- keys about which there is something to remember:
-    key_runs      bigint[] not null,         --   the row in which each was served last
-    tats       timestamptz[] not null,    --   when its bucket will be full
+    keys       bigint[] not null,         -- keys with a state to keep:
+    key_runs   bigint[] not null,         --   the row in which each was last served
+    tats       timestamptz[] not null,    --   when its bucket is full again
     primary key (group_id, no)
 );
 
 
--- What a limiter sees now. opens: how many jobs of each batch in flight are not settled; came: lanes to which something came, null
--- when all have to be asked; is_changed: there is something to note, whatever is claimed; is_back: the clock was set back.
+-- What a limiter sees now. opens: unsettled jobs of each batch in flight; came: lanes with new jobs, null when all lanes must be
+-- examined; is_changed: there is something to record whatever is claimed; is_back: the clock was set back.
 create type forebay._limiter_view as (
     no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
@@ -489,12 +489,12 @@ create type forebay._limiter_view as (
 -- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
 -- rows are inserted, read newest first, and removed in bulk from behind. See docs/design/engine.md.
 
--- Numbers of the log. CACHE 1 and never altered: a segment is sealed on the strength of
--- "whoever has a number below last_value has drawn its xid already".
+-- Numbers of the log. CACHE 1 and never altered: sealing a segment relies on
+-- "a transaction with a number below last_value has drawn its xid already".
 create sequence forebay.log_seq as bigint cache 1;
 
--- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row
--- must draw its transaction id before its number.
+-- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row must draw its transaction id
+-- before its number.
 create table forebay.log (
     xid            xid8 not null default pg_current_xact_id(),
     seq            bigint not null default nextval('forebay.log_seq'),
@@ -520,14 +520,14 @@ comment on table forebay.log is
 
 -- tables/max_waiting.sql
 
--- Backpressure: how many jobs of a queue may wait, asked by enqueues, also while no worker runs.
+-- Backpressure: how many jobs of a queue may wait. Enqueues check it, also while no worker runs.
 --
--- A queue's depth is counted like a reader counts: what was appended up to a snapshot, plus what became visible since,
--- minus what the newest batches say was handed out or skipped. Counts are appended and read newest first; nobody updates
--- one. Most enqueues need not even count what came since: the numbers drawn since bound it from above.
+-- The depth of a queue is counted for a group: jobs appended up to a snapshot, plus jobs that became visible since, minus jobs
+-- that the newest batches handed out or skipped. Counts are appended and read newest first; no count is updated. Most enqueues
+-- need not even count the new jobs: the numbers drawn since then are an upper bound.
 -- See docs/design/backpressure.md.
 
--- What had been appended to a queue's public lanes, as a group counts: handed out, skipped or waiting when it was counted.
+-- Jobs appended to a queue's public lanes, as a group counts them: handed out, skipped or waiting when it was counted.
 create sequence forebay.queue_count_seq as bigint cache 1;
 
 create table forebay.queue_count (
@@ -543,36 +543,36 @@ create index queue_count_newest on forebay.queue_count (queue, group_id, no desc
 
 -- tables/mirror.sql
 
--- What is known of mirrors: what their passes did, how many jobs waited, which breakers are open, and what audits found.
+-- Records of mirrors: results of their passes, number of waiting jobs, open breakers, and findings of audits.
 --
--- All of it is appended; maintenance folds and removes what is old. Counts of a pass are part of the settlement of its jobs: they
--- are there exactly if that is. Invariant "counted with the settlement": docs/design/reconcile.md.
+-- All rows are appended; maintenance folds and removes old ones. The counts of a pass are part of the settlement of its jobs:
+-- they exist if and only if the settlement does. Invariant "counted with the settlement": docs/design/reconcile.md.
 
--- What passes and direct writes did. Rows are folded as they grow old: level 0 as they came, 1 by the minute, 2 by the hour,
--- 3 all that is older than retention, at -infinity. The sum over all levels is all that ever happened.
+-- Results of passes and direct writes. Rows are folded with age: level 0 as they came, 1 by minute, 2 by hour, 3 all that is
+-- older than retention, at -infinity. The sum over all levels is the total since the beginning.
 create table forebay.mirror_count (
     mirror     text not null,
     at       timestamptz not null,
     level    smallint not null default 0 check (level between 0 and 3),
     outcome  text not null,
     tag      text,
-    priority integer,                    -- null: of no job, as a direct write
+    priority integer,                    -- null: not of a job, for example a direct write
     count    bigint not null
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
 
--- How many jobs were due, once a minute while passes run or somebody asks.
+-- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
-    mirror    text not null,
+    mirror  text not null,
     at      timestamptz not null,
-    due     bigint not null,             -- without those that are left out of alerts
+    due     bigint not null,             -- without jobs that alerts ignore
     due_all bigint not null,
-    waiting bigint not null              -- also what is in its grace, or is to be done later
+    waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
 
--- Circuit breakers, when they open, fail again and close.
+-- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
     mirror       text not null,
     at         timestamptz not null,
@@ -583,7 +583,7 @@ create table forebay.mirror_breaker (
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 
--- Audits that ended.
+-- Finished audits.
 create table forebay.mirror_audit (
     audit_id bigint generated always as identity primary key,
     mirror     text not null,
@@ -592,39 +592,39 @@ create table forebay.mirror_audit (
     compared text not null,              -- version or hash
     items    bigint not null,
     copies   bigint not null,
-    rows     bigint not null,            -- read of both stores together
-    ranges   bigint not null,            -- compared by their checksums
+    rows     bigint not null,            -- read from both stores together
+    ranges   bigint not null,            -- compared by checksum
     differed bigint not null,            -- of these
     suspects bigint not null,
     missing  bigint not null,
     stale    bigint not null,
     orphaned bigint not null,
     ahead    bigint not null,
-    repaired bigint not null default 0   -- jobs enqueued for what was found
+    repaired bigint not null default 0   -- jobs enqueued to repair the findings
 );
 create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
 
-comment on table forebay.mirror_count is 'What synchronisations did, by outcome, tag and priority; read it with forebay.mirror_status().';
+comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';
 
 
 -- tables/result.sql
 
--- What handlers return and how far they are: appended, read by job, deleted by age.
+-- Results and progress of handlers: appended, read by job, deleted by age.
 --
--- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
--- done. Jobs whose handler keeps nothing pay nothing.
+-- The settlement that ends a job writes its result in the same transaction: the result exists if and only if the job is done.
+-- Jobs whose handler keeps no result cost nothing.
 
--- "Somebody waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
+-- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
 create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
     group_id    bigint not null,
-    enqueued_at timestamptz not null,     -- of the job: ids can be given out again after a lost commit
+    enqueued_at timestamptz not null,     -- of the job: ids can be reused after a lost commit
     kept_at     timestamptz not null,
     kept_until  timestamptz not null,
     value       jsonb,
-    problem     text,                     -- why there is no value, though one was to be kept
+    problem     text,                     -- why the value is missing
     check ((value is null) <> (problem is null))
 );
 create index result_by_job on forebay.result (job_id);
@@ -643,7 +643,7 @@ create index progress_by_age on forebay.progress (recorded_at);
 
 -- tables/segment.sql
 
--- Segments: the partitions of the log, ranges of seq, each with a reader function.
+-- Segments: the partitions of the log. Each is a range of seq with its read functions.
 create table forebay.segment (
     segment_id bigint primary key,
     lo         bigint not null unique,   -- first number
@@ -664,8 +664,8 @@ create index seal_by_xid on forebay.seal (xid);
 
 -- tables/setting.sql
 
--- Settings that concern the database rather than one process. Read by maintenance, and by an
--- enqueue only when its arguments are large enough to come near a limit.
+-- Settings of the database rather than of one process. Maintenance reads them; an enqueue does so only when its arguments are
+-- large enough to come near a limit.
 create table forebay.setting (
     name  text primary key,
     value bigint not null
@@ -673,9 +673,9 @@ create table forebay.setting (
 
 insert into forebay.setting (name, value) values
     ('segment_rows', 1000000),          -- numbers per segment of the log
-    ('reserve_rows', 64000000),         -- numbers for which segments exist ahead of the sequence
+    ('reserve_rows', 64000000),         -- numbers ahead of the sequence that have segments
     ('retention_days', 30),             -- settled segments older than this are emptied
-    ('retention_bytes', 20000000000),   -- and the oldest settled ones beyond this total size
+    ('retention_bytes', 20000000000),   -- so are the oldest settled ones beyond this total size
     ('args_bytes_max', 1048576),
     ('args_depth_max', 64),
     ('result_bytes_max', 65536);
@@ -685,8 +685,8 @@ comment on table forebay.setting is 'Database-wide settings; change them with fo
 
 -- tables/settlement.sql
 
--- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) is a flush's name, so that a
--- flush whose answer was lost can be repeated. A negative flush_no settles the single job -flush_no.
+-- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) names a flush, so that a flush whose answer was lost can
+-- be repeated. A negative flush_no settles the single job at offset -flush_no.
 create table forebay.settlement (
     lease_id   bigint not null,
     claim_no   bigint not null,
@@ -698,7 +698,7 @@ create table forebay.settlement (
     primary key (lease_id, claim_no, flush_no)
 );
 
--- A suspect is claimed alone and its start is recorded, so that a death can be put down to it.
+-- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (
     lease_id   bigint not null,
     claim_no   bigint not null,
@@ -709,8 +709,8 @@ create table forebay.suspect_start (
 
 -- tables/shard.sql
 
--- Sharded queues: over how many public lanes of each priority their jobs are queue_shards.
--- The sequence tells an enqueue, without a look at the table, that there never was one.
+-- Sharded queues: the number of public lanes of each priority over which their jobs are distributed.
+-- The sequence lets an enqueue see, without reading the table, that no queue was ever sharded.
 create table forebay.queue_shards (
     queue text primary key,
     lanes integer not null check (lanes between 1 and 64)
@@ -720,9 +720,9 @@ create sequence forebay.shard_seq as bigint cache 1;
 
 -- tables/tombstone.sql
 
--- Requests to cancel, expiries decided by the sweep, and what unique keys have to say: that a job was replaced by a newer
--- one of its key, and that a claim must look closely before it starts this one. Read by claims and settlements.
--- The sequence tells a claim, without a look at the table, that nothing was ever requested.
+-- Requests to cancel, expiries decided by the sweep, and records of unique keys: that a newer job of its key replaced a job, and
+-- that a claim must check a job's key before it starts the job. Claims and settlements read them.
+-- The sequence lets a claim see, without reading the table, that no row was ever written.
 create sequence forebay.tombstone_seq as bigint cache 1;
 
 create table forebay.tombstone (
@@ -731,26 +731,26 @@ create table forebay.tombstone (
     group_id   bigint,                   -- null: for every group
     reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
     recorded_at   timestamptz not null,
-    enqueued_at timestamptz              -- of the job an expiry was decided for
+    enqueued_at timestamptz              -- of the expired job
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
 
 
 -- tables/trimming.sql
 
--- What trimming remembers: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since
--- 1970, deferred rows were removed. While somebody holds a snapshot whatever was removed lies in front of what is to be.
+-- State of trimming: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since 1970,
+-- deferred rows were removed. While a snapshot is held, removed rows lie in front of those to be removed next.
 create sequence forebay.trim_pass_seq as bigint cache 1;
 create sequence forebay.trim_position_seq as bigint cache 1;
 
 
 -- tables/unique.sql
 
--- Uniqueness by uniqueness mode: what a key means while another job of the same key waits or runs.
+-- Unique keys: the uniqueness mode decides what a key means while another job of the same key waits or runs.
 --
--- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
--- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
--- release anything, and no key can be left behind.
+-- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is not
+-- stored: it follows from the state of its job, which ends in one commit however it ends. So the end of a job releases nothing,
+-- and no key can stay locked.
 --
 -- Invariant "one generation": of a key's jobs only the newest can ever start. See docs/design/unique.md.
 
@@ -761,12 +761,12 @@ create table forebay.unique_key (
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),
-    lane        bigint not null,         -- the public lane the job was put in
-    is_deferred boolean not null,        -- it had to wait for a time: its first row is not in the log under its own number
+    lane        bigint not null,         -- public lane of the job
+    is_deferred boolean not null,        -- scheduled for later: its first row is not in the log under its number
     taken_at    timestamptz not null,
-    expires_at  timestamptz not null,    -- the job does not start from then on
+    expires_at  timestamptz not null,    -- the job does not start at or after this
     free_at     timestamptz,             -- throttle: when the period is over
-    first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
+    first_at    timestamptz,             -- debounce: time of the first call that this job stands for
     payload     bytea,                   -- idempotent: hash of kind and arguments
     origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
     primary key (queue, mode, key, gen)
@@ -777,13 +777,13 @@ create index unique_key_by_time on forebay.unique_key (taken_at);
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
 
 
--- One job with a unique key of a bulk enqueue; first_nr is the first job of its key, and differs what an idempotency key refuses.
--- No name is one of unique_key's.
+-- One job with a unique key in a bulk enqueue. first_nr is the first job of the same key; differs: an idempotency key
+-- refuses it. No column has the name of a column of unique_key.
 create type forebay._key_input as (
     nr bigint, first_nr bigint, differs boolean, its_queue text, code "char", word text, unique_as jsonb, its_lane bigint,
     start timestamptz, ends timestamptz, digest bytea);
 
--- What became of it: the job that stands for it, and of a new one when it was enqueued and when it starts; null: at once.
+-- The result: the job that stands for the input; for a new job also when it was enqueued and when it starts (null: at once).
 create type forebay._key_taken as (stands_for bigint, is_new boolean, since timestamptz, starts_at timestamptz);
 
 
@@ -798,13 +798,13 @@ create table forebay.schema_migration (
     applied_at timestamptz not null default clock_timestamp()
 );
 
-comment on table forebay.schema_migration is 'The migrations of this schema; a file that changed afterwards is refused.';
+comment on table forebay.schema_migration is 'Applied migrations; a migration file that changed afterwards is refused.';
 
 
 -- tables/wakeup.sql
 
--- Wake-ups: "somebody sleeps until", in milliseconds since 1970, one flag sequence per hash of a queue name.
--- Sequences because their value is read and set outside transactions and leaves no dead rows.
+-- Wake-ups: "a worker sleeps until", in milliseconds since 1970, one flag sequence for each hash of a queue name.
+-- They are sequences because a sequence is read and set outside transactions and leaves no dead rows.
 do $$
 begin
     for i in 0..15 loop
@@ -816,14 +816,14 @@ $$;
 
 -- functions/adopt/adopt.sql
 
--- Adoption: what to do with a log that was restored from another cluster.
+-- Adoption: decide what becomes of a log that was restored from another cluster.
 -- grant: none
 
--- The transaction that divides the rows: whatever is older was restored, whatever is younger was written here.
+-- The transaction that divides the rows: older rows were restored, younger ones were written here.
 --
--- A restore copies the rows before it makes the constraints, so the catalog row of a primary key that nobody ever
--- touches again divides the two. In a copy that was made within the cluster that row is as old as the original; there the
--- catalog row of the database itself does.
+-- A restore copies the rows before it creates the constraints, so the catalog row of a primary key, which is never updated,
+-- divides the two. In a copy that was made within the cluster that row is as old as the original; there the catalog row of the
+-- database divides them.
 create function forebay._native_after() returns xid
 language sql stable
 as $$
@@ -835,13 +835,13 @@ $$;
 
 -- Adopt a log restored from another cluster.
 --
--- Every old segment becomes archive, new rows go to fresh segments, cursors begin anew. With p_resume, jobs that were
--- waiting, deferred or claimed but not settled when the dump was taken are appended anew, once for each group that had
--- not had them; without, they count as cancelled. Jobs enqueued here since the restore are kept in either case.
+-- Every old segment becomes archive, new rows go to fresh segments, and cursors are created again. With p_resume, jobs that
+-- were waiting, scheduled, or claimed but not settled when the dump was taken are appended again, once for each group that had
+-- not finished them; without it they count as cancelled. Jobs enqueued here since the restore are kept in either case.
 --
--- Returns: how many jobs were appended anew, and how many were discarded.
+-- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues under way there, new ones go on
+-- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
@@ -869,13 +869,13 @@ begin
                            (select c.* from forebay.cluster c order by c.cluster_no desc limit 1) n
                where n.system_identifier = i.system_identifier and n.database_oid = i.database_oid) then
         raise exception using errcode = 'JQ031',
-            message = 'this log belongs to this cluster, there is nothing to adopt',
-            hint = 'Adopt only what was restored from a dump of another cluster.';
+            message = 'this log belongs to this cluster; there is nothing to adopt',
+            hint = 'Adopt only a log that was restored from a dump of another cluster.';
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), 1);
     perform pg_advisory_xact_lock(forebay._lock_class(), 2);
 
-    -- Fresh segments for whatever is enqueued from here on; enqueues under way in the old ones are waited for.
+    -- Fresh segments for all jobs enqueued from now on; wait for enqueues in progress in the old ones.
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
     if v_start is null then
@@ -888,13 +888,13 @@ begin
         execute format('lock table forebay.log_%s in share mode', v_segment.segment_id);
     end loop;
 
-    -- Queues that nobody served yet.
+    -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
         perform forebay.open_group(v_queue.queue, 'default', 'beginning');
     end loop;
 
-    -- Behind a cursor, waiting for their ordering key; those of the leases are counted with these.
+    -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
     select count(*) into v_count from forebay._all_parked();
     if p_resume then
         resumed := v_count;
@@ -914,7 +914,7 @@ begin
     if p_resume then
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
-            perform forebay._go_on(
+            perform forebay._continue_job(
                 r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
@@ -953,7 +953,7 @@ begin
                     end if;
                 end if;
                 resumed := resumed + 1;
-                perform forebay._go_on(
+                perform forebay._continue_job(
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
@@ -973,7 +973,7 @@ begin
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
-    -- Deferred and not yet promoted: written anew, under this cluster's xids.
+    -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
@@ -996,8 +996,8 @@ begin
     end if;
     delete from forebay.promotion;
 
-    -- An enqueue that drew its number before the move and writes its row after this commit would write it where nobody
-    -- reads any more: refuse it, and the transaction with it.
+    -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is
+    -- no longer read: refuse the row, and the transaction with it.
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= v_last and s.removed_at is null
@@ -1046,23 +1046,23 @@ $$;
 
 -- Backfill: a job for each row of a query, in one statement or chunk by chunk.
 --
--- The query is the caller's SQL and must be read with the caller's rights, while the log is written with the owner's. So
--- the functions that run it are no security definers; they hand arrays of values to those that are. They have no
--- search_path of their own either, since the query's names are the caller's: whatever stands beside the query is written
--- with its schema.
+-- The query is the caller's SQL and is read with the caller's rights, while the log is written with the owner's. So the
+-- functions that run the query are not security definers; they pass arrays of values to functions that are. They also set no
+-- search_path, since the names in the query are the caller's: everything else in these functions is written with its schema.
 -- See docs/design/backfill.md.
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
 --
 -- Parameters:
---   kind     which handler
---   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job; with a column args,
---            that is, and the other columns are options of the job: ordering_key, unique_as, delay and so on
---   options  of all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
---            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments that all have
---   token    of forebay.backfill_plan: enqueue the jobs that it counted, or nothing
--- Errors: as forebay.enqueue_many; JQ040 the jobs are not those of the token.
+--   kind     selects the handler
+--   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
+--            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
+--            delay and others
+--   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
+--   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
+-- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
 create function forebay.backfill(kind text, query text, options jsonb default '{}', token text default null) returns bigint
 language plpgsql volatile
 as $$
@@ -1071,7 +1071,7 @@ declare
     v_found pg_catalog.record;
 begin
     if token is not null then
-        -- Before anything is written, since jobs that are rolled back leave dead rows in the log.
+        -- Before anything is written, because jobs that are rolled back leave dead rows in the log.
         v_found := forebay.backfill_count_v1(query);
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
@@ -1088,17 +1088,17 @@ $$;
 
 -- grant: producer, worker
 
--- Begin a backfill in chunks; returns its number. Nothing is enqueued yet: forebay.backfill_next does that, chunk by chunk.
+-- Begin a backfill in chunks; returns its number. This enqueues nothing: forebay.backfill_next does, chunk by chunk.
 --
--- The rows are read once, in the order of the key, and where each chunk ends is noted. Rows beyond the last key are not part
--- of the backfill, whenever they come.
+-- It reads the rows once, in the order of the key, and records where each chunk ends. Rows beyond the last key are not part of
+-- the backfill, even if they appear later.
 --
 -- Parameters: as forebay.backfill, and
---   key    a column of the query, without nulls; rows with the same key are in one chunk. Where it has an index, a chunk
---          costs the same however many rows there are
+--   key    a column of the query, without nulls; rows with the same key are in one chunk. With an index on it, a chunk costs
+--          the same however many rows there are
 --   chunk  jobs of a chunk, 1 to 1,000,000
---   token  of forebay.backfill_plan: a chunk that does not have the jobs counted here is refused
--- Errors: JQ001, JQ040 the jobs are not those of the token.
+--   token  from forebay.backfill_plan: a chunk whose jobs differ from those counted here is refused
+-- Errors: JQ001, JQ040 the jobs differ from those of the token.
 create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
@@ -1127,7 +1127,7 @@ begin
         if v_row.key is null then
             raise exception using errcode = 'JQ001', column = 'key',
                 message = pg_catalog.format('key %s has nulls', pg_catalog.quote_literal(key)),
-                hint = 'Nothing was enqueued. Take a column without nulls, such as the primary key.';
+                hint = 'Nothing was enqueued. Use a column without nulls, such as the primary key.';
         end if;
         if v_count operator(pg_catalog.>=) chunk::pg_catalog.int8 and v_row.key operator(pg_catalog.<>) v_last then
             v_upto := pg_catalog.array_append(v_upto, v_last);
@@ -1154,7 +1154,7 @@ $$;
 
 -- grant: producer, worker
 
--- Count the rows of a query, and the bytes of the arguments they give. With the rights and the search_path of the caller.
+-- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
 as $$
@@ -1175,9 +1175,9 @@ $$;
 
 -- grant: producer, worker
 
--- Note that a chunk is done; returns how far the backfill is.
+-- Mark a chunk done; returns the progress of the backfill.
 --
--- Errors: JQ040 it was begun with a token, and the chunk has other jobs than were counted; JQ041 no such chunk to be done.
+-- Errors: JQ040 the backfill began with a token, and the jobs of the chunk differ from those counted; JQ041 no such open chunk.
 create function forebay.backfill_done_v1(
     backfill_id bigint, no integer, enqueued bigint, digest numeric, out jobs_done bigint, out jobs_all bigint)
 language plpgsql volatile security definer
@@ -1194,13 +1194,13 @@ begin
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id),
+            message = format('backfill %s has no open chunk %s', backfill_done_v1.backfill_id, backfill_done_v1.no),
             detail = jsonb_build_object('backfill_id', backfill_done_v1.backfill_id);
     elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
         raise exception using errcode = 'JQ040',
             message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
                              backfill_done_v1.backfill_id, backfill_done_v1.enqueued, v_chunk.jobs),
-            hint = 'The chunks before it are enqueued, and nothing of this one. Look at a new dry run of the rest.';
+            hint = 'Earlier chunks are enqueued; nothing of this one is. Do a new dry run of the rest.';
     end if;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
@@ -1212,13 +1212,13 @@ $$;
 
 -- grant: producer, worker
 
--- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all are done.
+-- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all chunks are done.
 --
--- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
--- transaction of its own, and after a crash again.
+-- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns no row, each time in a
+-- separate transaction; call it again after a crash.
 --
--- Returns how many jobs this chunk has, and of how many that were counted at the beginning those done are now.
--- Errors: as forebay.backfill; JQ040 the chunk has not the jobs that were counted; JQ041 no such backfill, or another's.
+-- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
+-- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another role.
 -- Locks: the backfill.
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)
@@ -1250,14 +1250,93 @@ end
 $$;
 
 
--- functions/backfill/note.sql
+-- functions/backfill/options.sql
+
+-- The options of a backfill with their defaults, checked.
+--
+-- Errors: JQ001.
+create function forebay._backfill_options(p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
+                                    'tag', 'correlation_id', 'headers', 'ordering_key', 'limit_key'];
+    v_given jsonb;
+begin
+    if p_options is null or jsonb_typeof(p_options) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('options must be a JSON object, not %s', coalesce(jsonb_typeof(p_options), 'null'));
+    elsif p_options - v_keys <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_options - v_keys) k limit 1)),
+            hint = format('The options for all jobs are %s. Options that differ from job to job, such as unique_as, are columns of the query.',
+                          array_to_string(v_keys, ', '));
+    end if;
+    v_given := coalesce((select jsonb_object_agg(o.key, o.value) from jsonb_each(p_options) o where o.value <> 'null'), '{}');
+    if jsonb_typeof(coalesce(v_given -> 'args', '{}')) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
+    end if;
+    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+end
+$$;
+
+
+-- functions/backfill/plan.sql
 
 -- grant: producer, worker
 
--- Note a backfill in chunks; returns its number.
+-- Report what forebay.backfill would enqueue, and enqueue nothing.
+--
+-- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
+-- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
+-- possible); and how many jobs wait in the queue already, in all and of the same priority.
+--
+-- Parameters and errors: as forebay.backfill.
+create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
+    v_begun   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    v_count   pg_catalog.record;
+    v_reading pg_catalog.float8;
+    v_some    pg_catalog.int8;
+begin
+    v_count := forebay.backfill_count_v1(query);
+    v_reading := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+    token := forebay.backfill_token_v1(kind, options, v_count.jobs, v_count.digest);
+    jobs := v_count.jobs;
+    bytes := v_count.bytes;
+    begin
+        v_begun := pg_catalog.clock_timestamp();
+        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null, false)).jobs;
+        seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
+        raise exception using errcode = 'ZF000';
+    exception
+        when sqlstate 'ZF000' then  -- Raised to roll back.
+            seconds := case when v_some operator(pg_catalog.=) 0::pg_catalog.int8 then 0.0::pg_catalog.float8
+                            -- Operators written this way have no precedence.
+                            else v_reading operator(pg_catalog.+)
+                                 (seconds operator(pg_catalog.*) (jobs::pg_catalog.float8 operator(pg_catalog./) v_some::pg_catalog.float8)) end;
+        when read_only_sql_transaction or configuration_limit_exceeded then
+            seconds := null;
+    end;
+    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    return next;
+end
+$$;
+
+
+-- functions/backfill/record.sql
+
+-- grant: producer, worker
+
+-- Record a backfill in chunks; returns its number.
 --
 -- Parameters: upto, jobs and digests have an element for each chunk.
--- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+-- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
 create function forebay.backfill_record_v1(
     kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
 returns bigint
@@ -1285,92 +1364,13 @@ end
 $$;
 
 
--- functions/backfill/options.sql
-
--- The options of a backfill with their defaults, checked.
---
--- Errors: JQ001.
-create function forebay._backfill_options(p_options jsonb) returns jsonb
-language plpgsql stable
-as $$
-declare
-    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
-                                    'tag', 'correlation_id', 'headers', 'ordering_key', 'limit_key'];
-    v_given jsonb;
-begin
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception using errcode = 'JQ001', column = 'options',
-            message = format('options must be a JSON object, not %s', coalesce(jsonb_typeof(p_options), 'null'));
-    elsif p_options - v_keys <> '{}' then
-        raise exception using errcode = 'JQ001', column = 'options',
-            message = format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_options - v_keys) k limit 1)),
-            hint = format('The options of all jobs are %s. What differs from job to job, such as unique_as, is a column of the query.',
-                          array_to_string(v_keys, ', '));
-    end if;
-    v_given := coalesce((select jsonb_object_agg(o.key, o.value) from jsonb_each(p_options) o where o.value <> 'null'), '{}');
-    if jsonb_typeof(coalesce(v_given -> 'args', '{}')) <> 'object' then
-        raise exception using errcode = 'JQ001', column = 'options',
-            message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
-    end if;
-    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
-end
-$$;
-
-
--- functions/backfill/plan.sql
-
--- grant: producer, worker
-
--- Say what forebay.backfill would enqueue, and enqueue nothing.
---
--- Returns the token of exactly these jobs, how many they are, the bytes of their arguments as JSON; the seconds that
--- enqueuing them would take, from the time this took and from that of up to 2,000 of them, enqueued and rolled back (null where
--- that is not possible); and how many jobs wait in the queue already, in all and of the same priority.
---
--- Parameters and errors: as forebay.backfill.
-create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
-language plpgsql volatile
-as $$
-#variable_conflict use_variable
-declare
-    v_begun   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
-    v_count   pg_catalog.record;
-    v_reading pg_catalog.float8;
-    v_some    pg_catalog.int8;
-begin
-    v_count := forebay.backfill_count_v1(query);
-    v_reading := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
-    token := forebay.backfill_token_v1(kind, options, v_count.jobs, v_count.digest);
-    jobs := v_count.jobs;
-    bytes := v_count.bytes;
-    begin
-        v_begun := pg_catalog.clock_timestamp();
-        v_some := (forebay.backfill_run_v1(kind, pg_catalog.concat(E'select * from (', query, E'\n) sample limit 2000'), options, null, false)).jobs;
-        seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
-        raise exception using errcode = 'ZF000';
-    exception
-        when sqlstate 'ZF000' then  -- It was there to be rolled back.
-            seconds := case when v_some operator(pg_catalog.=) 0::pg_catalog.int8 then 0.0::pg_catalog.float8
-                            -- Written so, operators have no precedence.
-                            else v_reading operator(pg_catalog.+)
-                                 (seconds operator(pg_catalog.*) (jobs::pg_catalog.float8 operator(pg_catalog./) v_some::pg_catalog.float8)) end;
-        when read_only_sql_transaction or configuration_limit_exceeded then
-            seconds := null;
-    end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
-    return next;
-end
-$$;
-
-
 -- functions/backfill/run.sql
 
 -- grant: producer, worker
 
--- Enqueue a job for each row of a query, some thousand at a time; returns how many, and their digest if asked for it.
+-- Enqueue a job for each row of a query, some thousand at a time; returns their number, and their digest on request.
 --
--- With the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
+-- Runs with the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
@@ -1406,10 +1406,10 @@ $$;
 
 -- grant: producer, worker
 
--- Take the next chunk of a backfill: the parts of its query, and what was counted of it; no row when all are done.
+-- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all chunks are done.
 --
--- Errors: JQ041 no such backfill, or it is another's.
--- Locks: the backfill, so that a chunk is done by one at a time.
+-- Errors: JQ041 no such backfill, or that of another role.
+-- Locks: the backfill, so that one session at a time works on it.
 create function forebay.backfill_take_v1(backfill_id bigint)
 returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
 language plpgsql volatile security definer
@@ -1422,15 +1422,15 @@ begin
     select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
+            hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
     elsif v_run.made_by <> session_user then
-        -- Its query would run with the rights of whoever goes on with it.
+        -- Its query would run with the rights of the role that continues it.
         raise exception using errcode = 'JQ041',
             message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Only who began a backfill goes on with it.';
+            hint = 'Only the role that began a backfill can continue it.';
     end if;
     return query
     select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
@@ -1447,9 +1447,9 @@ $$;
 
 -- grant: producer, worker
 
--- The token of a set of jobs: how many there are, and a digest of kind, options and rows; with a token, refuse any other.
+-- The token of a set of jobs: their number, and a digest of kind, options and rows. Given a token, refuse any other set.
 --
--- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+-- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
 create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
 returns text
 language plpgsql stable security definer
@@ -1463,9 +1463,9 @@ declare
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
-            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            message = format('the jobs no longer match token %s: their token is now %s', quote_literal(left(backfill_token_v1.token, 60)), v_found),
             detail = jsonb_build_object('token', backfill_token_v1.token),
-            hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
+            hint = 'Nothing was enqueued. Do a new dry run; kind and options are part of the token, too.';
     end if;
     return v_found;
 end
@@ -1476,8 +1476,8 @@ $$;
 
 -- grant: producer, worker
 
--- How many jobs wait, now or for a time, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of them. Errors: JQ001 bad options.
+-- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
+-- It visits each of these jobs. Errors: JQ001 bad options.
 create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -1494,11 +1494,11 @@ $$;
 
 -- grant: producer, worker
 
--- Enqueue a job for each of some rows; returns how many, and, if asked for it, what tells these rows from others, in any order.
+-- Enqueue a job for each of some rows; returns their number and, on request, a digest of the rows that ignores their order.
 --
--- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
+-- A row holds the arguments of its job. If it has a field args, that field has the arguments, and the other fields are options.
 --
--- Parameters: key, a field that is neither; null: none.
+-- Parameters: key, a field that is neither argument nor option; null: none.
 -- Errors: as forebay.enqueue_many.
 create function forebay.backfill_write_v1(
     kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
@@ -1521,14 +1521,14 @@ declare
 begin
     jobs := cardinality(v_rows);
     if is_digested then
-        -- Of the text: a hash of jsonb does not know the sign of a number.
+        -- Of the text: a hash of jsonb ignores the sign of a number.
         select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
     end if;
     if jobs = 0 then
         return;
     end if;
     begin
-        -- Nothing is written in here: a subtransaction for each batch would soon be more than a snapshot can list.
+        -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
         v_priority := (v_options ->> 'priority')::integer;
         v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
         v_run_at := (v_options ->> 'run_at')::timestamptz;
@@ -1569,31 +1569,32 @@ $$;
 
 -- functions/claim/claim.sql
 
--- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+-- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
 --
 -- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
--- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
--- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+-- `from`. When a claim uses up a window, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick inside the claim.
 -- grant: worker
 
--- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
--- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays separated by commas, offset 1 first,
+-- or null for none. Without outer brackets, since a text cannot exceed 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the limiter", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
--- Of suspects one is taken at a time.
+-- Of suspects it takes one at a time.
 --
 -- Parameters:
---   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
---   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
+--   p_lease_id, p_claim_no  the batch's name; the worker counts claim_no from 1 and never reuses one
+--   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
 -- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
--- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
--- releases all behind it.
--- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
---   JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- holder runs a key's jobs one at a time, those of an earlier claim of the lease first. When one of them must run again, the
+-- holder releases all later ones.
+-- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
+--   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
+--   group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1631,13 +1632,13 @@ begin
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
         raise exception 'unreachable';
     end if;
-    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
@@ -1663,8 +1664,8 @@ $$;
 
 -- functions/claim/job_json.sql
 
--- One job as a claim hands it out: a JSON array of seq, kind, when it was enqueued (microseconds since 1970) and args; and
--- when one of them says something, of job_id, expires_at (microseconds), attempt, max_attempts, pauses, tag, correlation_id
+-- One job as a claim returns it: a JSON array of seq, kind, time of the enqueue (microseconds since 1970) and args; and, when
+-- one of them is set, of job_id, expires_at (microseconds), attempt, max_attempts, pauses, tag, correlation_id
 -- and headers.
 create function forebay._job_json(
     p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
@@ -1685,12 +1686,12 @@ $$;
 
 -- grant: worker
 
--- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+-- The ready lanes of some groups: lanes with something to claim, or with a cursor to advance.
 --
--- One call per poll. When none is ready and p_sleep_millis is given, the wake-ups of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
--- or with limit keys (is_limited) it reports what its limiter would let through now, see docs/design/limits.md; jobs that the limiter holds
--- back set no wake-up.
+-- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
+-- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
+-- on starts or with limit keys (is_limited) it reports what the queue's limiter would let through now, see docs/design/limits.md;
+-- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
@@ -1734,13 +1735,13 @@ begin
         select s.segment_id from forebay.segment s
         where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
         order by s.lo);
-    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
     select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
     if v_seal_id is not null then
         v_tail := v_seal_id || v_tail;
     end if;
 
-    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
            pg_current_snapshot()
@@ -1770,7 +1771,7 @@ begin
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
     where p.group_id <> all (v_limiters) and case
         when p.moved then true
-        -- A late committer of an older segment: let the claim look.
+        -- A late committer of an older segment: let the claim read.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
@@ -1788,7 +1789,7 @@ begin
     end if;
 
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- A flag sequence is written to the WAL, and nobody waits for it.
+        perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
         if not forebay._is_same_cluster() then
             perform forebay._record_same_cluster();
         end if;
@@ -1804,7 +1805,7 @@ $$;
 
 -- functions/claim/segment_functions.sql
 
--- Make the functions of one segment, or make them anew: a migration that changes one of them calls this for each segment.
+-- Create or replace the functions of one segment. A migration that changes one of them calls this for each segment.
 -- Their texts are the files of functions/claim/segment.
 --
 -- Locks: the caller holds the maintenance key.
@@ -1818,7 +1819,7 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
+-- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create or replace function forebay._arrivals_%1$s(
     p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
@@ -1863,7 +1864,7 @@ $body$;
     execute format('revoke all on function forebay._arrivals_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of keyed jobs by their places.
+-- Rows of keyed jobs by lane and number.
 create or replace function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
 as $body$
@@ -1879,7 +1880,7 @@ $body$;
     execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
 
     execute format($segment$
--- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
+-- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
 create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
 language plpgsql stable
 as $body$
@@ -1902,7 +1903,7 @@ $body$;
 
     execute format($segment$
 -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids that were in progress at its start.
+-- Range part: from the window's start on. Late part: xids in progress at its start.
 create or replace function forebay._read_%1$s(
     p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
     p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
@@ -1954,8 +1955,8 @@ $body$;
     execute format('revoke all on function forebay._read_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
--- start has a number above p_low; what was at work then is looked for by its xid below that.
+-- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
+-- start have numbers above p_low; those in progress at the start are searched by xid below it.
 create or replace function forebay._read_keyed_%1$s(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
 returns forebay.log[]
@@ -1987,18 +1988,18 @@ $body$;
     execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
 
     execute format($segment$
--- The claim of jobs that all lie in this segment, in one statement: what claims nearly always come to, at half the
--- cost of forebay._take(), which does whatever this leaves. It takes nothing, and returns null, unless
---   * the lane has a cursor, its group is not paused, and it is no lane of suspects,
---   * no late committer is among what the window in hand, or the next one, has to deliver,
---   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the window in hand
+-- The claim of jobs that all lie in this segment, in one statement: the common case, at half the
+-- cost of forebay._take(), which handles all other cases. It takes nothing, and returns null, unless
+--   * the lane has a cursor, its group is not paused, and it is not a lane of suspects,
+--   * no late committer is among the rows that the current window, or the next one, has to deliver,
+--   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
 --   * the lease is open.
--- With `whole` both windows are one range of the index: without late committers, who began before the end of the
+-- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
 --
--- Most of what it costs is the making of its expressions, anew in each transaction: each column counts.
+-- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create or replace function forebay._take_%1$s(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -2048,7 +2049,7 @@ begin
             group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq,
             high_seq, handed_total, skipped_total, claimed_at, seqs, xids)
         select p_group_id, p_lane, c.no + 1, p_lease_id, p_claim_no, p_floor,
-               -- Used up, still in the window in hand, or in the next one.
+               -- Used up, still in the current window, or in the next one.
                case when t.size < p_limit then c.upto when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_from else c.stop end,
                case when t.size < p_limit then null when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_to else c.upto end,
                case when t.size < p_limit then 0 else %1$s end,
@@ -2078,7 +2079,7 @@ $$;
 -- functions/claim/take.sql
 
 -- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
--- job that still can run. Null: it did not look, since the group is paused or the lane unknown.
+-- job that can still run. Null: it read nothing, since the group is paused or the lane unknown.
 create function forebay._take(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
     p_sweep boolean)
@@ -2087,14 +2088,14 @@ language plpgsql volatile
 as $$
 declare
     c          record;
-    v_from     pg_snapshot;              -- the window in hand
+    v_from     pg_snapshot;              -- the current window
     v_to       pg_snapshot;
     v_limit    integer := p_limit;
     v_window   record;
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
-    v_old      integer := 0;             -- how many of the rows belong to the window in hand
+    v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
     v_taken    forebay.log[];
@@ -2109,7 +2110,7 @@ declare
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
-    -- A later statement than the lock: its snapshot sees whatever the last holder committed.
+    -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority,
            f.xid as seal_xid,
@@ -2140,7 +2141,7 @@ begin
 
     if c.queue is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     end if;
     if c.audience is null or (c.paused_at is not null and not p_sweep) then
@@ -2159,7 +2160,7 @@ begin
         v_limit := 1;
     end if;
 
-    -- What is left of the window in hand, then the next one, from its end to now.
+    -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid);
@@ -2176,7 +2177,7 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
-    -- After the rows were read: whoever is among them had written its tombstones.
+    -- After the rows were read: for each row read, earlier tombstones are visible.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
@@ -2232,7 +2233,7 @@ begin
         perform forebay._follow_up(v_taken);
     end if;
 
-    -- The window that the last row belongs to, or an empty one at now when everything is used up.
+    -- The window of the last row, or an empty one at now when everything is used up.
     if v_count > v_old then
         v_from := v_to;
         v_to := c.now;
@@ -2269,7 +2270,7 @@ $$;
 
 -- functions/claim/window.sql
 
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
+-- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
@@ -2315,10 +2316,10 @@ end
 $$;
 
 
--- Should an idle cursor move although nothing was found?
+-- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: from the next
--- window on its uncommitted rows are not walked over, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
+-- not read its uncommitted rows, however many they are.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -2336,9 +2337,9 @@ $$;
 
 -- Append at most p_limit due jobs to the log; returns how many.
 --
--- Promoted so far are the rows visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
+-- Promoted rows are those visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
 -- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
--- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
+-- since. Nothing is updated, locked or skipped, so no row can be missed.
 --
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
@@ -2363,7 +2364,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- A promotion of none would move the position past jobs that it did not promote.
+    -- With a limit of none the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
@@ -2383,7 +2384,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the position may follow it.
+        -- The clock was set back. Without the rows promoted already the position may follow the clock.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
@@ -2391,7 +2392,7 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
-    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction that was at work.
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at the snapshot.
     if not exists (select from forebay.deferred d
                    where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
        and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
@@ -2431,7 +2432,7 @@ begin
     end if;
 
     -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
-    -- xid that was in progress then.
+    -- xid in progress at that time.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
@@ -2441,7 +2442,7 @@ begin
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all
           select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the position by its time instead.
+          offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
       and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
@@ -2491,7 +2492,7 @@ begin
         perform forebay._notify(v_target.queue);
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
-        perform forebay._require_below_limit(q.queue, q.more)
+        perform forebay._require_below_max_waiting(q.queue, q.more)
         from (select u.queue, count(*) as more from unnest(p_jobs) u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
               group by u.queue) q;
@@ -2502,7 +2503,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
-                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
+                    else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
@@ -2520,7 +2521,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
-                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
+                    else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -2530,7 +2531,7 @@ begin
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
 
-    -- Both lists are in input order: merge them by what each job was.
+    -- Both lists are in input order: merge them by what each job was, ready or deferred.
     return (
         select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
         from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place
@@ -2543,7 +2544,7 @@ $$;
 
 -- functions/enqueue/check_job.sql
 
--- What is wrong with one job's options, or null. One line, lower case, with the value.
+-- The problem with one job's options, or null. One line, lower case, with the value.
 create function forebay._job_problem(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
     p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
@@ -2608,8 +2609,8 @@ end
 $$;
 
 
--- Refuse arguments that are too large, too deep, or hold a number that clients do not read. A value of at most 500
--- bytes and 500 characters is none of these: a level takes 8 bytes. Both are asked, since a number like 1e100000
+-- Refuse arguments that are too large, too deep, or contain a number that clients do not read. A value of at most 500
+-- bytes and 500 characters passes: each level takes 8 bytes. Both sizes count, since a number like 1e100000
 -- takes a few bytes and a hundred thousand characters.
 --
 -- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
@@ -2627,7 +2628,7 @@ begin
             errcode = 'JQ002',
             message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
             detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'bytes', v_bytes, 'limit', v_bytes_max)),
-            hint = 'Store the data in a table of yours and pass its key.';
+            hint = 'Store the data in your own table and pass its key.';
     end if;
     if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
         raise exception using
@@ -2640,7 +2641,7 @@ begin
            p_args, 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
         raise exception using
             errcode = 'JQ001', column = 'args',
-            message = format('%sargs hold a number of more than 4300 digits', v_where),
+            message = format('%sargs contain a number of more than 4300 digits', v_where),
             detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'field', 'args')),
             hint = 'Pass it as a string.';
     end if;
@@ -2650,10 +2651,10 @@ $$;
 
 -- functions/enqueue/enqueue.sql
 
--- Enqueue: the public contract for producers, in any language.
+-- Enqueue: the public contract for producers in any language.
 -- grant: producer, worker
 
--- The public lane for one job, noted in the registry; where many jobs go, its flag sequence comes to know it.
+-- The public lane for one job, recorded in the registry; a lane that gets many jobs also becomes known to its flag sequence.
 --
 -- Errors: JQ001 the queue's name.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
@@ -2666,10 +2667,10 @@ declare
     v_committed boolean;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
+        -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
         select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
         if v_committed is not null then
-            -- Seldom, so that two lanes with one flag sequence do not take it from each other at every job.
+            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job.
             perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
             return v_lane;
         end if;
@@ -2689,24 +2690,24 @@ $$;
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the limiter": the job exists exactly if this transaction commits.
+-- Invariant "commit decides": the job exists if and only if this transaction commits.
 --
 -- Parameters:
---   kind            which handler
+--   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           where it waits
+--   queue           the queue of the job
 --   priority        -32768 to 32767, lower first
---   delay, run_at   earliest start; at most one of them; null: at once
+--   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
---   max_attempts    1 to 10000; null: what the handler's retry policy says
---   tag             where it came from
+--   max_attempts    1 to 10000; null: set by the handler's retry policy
+--   tag             source of the job
 --   correlation_id  carried through retries, dead letters and redrives
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
---   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+--   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
---   queue is full. Nothing is written then.
+--   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
@@ -2725,10 +2726,9 @@ declare
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    -- A good, plain job passes on one expression, since each costs more than what it asks. A pattern without a bound is matched
-    -- in a fraction of the time. The queue's name is looked at when its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation makes of a value that comes compressed out of a table what it is
-    -- in full.
+    -- A valid, plain job passes one expression, since each expression costs more than the checks in it. A pattern without a bound
+    -- is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
+    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
     if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
         and jsonb_typeof(enqueue.args) = 'object'
         and enqueue.priority between -32768 and 32767
@@ -2763,7 +2763,7 @@ begin
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_limit(enqueue.queue, 1);
+            perform forebay._require_below_max_waiting(enqueue.queue, 1);
         end if;
     end if;
 
@@ -2783,7 +2783,7 @@ begin
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
-    -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
+    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
     v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
@@ -2797,7 +2797,7 @@ $$;
 
 -- grant: producer, worker
 
--- Refuse the first bad job of a bulk enqueue by its index. Good jobs that are plain, but for an ordering key, pass on one expression.
+-- Refuse the first invalid job of a bulk enqueue by its index. Valid jobs without options, except an ordering key, pass one expression.
 --
 -- Errors: JQ001, JQ002, JQ003.
 create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
@@ -2844,7 +2844,7 @@ $$;
 
 -- Enqueue many jobs in the caller's transaction; returns their ids in input order.
 --
--- All or none: one bad job refuses the call, and the message names its index, from 0.
+-- All or none: one invalid job fails the call, and the message has its index, from 0.
 --
 -- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
 --   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
@@ -2985,7 +2985,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
@@ -3012,8 +3012,8 @@ as $$
 $$;
 
 
--- What stands in the flag sequence of a lane that is known: another number for each lane, each start of the server and each file of
--- the registry. So a flag sequence that was dumped with a later state than the registry, or outlived it, names no lane.
+-- The value in the flag sequence of a known lane: it differs for each lane, each start of the server and each file of the registry.
+-- So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
 create function forebay._lane_stamp(p_lane bigint) returns bigint
 language sql stable
 as $$
@@ -3021,9 +3021,9 @@ as $$
 $$;
 
 
--- Is the lane's row in the registry committed, as far as its flag sequence tells?
+-- Is the lane's row in the registry committed, according to its flag sequence?
 --
--- Invariant "known is committed": a flag sequence names a lane only after its row was. Read and set outside transactions.
+-- Invariant "known is committed": a flag sequence names a lane only after its row was committed. Read and set outside transactions.
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$
@@ -3033,14 +3033,14 @@ $$;
 
 -- functions/enqueue/lane_ids.sql
 
--- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it. Its number is
--- even, as are those of all lanes but those of limit keys.
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue finds the lane without a registry. Its number is
+-- even, like those of all lanes except those of limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
 
 
--- One of the public lanes of an sharded queue. Part 0 is the lane the queue has had before.
+-- One of the public lanes of a sharded queue. Shard 0 is the lane that the queue had before.
 create function forebay._shard_id(p_queue text, p_priority integer, p_shard integer) returns bigint
 language sql immutable
 as $$
@@ -3057,8 +3057,8 @@ as $$
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits are the queue's, and it is odd: so an
--- index finds what came to all such lanes of a queue.
+-- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits identify the queue, and the number is odd: so
+-- an index finds new rows of all such lanes of a queue.
 create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language sql immutable
 as $$
@@ -3068,7 +3068,7 @@ as $$
 $$;
 
 
--- The dispatch lane of (queue, priority, audience): where claims ask for jobs of any limit key.
+-- The dispatch lane of (queue, priority, audience): claims from it take jobs of any limit key.
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$
@@ -3076,13 +3076,13 @@ as $$
 $$;
 
 
--- functions/enqueue/register_lane.sql
+-- functions/enqueue/record_lane.sql
 
--- Note a lane in the registry when no row of it is visible; returns it.
+-- Add a lane to the registry unless a row of it is visible; returns the lane.
 --
--- A committed job's lane is always visible to whoever sees the job: the row seen here, or written
--- here, belongs to a committed transaction or to the job's own. Never waits: no unique key.
-create function forebay._note(
+-- A session that sees a committed job also sees its lane: the row seen here, or written here, belongs to a committed
+-- transaction or to the job's transaction. Never waits: there is no unique key.
+create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
     p_shard integer default null, p_limit_key text default null)
 returns bigint
@@ -3098,16 +3098,16 @@ end
 $$;
 
 
--- The lane of (queue, priority, audience), noted in the registry.
+-- The lane of (queue, priority, audience), recorded in the registry.
 create function forebay._record_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
-    select forebay._note(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
+    select forebay._add_lane(forebay._lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'plain',
                          case p_audience when 0 then 0 end)
 $$;
 
 
--- The lane of jobs with ordering keys for (queue, priority, audience), noted in the registry.
+-- The lane of jobs with ordering keys for (queue, priority, audience), recorded in the registry.
 create function forebay._record_keyed_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -3115,12 +3115,12 @@ begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         perform nextval('forebay.key_seq');
     end if;
-    return forebay._note(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
+    return forebay._add_lane(forebay._keyed_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'keyed');
 end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), noted in the registry, and its dispatch lane.
+-- The lane of a limit key's jobs for (queue, priority, audience), recorded in the registry, and its dispatch lane.
 create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language plpgsql volatile
 as $$
@@ -3131,15 +3131,15 @@ begin
         if pg_sequence_last_value('forebay.limiter_seq') is null then
             perform nextval('forebay.limiter_seq');
         end if;
-        perform forebay._note(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
-        perform forebay._note(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
+        perform forebay._add_lane(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
+        perform forebay._add_lane(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
     end if;
     return v_lane;
 end
 $$;
 
 
--- The lane in which a group's job goes on, noted in the registry.
+-- The lane in which a group's job continues, recorded in the registry.
 create function forebay._record_private_lane(
     p_queue text, p_priority integer, p_audience bigint, p_ordering_key text, p_limit_key text)
 returns bigint
@@ -3151,40 +3151,40 @@ as $$
 $$;
 
 
--- The public lanes for many jobs, noted in the registry: one, or all of an sharded queue's.
+-- The public lanes for many jobs, recorded in the registry: one, or all lanes of a sharded queue.
 --
--- The spreads are what the caller deals the jobs out by. Asked for again, they may have changed, and jobs would lie in lanes that
--- nobody noted.
+-- The caller distributes the jobs by p_shards. Read a second time, the numbers of shards may have changed, and jobs would go to
+-- lanes that are not in the registry.
 create function forebay._record_lanes(p_queue text, p_priority integer, p_shards jsonb) returns bigint[]
 language sql volatile
 as $$
     select array(
-        select forebay._note(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
+        select forebay._add_lane(forebay._shard_id(p_queue, p_priority, shard), p_queue, p_priority, 0, 'plain', shard)
         from generate_series(0, coalesce((p_shards ->> p_queue)::integer, 1) - 1) shard order by shard)
 $$;
 
 
 -- functions/enqueue/shards.sql
 
--- Over how many public lanes of each priority the jobs of a queue are queue_shards; 1 where their order is kept.
+-- The number of public lanes of each priority over which the jobs of a queue are distributed; 1 where their order is kept.
 create function forebay._shards_of(p_queue text) returns integer
 language sql stable
 as $$ select coalesce((select s.lanes from forebay.queue_shards s where s.queue = p_queue), 1) $$;
 
 
--- A public lane for one job, noted in the registry: any of an sharded queue's.
+-- A public lane for one job, recorded in the registry: any lane of a sharded queue.
 create function forebay._pick_lane(p_queue text, p_priority integer) returns bigint
 language plpgsql volatile
 as $$
 declare
-    v_part integer := floor(random() * forebay._shards_of(p_queue));
+    v_shard integer := floor(random() * forebay._shards_of(p_queue));
 begin
-    return forebay._note(forebay._shard_id(p_queue, p_priority, v_part), p_queue, p_priority, 0, 'plain', v_part);
+    return forebay._add_lane(forebay._shard_id(p_queue, p_priority, v_shard), p_queue, p_priority, 0, 'plain', v_shard);
 end
 $$;
 
 
--- Over how many public lanes the jobs of some queues are queue_shards, by queue; null: of no queue.
+-- The number of public lanes of some queues, by queue; null: none of them is sharded.
 create function forebay._shards(p_queues text[]) returns jsonb
 language sql volatile
 as $$
@@ -3193,8 +3193,8 @@ as $$
 $$;
 
 
--- Which of so many public lanes the job of a place goes to.
-create function forebay._dealt_lane(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
+-- The public lane for the job at a place of the input.
+create function forebay._lane_for_place(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
 language sql immutable
 as $$
     select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
@@ -3204,7 +3204,7 @@ $$;
 
 -- functions/enqueue/wakeup.sql
 
--- The wake-up of a queue.
+-- The wake-up sequence of a queue.
 create function forebay._wakeup(p_queue text) returns regclass
 language sql stable
 as $$
@@ -3214,7 +3214,7 @@ as $$
 $$;
 
 
--- Does somebody sleep who wants to be woken for the queue?
+-- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
@@ -3222,11 +3222,11 @@ as $$
 $$;
 
 
--- May a transaction notify, if somebody waits for it?
+-- May a transaction notify when a worker waits?
 --
--- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
--- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
--- over a producer's commit. The parameter forebay.wakeup, on or off, overrides that for a server, a database, a role or a
+-- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not where
+-- transactions can be prepared: a transaction that has notified cannot be, and a waiting worker must not decide over a
+-- producer's commit. The parameter forebay.wakeup, on or off, overrides this for a server, a database, a role or a
 -- session.
 create function forebay._may_notify() returns boolean
 language sql volatile
@@ -3239,7 +3239,7 @@ $$;
 
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
--- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
+-- Only while a worker sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
 -- nothing; workers poll.
 create function forebay._notify(p_queue text) returns void
 language plpgsql volatile
@@ -3252,16 +3252,16 @@ end
 $$;
 
 
--- functions/guard/note_act.sql
+-- functions/guard/record_act.sql
 
 -- grant: operator
 
--- Record an act of the guard that is about to happen; returns the event's number.
+-- Record an act of the guard before it happens; returns the event's number.
 --
--- Invariant: "no act without its record". Durable on this server when it returns, whatever the session's
--- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
+-- Invariant: "no act without its record". Durable on this server when the function returns, whatever the session's
+-- synchronous_commit. It waits for no standby, since a standby that hangs may be the reason for the guard's act.
 --
--- Errors: JQ001 an unknown action, or something missing.
+-- Errors: JQ001 an unknown action, or a missing value.
 create function forebay.record_act(
     p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
     p_application text default null, p_database text default null, p_state text default null,
@@ -3276,9 +3276,9 @@ declare
 begin
     if (p_action in ('cancel', 'terminate', 'rollback prepared')) is not true then
         raise exception using errcode = 'JQ001', column = 'action',
-            message = format('%s is no action of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
+            message = format('unknown action %s of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
     elsif p_server is null or p_holder is null or p_name is null or p_reason is null then
-        raise exception using errcode = 'JQ001', message = 'an act needs a server, a holder, its name and a reason';
+        raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
     insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
@@ -3292,13 +3292,13 @@ end
 $$;
 
 
--- functions/guard/note_outcome.sql
+-- functions/guard/record_outcome.sql
 
 -- grant: operator
 
--- Record what came of an act: once, and only by whoever recorded the act.
+-- Record the outcome of an act: once, and only by the role that recorded the act.
 --
--- Errors: JQ001 no such act of this role that is without an outcome.
+-- Errors: JQ001 this role has no such act without an outcome.
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -3309,7 +3309,7 @@ begin
     where e.event_id = p_event_id and e.outcome is null and e.acted_as = session_user;
     if not found then
         raise exception using errcode = 'JQ001', column = 'event_id',
-            message = format('there is no act %s of %s without an outcome', coalesce(p_event_id::text, 'null'), session_user);
+            message = format('act %s of %s does not exist or already has an outcome', coalesce(p_event_id::text, 'null'), session_user);
     end if;
 end
 $$;
@@ -3317,7 +3317,7 @@ $$;
 
 -- functions/keys/announce.sql
 
--- Let the group's claims look at some keys again: a token for each.
+-- Make the group's claims look at some keys again: append a recheck row for each.
 create function forebay._announce_keys(p_queue text, p_priority integer, p_group_id bigint, p_keys text[]) returns void
 language plpgsql volatile
 as $$
@@ -3332,7 +3332,7 @@ $$;
 
 -- functions/keys/before.sql
 
--- Keys of a batch whose next job is on its way in a new row.
+-- Keys of a batch whose next job is in a new row that was not claimed yet.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
@@ -3341,7 +3341,7 @@ as $$
 $$;
 
 
--- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
+-- Keys of which an earlier batch of a lease has a job that has not ended, or continues in a new row, in a continued key run.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 set enable_nestloop = off
@@ -3374,7 +3374,7 @@ $$;
 
 -- functions/keys/claim.sql
 
--- How a job of a keyed lane is handed out: as any other, with its ordering key at the end.
+-- A job of a keyed lane as a claim returns it: like any other, with its ordering key at the end.
 create function forebay._keyed_json(
     p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
     p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb,
@@ -3391,7 +3391,7 @@ as $$
 $$;
 
 
--- forebay.claim_v1() of a keyed lane.
+-- forebay.claim_v1() for a keyed lane.
 create function forebay._claim_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -3400,7 +3400,7 @@ as $$
 declare
     v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
 begin
-    -- In the order of the array, as long as nothing else is done to its rows.
+    -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
                        u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                        u.tag, u.correlation_id, u.headers, u.ordering_key), ',')
@@ -3411,7 +3411,7 @@ $$;
 
 -- functions/keys/fetch.sql
 
--- Rows of keyed jobs by their places, in no order.
+-- Rows of keyed jobs by lane and number, in no order.
 create function forebay._fetch(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
 as $$
@@ -3436,7 +3436,7 @@ $$;
 
 -- functions/keys/lock.sql
 
--- Decisions about the keys of a group are made under this advisory key: by claims alone, by settlements together.
+-- Decisions about the keys of a group are made under this advisory key: claims hold it alone, settlements share it.
 create function forebay._keys_lock(p_group_id bigint) returns integer
 language sql immutable
 as $$ select hashint8(hashtextextended('keys', p_group_id)) $$;
@@ -3444,7 +3444,7 @@ as $$ select hashint8(hashtextextended('keys', p_group_id)) $$;
 
 -- functions/keys/parked.sql
 
--- Is a keyed job that a group's cursor has passed still waiting for its key?
+-- Does a keyed job that a group's cursor has passed still wait for its key?
 create function forebay._is_parked(p_group_id bigint, p_ordering_key text, p_seq bigint) returns boolean
 language sql stable
 as $$
@@ -3456,7 +3456,7 @@ as $$
 $$;
 
 
--- The batch that last handed out a row of a keyed job, or null.
+-- The last batch with a row of a keyed job, or null.
 create function forebay._keyed_batch_of(p_group_id bigint, p_ordering_key text, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
@@ -3507,8 +3507,8 @@ $$;
 
 -- functions/keys/release.sql
 
--- The outcomes of a flush, with k for every job that would go on although an earlier one of its key has not ended: it
--- stays behind that one. So of a key at most one job is on its way in a new row.
+-- The outcomes of a flush, with k for every job that would run again although an earlier job of its key has not ended: it
+-- is requeued behind that job. So at most one job of a key waits in a new row outside the key's queue.
 create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
@@ -3542,12 +3542,12 @@ as $$
 $$;
 
 
--- Announce the keys of a flush whose turn may be over, with the last of its jobs settled, now or before, and for which
--- something waits.
+-- Announce the keys of a flush whose key run may be over, with its last job settled now or before, and for which
+-- jobs wait.
 --
--- What waits is looked at under the key that claims decide under: whoever has parked a job by then is seen, and whoever does
--- later sees this settlement. A handler's own transaction may be held open; it neither takes that key nor looks, and
--- announces in any case. A token too many is read and forgotten.
+-- The waiting jobs are read under the lock of the claims' decisions: a claim that has parked a job by then is seen, and a later
+-- one sees this settlement. A handler's transaction may be held open; it neither takes that lock nor reads, and announces in any
+-- case. A superfluous recheck row is read and ignored.
 --
 -- Parameters: p_parked_no, see batch.parked_no.
 -- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
@@ -3566,7 +3566,7 @@ declare
 begin
     if v_looks then
         perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
-        -- Nobody parked anything since the claim, and nothing of these keys goes on or was requeued.
+        -- No job was parked since the claim, and no job of these keys continues or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
                            where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and s.outcomes is not null) then
@@ -3584,7 +3584,7 @@ begin
                                            where s.lease_id = p_lease_id and s.claim_no = p_claim_no and o = any (s.offsets)));
         end if;
     else
-        -- Where a job goes on in a new row, that row is what the key waits for.
+        -- Where a job continues in a new row, the key waits for that row.
         v_tails := array(
             select p_tails[u.place] from unnest(p_offsets, p_outcomes) u (place, code)
             group by 1
@@ -3615,11 +3615,11 @@ $$;
 
 -- functions/keys/states.sql
 
--- Where keys stand for a group: one row for each.
+-- The states of keys for a group: one row for each.
 --
--- open: how many jobs of its newest turns have not ended; the lease holder has them, the first is of turn first_open. head: the
--- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was requeued, in order; the
--- first is next, before all that is parked.
+-- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
+-- id of a job that must come first and is in a new row, for example a retry. waiting_*: requeued jobs, in order; the first of
+-- them is next, before all parked ones.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
     ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
@@ -3649,7 +3649,7 @@ as $$
         select f.lease_id, f.claim_no, u.place, coalesce(u.code, 'd') as code
         from flush f, unnest(f.offsets, f.outcomes) u (place, code)
     ), open as materialized (
-        -- Batches that are not settled as a whole. One that was removed meanwhile ended long ago.
+        -- Batches that are not settled as a whole. A batch removed meanwhile ended long ago.
         select b.lease_id, b.claim_no
         from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select from forebay.batch i
@@ -3689,15 +3689,15 @@ $$;
 
 -- functions/keys/take.sql
 
--- The claim of a keyed lane: what forebay._take() is for the others.
+-- The claim of a keyed lane: the counterpart of forebay._take().
 --
 -- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
--- numbers of its claims; a turn is the first of what waits, in the order: what was requeued, what is parked, what the cursor
--- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
--- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
+-- numbers of its claims. A key run takes the first of the waiting jobs, in this order: requeued, parked, new to the cursor.
+-- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
+-- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- Who has a key gets more of it while nothing of it went wrong, and while it has at most v_ahead jobs open, after what it asks
--- for: those behind a slow one are better in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
+-- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
@@ -3710,9 +3710,9 @@ declare
     v_low      bigint;
     v_from     pg_snapshot;
     v_to       pg_snapshot;
-    v_limit    integer := p_limit;       -- how many may be taken
-    v_most     integer;                  -- how many are read from the log
-    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- who has more jobs of a key open gets no more of it
+    v_limit    integer := p_limit;       -- how many jobs may be taken
+    v_most     integer;                  -- how many rows are read from the log
+    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- a lease with more open jobs of a key gets no more of it
     v_window   record;
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
@@ -3720,16 +3720,16 @@ declare
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
-    v_found    record;                   -- what may be taken, and of which keys, as arrays
-    v_taken    record;                   -- what is taken and skipped
+    v_found    record;                   -- jobs that may be taken, and their keys, as arrays
+    v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
-    v_public     bigint[];               -- the queue's keyed lanes that everybody reads
+    v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction has a number itself: see batch.low_from.
+    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -3753,7 +3753,7 @@ begin
 
     if c.queue is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     end if;
     if c.audience is null or c.paused_at is not null then
@@ -3768,7 +3768,7 @@ begin
     if c.audience < 0 then
         v_limit := 1;
     end if;
-    -- Where jobs are parked, fewer are read than may be taken: else as many would be parked anew.
+    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked again.
     v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
 
     if c.snap_to is not null then
@@ -3799,10 +3799,10 @@ begin
         return '{}';
     end if;
 
-    -- From here on nobody else decides about the group's keys, and later statements see what was decided before.
+    -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
 
-    -- Nearly always each key is free or ours, nothing of it waits or goes on, and all that was read is taken.
+    -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
         with met as materialized (
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
@@ -3895,7 +3895,7 @@ begin
         ), behind as materialized (
             select p.key, count(*) as jobs from parked p group by p.key
         ), candidate as (
-            -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
+            -- A key's jobs in the order in which they are to be taken. 0: the key's next job, in a new row.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
             where m.job_id = s.head and not m.is_recheck and not s.is_busy
@@ -3907,14 +3907,14 @@ begin
             union all
             select p.key, 2, p.parked_no, p.lane, p.seq, p.parked_no from parked p
             union all
-            -- 3: new. 4: new, and to be parked: the key is taken, or there is more before it than was read.
+            -- 3: new. 4: new, and to be parked: the key is taken, or more jobs come before it than were read.
             select s.key, case when s.is_taken or b.jobs >= s.quota
                                     or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
                    m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
             where m.job_id is distinct from s.head and not m.is_recheck
             union all
-            -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
+            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
             where m.job_id = s.head and not m.is_recheck and s.is_busy
@@ -3960,7 +3960,7 @@ begin
             from candidate i where i.runs
             order by i.rank, i.nr limit v_limit
         ), reach as materialized (
-            -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
+            -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
                    coalesce(h.upto, case when not i.runs then i.upto end) as upto
             from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
@@ -4008,9 +4008,9 @@ begin
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as buried,
+                from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
-               -- Nothing of these is taken, and there may be more of them than was read.
+               -- No job of these keys is taken, and more may wait than were read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again
         into v_taken;
         if v_taken.again <> '{}' then
@@ -4061,12 +4061,12 @@ end
 $$;
 
 
--- Let a key's next job, that came too early, come again in a moment.
+-- Append a key's next job again, to return in a moment, because it came too early.
 create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
-    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
     return true;
 end
 $$;
@@ -4074,8 +4074,8 @@ $$;
 
 -- functions/keys/trim.sql
 
--- Delete parked rows whose jobs have been taken, and turns that say nothing any more: not the newest of their key, or of jobs
--- that all left the archive. Returns how many rows.
+-- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
+-- that all left the archive. Returns the number of rows.
 create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -4101,7 +4101,7 @@ begin
         )
         select k.group_id, k.ordering_key, s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
         from (select k.* from key k
-              -- Most keys have nothing that could go: numbers rise from turn to turn.
+              -- Most keys have nothing to delete: numbers rise from key run to key run.
               where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
                  or v_first > (select t.high_seq from forebay.key_run t
                                where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
@@ -4182,8 +4182,8 @@ $$;
 
 -- grant: worker
 
--- Close a lease whose worker is done with it; jobs that it holds without knowing (the answer to their claim was lost)
--- go back unstarted. Returns how many; null when it was closed already.
+-- Close a lease that its worker no longer needs. Jobs that it holds without knowing (the answer to their claim was lost)
+-- are released unstarted. Returns their number; null when the lease was closed already.
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4202,13 +4202,13 @@ $$;
 
 -- grant: worker
 
--- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
--- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
+-- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
+-- and the number of open leases in all, at most 1,000; null in a process that only runs jobs.
 --
--- Touches no lease row and takes no lock that anything else holds. The first 1,000 running jobs are kept in the heartbeat's row:
--- from there forebay.job() and forebay.depth() tell running jobs from claimed ones.
+-- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
+-- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
 language plpgsql volatile security definer
@@ -4251,9 +4251,9 @@ language sql stable
 as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 
--- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.
+-- The holder of a duty now, a number below 2^20; null when no worker leads it, or it has no flag sequence.
 --
--- A time too far ahead was written before the clock was set back.
+-- A time too far in the future was written before the clock was set back.
 create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$
@@ -4272,8 +4272,8 @@ $$;
 
 -- grant: worker
 
--- Which of a worker's batches the database does not know: an asynchronously committed claim that a crash of the
--- server took back. Their jobs are claimed anew; the worker stops its handlers of them.
+-- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
+-- claims. Their jobs are claimed again; the worker stops its handlers of them.
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -4287,17 +4287,17 @@ $$;
 
 -- functions/lease/open_lease.sql
 
--- Leases: a worker process's right to its batches; heartbeats; revocation.
+-- Leases: a worker process's right to its batches, with heartbeats and revocation.
 -- grant: worker
 
 -- Open a lease for a worker process; returns its id.
 --
 -- Parameters:
 --   p_worker           a name for humans
---   p_lease_seconds    the lease is lost after so long without a heartbeat
---   p_suspect_seconds  or after so long, when its heartbeat connection is gone too
---   p_version          of the schema that the worker's code was made for; null: it does not say
--- Errors: JQ001 a bad duration, JQ020 code of that version is not served any more, JQ030 foreign cluster.
+--   p_lease_seconds    the lease is lost after this time without a heartbeat
+--   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
+--   p_version          schema version that the worker's code was made for; null: not reported
+-- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
@@ -4321,7 +4321,7 @@ begin
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
-    -- A later statement than the insert, which waits for a migration that takes away what older code calls.
+    -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
         raise exception using errcode = 'JQ020',
             message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
@@ -4336,8 +4336,8 @@ end
 $$;
 
 
--- The oldest code that this schema serves: made for this version or a later one. A migration named post_ takes away what
--- code of earlier versions calls.
+-- The version of the oldest code that this schema serves: code made for this version or a later one. A migration named post_
+-- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
@@ -4347,9 +4347,9 @@ as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m
 
 -- grant: worker
 
--- Leave duties that the caller holds, and tell everybody who listens: NOTIFY forebay_wakeup with the duty's number.
+-- Resign from duties that the caller holds, and tell all listeners: NOTIFY forebay_wakeup with the duty's number.
 --
--- It is no producer's transaction, so that it may notify where enqueues may not.
+-- This is not a producer's transaction, so it may notify where enqueues may not.
 create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4372,16 +4372,16 @@ $$;
 
 -- functions/lease/revoke.sql
 
--- Take a lease away: close it and send its unsettled jobs to the group's private lanes.
+-- Revoke a lease: close it and send its unsettled jobs to the group's private lanes.
 --
 -- Invariants: "single holder", "nothing lost". The lease row is locked FOR UPDATE, which waits for
--- every claim and settlement that holds it FOR KEY SHARE; what is settled is read in later statements.
--- A death is put down to a job only if it was a suspect, claimed alone, and its start is recorded.
+-- every claim and settlement that holds it FOR KEY SHARE; later statements read what is settled.
+-- A death is attributed to a job only if the job was a suspect, claimed alone, and its start is recorded.
 --
--- Parameters: p_suspects, whether the jobs come back as suspects; false when the worker itself says
+-- Parameters: p_suspects, whether the jobs return as suspects; false when the worker itself reports
 --   that it never started them.
--- Returns: how many jobs were sent back; null when the lease was closed already.
--- Errors: 55P03 when a settlement is held open by its transaction; try again.
+-- Returns: the number of jobs sent back; null when the lease was closed already.
+-- Errors: 55P03 when a transaction holds a settlement open; try again.
 -- Locks: the lease (FOR UPDATE).
 create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
 language plpgsql volatile
@@ -4397,7 +4397,7 @@ declare
     v_open    integer;
     v_started boolean;
     v_sent    bigint := 0;
-    v_held    text[];  -- keys whose next job is on its way
+    v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
 begin
     select l.worker into v_worker from forebay.lease l
@@ -4468,7 +4468,7 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt,
+            perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
@@ -4492,12 +4492,11 @@ $$;
 
 -- Revoke at most one lease that is lost; returns it, or no row.
 --
--- Lost: no sign of life, heartbeat or claim, for lease_seconds; or none for suspect_seconds while the connection that
--- sent the last heartbeat is gone and the lease has jobs: without any there is no hurry. The caller's own session must
--- be that old as well: after a restart, a crash of one backend or a failover every session is new, and the living get
--- their time to report. A lease that a settlement's open transaction holds is passed over until that has ended: idle, it
--- ends by itself after five seconds; a forgotten prepared transaction keeps its own lease from being revoked and nobody
--- else's.
+-- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
+-- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
+-- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
+-- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
+-- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
@@ -4535,7 +4534,7 @@ begin
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
         order by h.heartbeat_at
     loop
-        -- Only now, since a look at one session is a look at all of them.
+        -- Only now, since looking up one session means reading all of them.
         if v_session is null then
             select extract(epoch from v_at - a.backend_start) into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
@@ -4584,8 +4583,8 @@ language sql volatile
 as $$ select coalesce(pg_sequence_last_value('forebay.same_cluster_seq') = forebay._cluster_stamp(), false) $$;
 
 
--- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
--- written can ask.
+-- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so callers that must not have
+-- written can use it.
 --
 -- Errors: JQ030.
 create function forebay._require_same_cluster() returns void
@@ -4607,14 +4606,14 @@ begin
                              v_recorded.system_identifier, v_recorded.database_oid, v_here.system_identifier, v_here.database_oid),
             detail = jsonb_build_object('recorded', format('%s/%s', v_recorded.system_identifier, v_recorded.database_oid),
                                         'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
-            hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
+            hint = 'The schema was restored from another cluster. Nothing runs until you call forebay adopt --resume or --discard.';
     end if;
 end
 $$;
 
 
--- Remember until the server starts again that this schema is at same cluster. Only after forebay._require_same_cluster(), and where a
--- transaction may get its id.
+-- Remember until the next start of the server that this schema belongs to this cluster. Only after
+-- forebay._require_same_cluster(), and where a transaction may draw its id.
 create function forebay._record_same_cluster() returns void
 language sql volatile
 as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
@@ -4624,16 +4623,16 @@ as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 
 -- grant: worker
 
--- Take leaderless duties and keep those that the caller holds, for some seconds; returns which it holds now.
+-- Take duties without a leader, and keep those that the caller holds, for some seconds; returns the duties it holds now.
 --
--- A flag sequence is read and set outside transactions and locks nothing. Of two who take a duty at the same moment the later
--- one is written down; the other learns it at its next call. What a duty asks for may be done by several. A duty without
--- a flag sequence is everybody's.
+-- A flag sequence is read and set outside transactions and locks nothing. If two workers take a duty at the same moment, the
+-- later one is recorded; the other learns it at its next call. Several workers may do the work of a duty without harm. Every
+-- worker may do a duty without a flag sequence.
 --
 -- Parameters:
---   p_holder   who asks, 0 to 1048575, drawn at random by each worker
---   p_duties    0 is the maintenance, any other the group of that number
---   p_seconds  how long they are kept unless renewed, at most 600
+--   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
+--   p_duties   0 is maintenance, any other number is the group of that number
+--   p_seconds  how long the duties are kept unless renewed, at most 600
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
@@ -4666,7 +4665,7 @@ $$;
 
 -- functions/limits/arrivals.sql
 
--- Lanes of limit keys of a queue to which something came between two snapshots; null when that is more than p_most pairs of a
+-- Lanes of limit keys of a queue with new rows between two snapshots; null when there are more than p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
 language plpgsql volatile
@@ -4701,7 +4700,7 @@ end
 $$;
 
 
--- All lanes of limit keys of a queue that may have something to claim for a group: asked of each, as forebay.ready_v1() does.
+-- All lanes of limit keys of a queue that may have something to claim for a group, decided for each as in forebay.ready_v1().
 create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
 language plpgsql volatile
 as $$
@@ -4711,7 +4710,7 @@ declare
     v_segment bigint;
     v_before  xid8;
 begin
-    -- Older than the last sealed segment: let the claim look.
+    -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
@@ -4741,9 +4740,9 @@ $$;
 
 -- functions/limits/choose.sql
 
--- The lanes of limit keys that a limiter lets through, best first, with at most how many jobs of each: the key with the fewest jobs
--- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
-create function forebay._line_up(v forebay._limiter_view, p_lane bigint, p_limit integer)
+-- The lanes of limit keys that a limiter lets through, best first, each with a maximum number of jobs: first the key with the
+-- fewest jobs in flight, then the one served longest ago. A new key takes the position of the key that has waited longest.
+create function forebay._choose_keys(v forebay._limiter_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
 set enable_nestloop = off
@@ -4770,10 +4769,11 @@ $$;
 
 -- functions/limits/claim.sql
 
--- forebay.claim_v1() of a dispatch lane, or of a lane whose queue has limits on starts: jobs of one lane, as many as the limiter lets through.
+-- forebay.claim_v1() for a dispatch lane, or for a lane whose queue has limits on starts: jobs of one lane, as many as the limiter
+-- lets through.
 --
--- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
--- and the limiter's row and the batch are one commit.
+-- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
+-- after another, and the limiter's row and the batch are one commit.
 -- Locks, in order: the limiter, then as any claim.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -4790,13 +4790,13 @@ declare
 begin
     perform set_config('synchronous_commit', 'off', true),
             pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
-    -- Later statements than the lock: they see whatever its last holder committed.
+    -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
         raise exception using errcode = 'JQ014',
-            message = format('there is no group %s', p_group_id),
+            message = format('group %s not found', p_group_id),
             hint = 'Open the group with forebay.open_group() first.';
     elsif v_lane.paused_at is not null then
         return null;
@@ -4804,14 +4804,14 @@ begin
     v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
+        select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
         select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200
     loop
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
-            return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
+            return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
         end if;
         select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
         into v_took
@@ -4830,7 +4830,7 @@ end
 $$;
 
 
--- The claim of one lane behind a limiter: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+-- The claim of one lane behind a limiter: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -4845,7 +4845,7 @@ begin
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    -- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+    -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
          where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),
@@ -4872,71 +4872,15 @@ end
 $$;
 
 
--- functions/limits/decide.sql
-
--- Append what a limiter knows after a claim that took p_count jobs of a key and found p_gone without any more.
---
--- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
--- comes again at once shall not come first.
-create function forebay._record_limiter(
-    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
-returns void
-language plpgsql volatile
-set enable_nestloop = off
-set jit = off
-as $$
-begin
-    with line as materialized (
-        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
-        where l.lane <> all (p_gone)
-    ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
-               case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
-        union all
-        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
-        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
-    ), first as materialized (
-        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
-    ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
-    ), flight as materialized (
-        select b.* from (
-            select u.*, count(*) over () - u.nr as younger
-            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
-                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
-                  union all
-                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
-        -- Without a limit on what runs at once this only says whose turn it is.
-        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
-    )
-    insert into forebay.limiter (
-        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
-        keys, key_runs, tats)
-    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
-    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
-                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
-          from flight i) f,
-         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
-                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
-         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
-                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
-end
-$$;
-
-
 -- functions/limits/in_flight.sql
 
--- A limit key as limiters know it; 0 is none.
+-- The number by which limiters know a limit key; 0: no key.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
 language sql immutable
 as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
 
 
--- What is in flight for a group, counted from the open leases: batches, their keys, how many jobs each took and has unsettled.
+-- Jobs in flight of a group, counted from the open leases: batches, their keys, and how many jobs each took and has unsettled.
 create function forebay._in_flight(p_group_id bigint)
 returns table (lease_id bigint, claim_no bigint, key bigint, size integer, open integer)
 language sql volatile
@@ -4957,15 +4901,15 @@ $$;
 
 -- grant: operator
 
--- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and of each limit
--- key. Only what is given changes. Returns the limits before, null for none.
+-- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and for each limit
+-- key. Only the given limits change. Returns the limits before, null for none.
 --
--- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. A rate takes its burst
--- with it. max_waiting holds for enqueues from the commit on; the others hold for each group of the queue, from the next claim
--- on, and jobs that run already count.
+-- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes
+-- its burst. max_waiting applies to enqueues from the commit on; the others apply to each group of the queue, from the next
+-- claim on, and jobs that run already count.
 --
 -- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
---   key_burst, how many may start at once after a rest: unset, what comes in a second, at least 1.
+--   key_burst, how many jobs may start at once after an idle time: by default the starts of one second, at least 1.
 -- Errors: JQ001 a bad name or number.
 -- Locks: the table queue_limits, in a mode that makes only other calls of this function wait, until the transaction ends.
 create function forebay.limit_queue(
@@ -5049,7 +4993,7 @@ begin
             starts_set_at = excluded.starts_set_at;
     end if;
     if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
-        -- The first count visits all that waits; enqueues go on from it.
+        -- The first count visits all waiting jobs; enqueues continue from it.
         perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
         from forebay.queue_group g where g.queue = v_given.queue;
     end if;
@@ -5065,8 +5009,8 @@ $$;
 
 -- grant: operator, reader
 
--- The queues with limits or limit keys, a row for each group: the limits, how many jobs run, of how many limit keys jobs wait
--- or may wait, and when the queue's rate lets the next job start.
+-- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
+-- whose jobs wait or may wait, and when the queue's rate lets the next job start.
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
                key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,
@@ -5108,19 +5052,136 @@ end
 $$;
 
 
--- functions/limits/look.sql
+-- functions/limits/max_waiting.sql
 
--- What a group's limiter sees now: its newest row, less what has ended, plus what has come.
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
 --
--- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the limiter.
+-- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
+-- Of open transactions only the caller's counts.
+--
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
+    v_count    forebay.queue_count;
+    v_lanes    bigint[];
+    v_batch_lanes  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
+    v_consumed bigint;
+    v_sql      text;
+    v_rows     bigint;
+    v_parked   bigint;
+    v_others   bigint;
+    v_snap     pg_snapshot;
+begin
+    select c.* into v_count from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
+    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
+    v_batch_lanes := v_lanes;
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
+                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
+    end if;
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    from unnest(v_batch_lanes) l (lane),
+         lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+        return v_count.total + v_last - v_count.seq - v_consumed;
+    end if;
+
+    if v_count.total is null then
+        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+                from unnest(v_batch_lanes) l (lane),
+                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
+               case when pg_sequence_last_value('forebay.key_seq') is null then 0
+                    else (select count(*) from forebay._all_parked() p
+                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+        into v_rows, v_others, v_snap, v_consumed, v_parked
+        from unnest(v_lanes) l (lane)
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        left join forebay.queue_group g on g.group_id = p_group_id
+        join lateral (
+            select i.xid from forebay.log i
+            where i.lane = l.lane and i.seq >= forebay._archived_below()
+              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
+              and (b.snap_from is null or not forebay._is_consumed(
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        v_count.total := v_consumed + v_parked;
+    else
+        select string_agg(format(
+                   'select i.xid from forebay.log_%s i
+                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   s.segment_id), ' union all ')
+        into v_sql
+        from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        execute format(
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
+            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+    end if;
+    if v_rows >= p_keep_from then
+        insert into forebay.queue_count (queue, group_id, seq, snap, total)
+        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
+    end if;
+    return v_count.total + v_rows - v_consumed;
+end
+$$;
+
+
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
+--
+-- Errors: 53400.
+create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_max     bigint;
+    v_group   record;
+    v_waiting bigint;
+begin
+    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null or p_more = 0 then
+        return;
+    end if;
+    for v_group in
+        select g.group_id from forebay.queue_group g where g.queue = p_queue
+        union all
+        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
+    loop
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        if v_waiting + p_more > v_max then
+            raise exception using errcode = '53400',
+                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
+                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
+                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
+        end if;
+    end loop;
+end
+$$;
+
+
+-- functions/limits/read.sql
+
+-- What a group's limiter sees now: its newest row, minus ended jobs, plus new ones.
+--
+-- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released after a crash. For one second
+-- after limits on starts were set, everything is counted from the leases: claims in progress then did not pass the limiter.
 create function forebay._read_limiter(p_group_id bigint, p_queue text) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
     v forebay._limiter_view;
 begin
-    -- One statement: in each transaction an expression costs more to make than to evaluate.
+    -- One statement: in each transaction an expression costs more to prepare than to evaluate.
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
@@ -5168,8 +5229,8 @@ end
 $$;
 
 
--- What a limiter has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
--- it can hold; a clock that was set back takes the buckets with it.
+-- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and no bucket owes more than
+-- it can hold; a clock that was set back resets the buckets.
 create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
 language plpgsql volatile
 as $$
@@ -5200,127 +5261,10 @@ end
 $$;
 
 
--- functions/limits/max_waiting.sql
-
--- How many jobs of a queue wait for a group (0: it has none), or an upper bound of it that is at most p_enough.
---
--- Not counted are jobs that wait for a time, and those that one group alone reads again: retries, redrives.
--- Of open transactions only the own one is counted.
---
--- Parameters: p_keep_from, append the count when so many rows had to be counted for it; null: never.
-create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
-language plpgsql volatile
-as $$
-declare
-    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
-    v_count    forebay.queue_count;
-    v_lanes    bigint[];
-    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
-    v_consumed bigint;
-    v_sql      text;
-    v_rows     bigint;
-    v_parked   bigint;
-    v_others   bigint;
-    v_snap     pg_snapshot;
-begin
-    select c.* into v_count from forebay.queue_count c
-    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
-    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
-    v_readers := v_lanes;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
-        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
-    end if;
-    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
-    from unnest(v_readers) l (lane),
-         lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
-    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
-        return v_count.total + v_last - v_count.seq - v_consumed;
-    end if;
-
-    if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
-               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
-                from unnest(v_readers) l (lane),
-                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
-               case when pg_sequence_last_value('forebay.key_seq') is null then 0
-                    else (select count(*) from forebay._all_parked() p
-                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
-        into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
-        v_count.total := v_consumed + v_parked;
-    else
-        select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
-                   s.segment_id), ' union all ')
-        into v_sql
-        from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
-        execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
-             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
-    end if;
-    if v_rows >= p_keep_from then
-        insert into forebay.queue_count (queue, group_id, seq, snap, total)
-        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
-    end if;
-    return v_count.total + v_rows - v_consumed;
-end
-$$;
-
-
--- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
---
--- Errors: 53400.
-create function forebay._require_below_limit(p_queue text, p_more bigint) returns void
-language plpgsql volatile
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    v_max     bigint;
-    v_group   record;
-    v_waiting bigint;
-begin
-    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
-    if v_max is null or p_more = 0 then
-        return;
-    end if;
-    for v_group in
-        select g.group_id from forebay.queue_group g where g.queue = p_queue
-        union all
-        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
-    loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
-        if v_waiting + p_more > v_max then
-            raise exception using errcode = '53400',
-                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
-                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
-                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
-        end if;
-    end loop;
-end
-$$;
-
-
 -- functions/limits/ready.sql
 
--- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a group with
--- jobs that are held back.
+-- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a
+-- group whose limiter holds jobs back.
 create function forebay._ready_limited(
     p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
 returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)
@@ -5344,7 +5288,7 @@ begin
                    or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.dispatch_lane from forebay._line_up(v, null, 1) l);
+        v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
         if v.room > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;
@@ -5362,12 +5306,68 @@ end
 $$;
 
 
+-- functions/limits/record.sql
+
+-- Append the limiter's state after a claim that took p_count jobs of a key and found no more jobs of the keys p_gone.
+--
+-- A key is remembered while it waits, while its bucket is not full, or while another key waits that was not served since: a
+-- key that returns at once must not come first.
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+as $$
+begin
+    with line as materialized (
+        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
+        where l.lane <> all (p_gone)
+    ), known as materialized (
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
+               case when k.key = p_key and p_count > 0
+                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
+        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
+        union all
+        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
+        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
+    ), first as materialized (
+        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
+    ), kept as materialized (
+        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
+    ), flight as materialized (
+        select b.* from (
+            select u.*, count(*) over () - u.nr as younger
+            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
+                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+                  union all
+                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
+        -- Without a limit on concurrency this only decides which key is next.
+        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
+    )
+    insert into forebay.limiter (
+        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
+        keys, key_runs, tats)
+    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
+           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
+    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
+                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
+          from flight i) f,
+         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
+                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
+         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
+                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
+end
+$$;
+
+
 -- functions/limits/token_bucket.sql
 
--- How many jobs a bucket lets start now: the burst, less what it owes.
+-- How many jobs a bucket lets start now: the burst, minus what it owes.
 --
--- A bucket is one time, when it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
--- maintenance between two claims.
+-- A bucket is one time, at which it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
+-- updates between two claims.
 create function forebay._permits(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
 language sql immutable
 as $$
@@ -5383,7 +5383,7 @@ language sql immutable
 as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_interval(secs => p_count / p_rate) end $$;
 
 
--- The bucket under a rate that was set at p_at: it owed no more then than what it can hold.
+-- The bucket under a rate set at p_at: it owed no more then than it can hold.
 create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
 language sql immutable
 as $$
@@ -5394,7 +5394,7 @@ $$;
 
 -- functions/limits/trim.sql
 
--- Delete rows of limiters behind the newest ones, p_back at most of each that far back, or all; returns how many.
+-- Delete rows of limiters behind the newest ones, at most the p_back next older of each, or all; returns their number.
 create function forebay._trim_limiters(p_back bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -5424,9 +5424,9 @@ $$;
 
 -- grant: worker
 
--- Count what waits in every queue; returns those queues where p_most or more do.
+-- Count the waiting jobs of every queue; returns the queues with p_most or more.
 --
--- The first count of a queue visits all that waits, later ones what was enqueued since. Workers call it now and then.
+-- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.count_v1(p_most bigint default 1000000)
@@ -5461,13 +5461,13 @@ $$;
 
 -- grant: worker
 
--- Make segments until the reserve ahead of the sequence is full; returns how many were made.
+-- Create segments until the reserve ahead of the sequence is full; returns their number.
 --
 -- Invariant "room to write": no enqueue fails because maintenance did not run. The reserve is what
--- producers can use up while no worker runs.
+-- producers can use while no worker runs.
 --
--- Parameters: p_most, the most segments to make in this call.
--- Errors: 55P03 when somebody holds a lock on the log for longer than the lock_timeout; try again.
+-- Parameters: p_most, the maximum number of segments to create in this call.
+-- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
 -- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
@@ -5489,7 +5489,7 @@ begin
     select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
     v_id := coalesce(v_id, -1);
     v_hi := coalesce(v_hi, 1);
-    -- The last segment of all ends at the end of bigint.
+    -- The very last segment ends at the end of bigint.
     while v_made < p_most and v_hi - v_last < v_reserve and v_hi < 9223372036854775807 loop
         v_rows := least(v_rows, 9223372036854775807 - v_hi);
         v_id := v_id + 1;
@@ -5504,10 +5504,10 @@ $$;
 
 -- functions/maintenance/make_segment.sql
 
--- Make one segment: its table, its indexes, its functions, its registry row.
+-- Create one segment: its table, its indexes, its functions, its registry row.
 --
--- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
--- nobody who reads or writes it (PARTITION OF would wait for all of them).
+-- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for no
+-- reader or writer (PARTITION OF would wait for all of them).
 --
 -- Locks: the caller holds the maintenance key.
 create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
@@ -5527,7 +5527,7 @@ begin
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
-    -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
+    -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it again.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
     perform forebay._make_segment_functions(p_segment_id, p_hi);
@@ -5541,13 +5541,13 @@ $$;
 
 -- grant: worker
 
--- Empty the oldest segment that may go, if there is one; returns its number, or null.
+-- Empty the oldest segment that may be emptied; returns its number, or null when there is none.
 --
--- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.
--- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
--- nobody waits for it. The empty table stays in its place; nothing is detached.
+-- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
+-- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
+-- no session waits for it. The empty table stays in place; nothing is detached.
 --
--- Errors: 55P03 when somebody holds a lock on the segment, try again; JQ030 foreign cluster.
+-- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
@@ -5586,11 +5586,11 @@ $$;
 
 -- grant: worker
 
--- Seal every segment the sequence has passed; returns how many were sealed.
+-- Seal every segment that the sequence has passed; returns their number.
 --
--- A row draws its xid before its number, so once last_value has passed the end of a segment, every
--- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
--- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
+-- A row draws its xid before its number. So once last_value has passed the end of a segment, every
+-- row of it has an xid below one drawn *afterwards*: that xid is recorded. (The xmin of a snapshot
+-- taken then would not do: a writer may have drawn its xid without showing it yet.)
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance key.
@@ -5614,7 +5614,7 @@ begin
           and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)) then
         return 0;
     end if;
-    -- The xid is drawn in this later statement, by the insert.
+    -- The insert draws the xid, in this later statement.
     insert into forebay.seal (segment_id, xid, sealed_at)
     select s.segment_id, pg_current_xact_id(), forebay._now()
     from forebay.segment s
@@ -5645,7 +5645,7 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- Whoever wrote to it has ended: the later statements see all its rows, and no new one can come.
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
     if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
         return 'a transaction that may have written to it is still open';
     end if;
@@ -5688,7 +5688,7 @@ $$;
 
 -- Why a sealed segment cannot be emptied yet; null when it can, or when it is not sealed.
 --
--- Reads the segment's rows, and tells only whose they are.
+-- Reads the segment's rows, and reports only which queue, group or worker they belong to.
 create function forebay.segment_held_by(segment_id bigint) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5708,12 +5708,12 @@ $$;
 
 -- grant: worker
 
--- Bring the block index on numbers up to date for the segments in use; returns how many page ranges were added.
+-- Update the block index on numbers for the segments in use; returns the number of page ranges added.
 --
--- That index finds a job by its id. It learns about new pages only when it is told to, and reads those it does not
--- know about from end to end.
+-- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
+-- are read from end to end.
 --
--- Errors: 55P03 when somebody holds a lock on the segment, try again.
+-- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
@@ -5743,14 +5743,14 @@ $$;
 
 -- grant: worker
 
--- Expire jobs that nobody claims; returns how many.
+-- Expire jobs that no worker claims; returns their number.
 --
--- Two kinds of place: jobs with an expiry of their own anywhere (a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Each under the lane's key, so that a claim and the
+-- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
+-- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's key, so that a claim and the
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
--- random order. When p_most or more came back, there may be more: call it again with the same p_since.
+-- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
--- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+-- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
@@ -5785,7 +5785,7 @@ begin
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
-    -- A queue that no worker ever served has no group yet; its jobs expire for the default one.
+    -- A queue that was never served has no group yet; its jobs expire for the default one.
     for v_queue in
         select distinct l.queue from forebay.lane l
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
@@ -5793,7 +5793,7 @@ begin
         perform forebay.open_group(v_queue);
     end loop;
 
-    -- First all that is to be looked for, then the locks: claims must not wait for the search.
+    -- First the search, then the locks: claims must not wait for the search.
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -5891,7 +5891,7 @@ $$;
 
 -- grant: worker
 
--- Does a job still wait, run or lie ahead of a cursor, for any group?
+-- Does a job still wait, run or lie ahead of a cursor, in any group?
 create function forebay._is_unfinished(p_job_id bigint) returns boolean
 language sql stable
 as $$
@@ -5910,16 +5910,16 @@ as $$
 $$;
 
 
--- Delete what lies behind: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements, leases
--- and failures whose segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+-- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements,
+-- leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
 --
--- Invariant "flat cost": while somebody holds a snapshot, deleted rows stay in the indexes, and lie in front of what is to
--- be deleted next. So each call goes on with deferred rows where the last one stopped, and everything else waits for a pass,
--- every ten minutes; once an hour that takes deferred rows from the beginning, for those that a late commit, or a call that
--- was undone, left behind.
+-- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
+-- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
+-- Once an hour the pass takes deferred rows from the beginning, for rows that a late commit, or a call that was rolled back,
+-- left behind.
 --
--- Parameters: p_most, about how many rows of a kind in this call; p_pass, make a pass now: from the beginning, and of
---   everything. Null: when it is due.
+-- Parameters: p_most, about the number of rows of a kind in this call; p_pass, make a pass now, over everything and from the
+--   beginning; null: when a pass is due.
 -- Errors: JQ030 foreign cluster.
 create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
@@ -5955,7 +5955,7 @@ end
 $$;
 
 
--- Promoted rows, from the position on or from the beginning, and the promoter's old cursors.
+-- Delete promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
 as $$
@@ -5982,7 +5982,7 @@ begin
             order by i.run_at, i.deferred_id limit p_most))
         returning d.run_at)
     select count(*), max(g.run_at) into v_rows, v_gone from gone g;
-    -- Just below: of what is as old as the position, some may be left.
+    -- Just below: some rows as old as the position may be left.
     perform setval('forebay.trim_position_seq', greatest(
         1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
     delete from forebay.promotion p
@@ -5992,7 +5992,7 @@ end
 $$;
 
 
--- Batches whose jobs left the archive, with their settlements and starts of suspects.
+-- Delete batches whose jobs left the archive, with their settlements and starts of suspects.
 create function forebay._trim_batches(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -6010,7 +6010,7 @@ begin
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
     loop
         exit when v_total >= p_most;
-        -- high_seq rises with no: what can go is at the front, and mostly the first row says that nothing can.
+        -- high_seq rises with no: rows to delete are at the front, and mostly the first row shows that there are none.
         continue when (select b.high_seq >= v_first from forebay.batch b
                        where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
         with gone as (
@@ -6023,7 +6023,7 @@ begin
               and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
                               and b.claim_no >= (select i.floor from forebay.batch i
                                                  where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
-              -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
+              -- A key run that still exists has the state of its key: a job of it may run long after its first row has gone.
               and (b.keys is null or not exists (
                   select from unnest(b.keys) k (key)
                   join forebay.key_run t on t.group_id = b.group_id and t.ordering_key = k.key
@@ -6043,7 +6043,7 @@ end
 $$;
 
 
--- Old heartbeats, closed leases, errors, acts of the guard, and tombstones that nobody can ask for any more.
+-- Delete old heartbeats, closed leases, errors, acts of the guard, and tombstones that are no longer read.
 create function forebay._trim_by_age() returns bigint
 language plpgsql volatile
 as $$
@@ -6059,7 +6059,7 @@ begin
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
-    -- Errors outlive their jobs' attempts; a tombstone is needed for as long as a claim or a settlement may ask for it.
+    -- Errors outlive their jobs' attempts; a tombstone is needed as long as a claim or a settlement may read it.
     delete from forebay.failure f
     where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.guard_event e
@@ -6089,7 +6089,7 @@ $$;
 
 -- functions/mirror/bulk.sql
 
--- Is a job, by its tag and priority, one of the many that somebody asked for at once, and that alerts leave out?
+-- Is a job, by its tag and priority, part of a bulk request, which alerts ignore?
 create function forebay._is_bulk(p_tag text, p_priority integer, p_tags text[], p_least integer) returns boolean
 language sql immutable
 as $$
@@ -6100,7 +6100,7 @@ $$;
 
 -- functions/mirror/counters.sql
 
--- Append what a pass or a direct write counted.
+-- Append the counters of a pass or a direct write.
 --
 -- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
@@ -6124,11 +6124,11 @@ end
 $$;
 
 
--- functions/mirror/note_audit.sql
+-- functions/mirror/record_audit.sql
 
 -- grant: worker, operator
 
--- Keep what an audit found; returns its number.
+-- Record the findings of an audit; returns its number.
 --
 -- Parameters: p_found, an object with the columns of forebay.mirror_audit.
 create function forebay.record_audit(p_name text, p_found jsonb) returns bigint
@@ -6149,15 +6149,15 @@ end
 $$;
 
 
--- functions/mirror/note_direct.sql
+-- functions/mirror/record_direct.sql
 
 -- grant: producer, worker
 
--- Append what direct writes counted, which belong to no settlement. Whoever may enqueue may tell of these, and of nothing that
--- only a settlement proves.
+-- Append the counters of direct writes, which belong to no settlement. Roles that may enqueue may record these counters, but none
+-- that only a settlement proves.
 --
--- Parameters: p_counters, see forebay._record_counters; p_who, which process.
--- Errors: JQ001 a malformed counters, or one of something else. Locks: none.
+-- Parameters: p_counters, see forebay._record_counters; p_who, the process.
+-- Errors: JQ001 malformed counters, or counters other than those of direct writes. Locks: none.
 create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6169,7 +6169,7 @@ begin
         and not exists (select from jsonb_array_elements(p_counters -> 'counts') c
                         where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
         raise exception using errcode = 'JQ001',
-            message = 'a counters of direct writes needs a synchronisation, who counted, and counts named direct';
+            message = 'counters of direct writes need a mirror, a process, and only counts whose names begin with direct';
     end if;
     perform set_config('synchronous_commit', 'off', true);
     perform forebay._record_counters(p_counters, p_who);
@@ -6177,11 +6177,11 @@ end
 $$;
 
 
--- functions/mirror/note_repair.sql
+-- functions/mirror/record_repair.sql
 
 -- grant: worker, operator
 
--- Note how many jobs were enqueued to repair what an audit had found.
+-- Record how many jobs were enqueued to repair what an audit found.
 create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6194,10 +6194,10 @@ $$;
 
 -- grant: worker, operator
 
--- Take a sample of how many jobs of a mirror are due, unless there is one of the last 50 seconds; returns whether.
+-- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
 --
--- Parameters: as of forebay.mirror_status.
--- Locks: the maintenance key 21, tried only: somebody else is at it.
+-- Parameters: as for forebay.mirror_status.
+-- Locks: the maintenance key 21, only tried: if another session has it, that one samples.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
@@ -6229,14 +6229,15 @@ $$;
 
 -- grant: worker, operator, reader
 
--- All that is known of a mirror, as JSON; what of it is an alert, `forebay mirror status` says.
+-- All that is known of a mirror, as JSON; `forebay mirror status` decides which of it is an alert.
 --
--- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
+-- Counts every waiting job. If more than `most` jobs are due, above_since is the due time of the job that has exactly `most`
+-- before it.
 --
 -- Parameters: queue and group_name of its jobs; expires_seconds, how long after they were due they expire; within_seconds, for
---   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
---   one that goes on with a full stop, or with this priority or a higher number.
--- Errors: none; a name that nobody has used has nothing.
+--   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs alerts ignore: those with one of these tags, or
+--   with a tag that begins with one of these and a full stop, or with this priority or a higher number.
+-- Errors: none; a name that was never used has no data.
 create function forebay.mirror_status(
     name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
     within_seconds double precision default 600, most bigint default 10000,
@@ -6257,7 +6258,7 @@ declare
 begin
     with every as materialized (
         select u.* from forebay.unfinished(v_kind, mirror_status.queue, mirror_status.group_name, expires_seconds) u),
-    origins as materialized (  -- Asked once for each, not for each job.
+    origins as materialized (  -- Read once for each, not for each job.
         select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
         from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
     found as materialized (
@@ -6319,7 +6320,7 @@ begin
                              order by o.place desc, o.who)
             from (select distinct on (b.who, b.place) b.* from forebay.mirror_breaker b
                   where b.mirror = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
-            -- One that lives is tried at least every minute, and tells how that went.
+            -- A live breaker is tried at least every minute, and records the result.
             where o.open_until > v_now - interval '3 minutes'), '[]'),
         'samples', coalesce((
             select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)
@@ -6333,9 +6334,9 @@ $$;
 
 -- functions/mirror/trim.sql
 
--- Fold counts, and delete samples, notes of breakers and audits that are old; returns how many rows went.
+-- Fold counts, and delete old samples, breaker records and audits; returns the number of rows deleted.
 --
--- Invariant: the sum of a mirror's counts stays what it was.
+-- Invariant: the sum of a mirror's counts does not change.
 create function forebay._trim_mirrors() returns bigint
 language plpgsql volatile
 as $$
@@ -6388,12 +6389,12 @@ $$;
 
 -- grant: worker, operator, reader
 
--- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
+-- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or scheduled.
 --
--- Costs a visit to every one of them. State and attempt are those of forebay.job(); due_at is when a job was due first, whatever
--- became of it since.
+-- Visits every one of them. State and attempt are those of forebay.job(); due_at is when a job was first due, whatever its state
+-- since.
 --
--- Parameters: expires_seconds, how long after it was due a job of the kind expires.
+-- Parameters: expires_seconds, how long after its due time a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
@@ -6455,7 +6456,7 @@ begin
         where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
     select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0) + 1, o.enqueued_at,
-           -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
+           -- The expiry gives the due time; a job in the log is due no later than now, a deferred one no later than its start.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
     from found o;
 end
@@ -6466,10 +6467,10 @@ $$;
 
 -- grant: producer, worker, operator
 
--- Ask for a job to be cancelled, in the caller's transaction; answers 'requested'.
+-- Request the cancellation of a job, in the caller's transaction; returns 'requested'.
 --
--- Decided at its next claim or settlement, first writer wins: a job that finishes first stays done. A
--- running handler is told at its worker's next heartbeat.
+-- The job's next claim or settlement decides, first writer wins: a job that finishes first stays done. A
+-- worker learns of the request for a running handler at its next heartbeat.
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ013 no job has had this id, JQ014 no such group.
@@ -6487,9 +6488,9 @@ begin
     if cancel.job_id is null or cancel.job_id < 1
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
-            message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
             detail = jsonb_build_object('job_id', cancel.job_id),
-            hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
+            hint = 'forebay.enqueue returns ids; no id is that high yet.';
     end if;
     if cancel.group_name is not null then
         select j.queue into v_queue from forebay.job(cancel.job_id) j limit 1;
@@ -6511,7 +6512,7 @@ $$;
 
 -- grant: none
 
--- Change a database-wide setting; returns its value before.
+-- Change a database-wide setting; returns its previous value.
 --
 -- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
 -- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
@@ -6550,9 +6551,9 @@ $$;
 
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
+-- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
--- A full recount: costs a visit to every waiting job.
+-- A full recount: it visits every waiting job.
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -6608,7 +6609,7 @@ begin
         select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
         from open_batches b where not b.whole
         group by b.group_id, b.lane),
-    -- Heartbeats tell ids of jobs, batches tell numbers of rows: of a job's first row they are the same, others are looked up.
+    -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal, others are looked up.
     reported as materialized (
         select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
     handed_out as materialized (
@@ -6674,7 +6675,7 @@ $$;
 -- grant: worker, operator, reader
 
 -- The batch of a (group, lane) that disposed of a row, or null. Numbers are dense and high_seq only
--- rises: a binary search finds the first batch that can have it, late committers are a little further on.
+-- rises: a binary search finds the first candidate; for late committers the batch is a few later.
 create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
@@ -6707,12 +6708,12 @@ $$;
 
 -- The state of a job, one row for each group that reads its queue.
 --
--- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it was settled
--- so long ago that its segment has left the archive.
--- claimed, running: a worker has it, and its handler runs if the worker's last heartbeat said so. A job that is shorter than
--- the pause between heartbeats may be claimed until it has ended.
--- attempt: the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
--- max_attempts: what was said at the enqueue, else what the worker said of the last failed attempt; null while neither is known.
+-- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
+-- long ago and its segment has left the archive.
+-- claimed, running: a worker has the job; it is running if the worker's last heartbeat listed it. A job that is shorter than
+-- the interval between heartbeats may be claimed until it has ended.
+-- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
+-- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
@@ -6860,7 +6861,7 @@ end
 $$;
 
 
--- How many attempts a job has in all, as a worker said when the last of them failed; null when none said.
+-- The maximum attempts of a job, as a worker reported with its last failed attempt; null when none did.
 create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
 language sql stable
 as $$
@@ -6878,10 +6879,10 @@ $$;
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
 -- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
--- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+-- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
---   latest row has a lower number (position of the last row of the page before).
+-- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
@@ -6906,7 +6907,7 @@ declare
     v_lanes bigint[];
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
-    v_asked integer := 0;
+    v_examined integer := 0;
     v_found record;
     v_row   record;
 begin
@@ -6915,7 +6916,7 @@ begin
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
     elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
-            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
@@ -6929,7 +6930,7 @@ begin
         loop
             continue when v_found.job_id = any (v_seen);
             v_seen := v_seen || v_found.job_id;
-            v_asked := v_asked + 1;
+            v_examined := v_examined + 1;
             for v_row in
                 select j.* from forebay.job(v_found.job_id) j
                 where (jobs.only_state is null or j.state = jobs.only_state)
@@ -6941,7 +6942,7 @@ begin
                     v_found.place;
                 v_left := v_left - 1;
             end loop;
-            if v_left <= 0 or v_asked >= 2000 then
+            if v_left <= 0 or v_examined >= 2000 then
                 return;
             end if;
         end loop;
@@ -6972,7 +6973,7 @@ $$;
 
 -- grant: worker, operator
 
--- Open a group, an independent reader of a queue; returns its id. Opening it again changes nothing.
+-- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
@@ -7022,7 +7023,7 @@ $$;
 
 -- grant: operator
 
--- Pause a queue, for one group or all: nothing more is claimed; what runs goes on. Returns how many groups changed.
+-- Pause a queue, for one group or all: claims stop; running jobs finish, and enqueueing continues. Returns how many groups changed.
 create function forebay.pause_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7046,7 +7047,7 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns how many. Nothing is purged unless asked.
+-- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
@@ -7060,7 +7061,7 @@ declare
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
-            hint = 'Say how old a dead letter must be, for example 30 days.';
+            hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
     delete from forebay.dead_letter d
     where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
@@ -7074,11 +7075,10 @@ $$;
 
 -- grant: operator
 
--- Redrive a dead letter: a new job for its group, with its own attempts; returns the new job's id.
+-- Redrive a dead letter: create a new job for its group, with new attempts; returns the new job's id.
 --
--- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew; a unique key may belong to
--- another job by now and is not taken. The dead letter stays, and
--- each names the other.
+-- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
+-- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
 -- Errors: JQ015 no such dead letter, JQ016 redriven before.
 -- Locks: the dead letter's row.
@@ -7094,8 +7094,8 @@ begin
     select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
-            hint = 'forebay dead list shows them.';
+            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            hint = 'List dead letters with forebay dead list.';
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
@@ -7118,9 +7118,9 @@ $$;
 
 -- grant: operator
 
--- Redrive every dead letter that fits, in the order the jobs had in the log; returns how many.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
 --
--- Parameters: null means any; died_after and died_before bound the time of death; most, at most so many.
+-- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
@@ -7184,11 +7184,11 @@ $$;
 
 -- grant: operator
 
--- Give up the order of a queue's jobs: new ones are queue_shards over so many lanes of each priority, so that claims of
--- different workers need not take turns. 1 keeps the order again, for jobs enqueued from then on. What waits stays where
--- it is. Returns the number before.
+-- Trade the order of a queue's jobs for parallel claims: split the queue into this number of lanes of each priority, so that
+-- claims of different workers do not wait for each other. 1 restores the order for jobs enqueued from then on. Waiting jobs stay
+-- in their lanes. Returns the number before.
 --
--- Parameters: lanes, 1 to 64; about as many as worker processes claim at once.
+-- Parameters: lanes, 1 to 64; about the number of worker processes that claim at once.
 -- Errors: JQ001 a bad name or number.
 create function forebay.shard_queue(queue text, lanes integer) returns integer
 language plpgsql volatile security definer
@@ -7199,7 +7199,7 @@ declare
 begin
     if (shard_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and shard_queue.lanes between 1 and 64) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('cannot queue_shards queue %s over %s lanes', coalesce(quote_literal(left(shard_queue.queue, 40)), 'null'),
+            message = format('cannot split queue %s into %s shards', coalesce(quote_literal(left(shard_queue.queue, 40)), 'null'),
                              coalesce(shard_queue.lanes::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
     end if;
@@ -7215,11 +7215,11 @@ $$;
 
 -- grant: operator, reader
 
--- What happened to a job so far, for each group: its failed attempts, how far it is, what it returned.
+-- What happened to a job so far, for each group: failed attempts, progress, and result.
 --
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
--- Errors: none; no row for a group without any of it.
+-- Errors: none; a group without any of these has no row.
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
@@ -7259,7 +7259,7 @@ $$;
 
 -- functions/results/keep.sql
 
--- Keep what a handler returned. Too large is no failure: the job is done, and its result says why it is missing.
+-- Keep the return value of a handler. A value that is too large is not a failure: the job is done, and its result has the reason.
 create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
 language plpgsql volatile
 as $$
@@ -7285,8 +7285,8 @@ end
 $$;
 
 
--- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' wake-up; who waits looks
--- for himself now and then.
+-- Wake callers that wait for a job's end. The conditions are those of the workers' wake-up; waiting callers also poll from time
+-- to time.
 create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
@@ -7299,14 +7299,14 @@ end
 $$;
 
 
--- functions/results/note_progress.sql
+-- functions/results/record_progress.sql
 
 -- grant: worker
 
--- Note how far some running jobs are; returns how many were noted.
+-- Record the progress of some running jobs; returns how many were recorded.
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
--- A closed lease notes nothing. Locks: none.
+-- A closed lease records nothing. Locks: none.
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7330,13 +7330,13 @@ $$;
 
 -- grant: worker, operator, reader
 
--- How a job ended for one group, and what its handler returned.
+-- How a job ended for one group, and the return value of its handler.
 --
--- value is null unless the job is done and its handler keeps results (keep_result); problem says why it is missing then.
--- Of a dead job: the reason, and its last error.
+-- value is null unless the job is done and its handler keeps results (keep_result); problem then has the reason.
+-- For a dead job: the reason, and its last error.
 --
--- Parameters: wait_millis, the caller sleeps for so long if it has not ended and wants to hear of it, on channel
---   forebay_result with the job's id; 0 to 60000, null for not.
+-- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
+--   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
@@ -7356,7 +7356,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
     elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
-        -- Before the look: who settles after it notifies. For longer than asked, since it is asked again.
+        -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
     select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
@@ -7375,14 +7375,14 @@ begin
     if state is null then
         raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
             message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
             detail = case when v_found then jsonb_build_object('group', result.group_name)
                           else jsonb_build_object('job_id', result.job_id) end,
             hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
-                        else 'It may not be committed yet, or past retention.' end;
+                        else 'The job may not be committed yet, or be past retention.' end;
     end if;
     if state = 'done' then
-        problem := 'its handler keeps none, or not for so long';
+        problem := 'its handler keeps no results, or its retention time is over';
     elsif state = 'dead' then
         select d.reason, d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message'
         into reason, error_type, error_message
@@ -7397,7 +7397,7 @@ $$;
 
 -- functions/results/trim.sql
 
--- Delete results past their time, and progress that is a day old.
+-- Delete results past their time, and progress older than a day.
 create function forebay._trim_results() returns bigint
 language plpgsql volatile
 as $$
@@ -7418,10 +7418,10 @@ $$;
 
 -- functions/roles/grant.sql
 
--- Roles and grants. Nothing for PUBLIC; producers call functions only.
+-- Roles and grants. PUBLIC gets nothing; producers call functions only.
 
--- Grant what each role needs, to those roles that exist. Run again after a role was made by hand.
--- Which functions a role may call stands in the head of each function's file: `-- grant: producer, worker`.
+-- Grant each role its rights, if the role exists. Run this again after creating a role by hand.
+-- The roles that may call a function are in the head of the function's file: `-- grant: producer, worker`.
 create function forebay._grant() returns void
 language plpgsql volatile
 as $$
@@ -7479,7 +7479,7 @@ $$;
 
 -- functions/settle/failure.sql
 
--- Record how an attempt failed, or ended otherwise with an error. The worker may say in p_error how many attempts there are.
+-- Record how an attempt failed, or ended otherwise with an error. p_error may have the worker's maximum number of attempts.
 create function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void
@@ -7497,26 +7497,26 @@ $$;
 
 -- functions/settle/settle.sql
 
--- Settlement: how jobs of a batch ended, appended; and what goes on in a new row.
+-- Settlement: how jobs of a batch ended, appended; and the jobs that continue in a new row.
 -- grant: worker
 
 -- Settle jobs of a lease's batches.
 --
--- Invariants: "single holder" (a late settlement changes nothing and is told so), "nothing lost".
--- Inside an open transaction the settlement is one commit with whatever else that transaction wrote; the
--- transaction's idle time is then limited, so that a vanished handler cannot hold up a revocation.
+-- Invariants: "single holder" (a late settlement changes nothing and returns an error), "nothing lost".
+-- Inside an open transaction the settlement commits together with everything else that the transaction wrote; the
+-- transaction's idle time is then limited, so that a vanished handler cannot delay a revocation.
 --
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
 --    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
---   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
---   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
+--   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
+--   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost).
---   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
---   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is requeued
---   behind it instead, whatever was said about it, at no attempt.
+--   A job with a request to cancel is cancelled instead of retried, snoozed or released.
+--   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
+--   behind it instead, whatever its outcome, without using an attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
@@ -7660,7 +7660,7 @@ end
 $$;
 
 
--- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested, or it was replaced.
+-- The code of an outcome; c for cancelled when the job would run again and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
     p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
@@ -7693,7 +7693,7 @@ end
 $$;
 
 
--- What the end of one job brings with it: the new row it goes on in, or its dead letter, and its error.
+-- Effects of the end of one job: the new row in which it continues, or its dead letter, and its error.
 create function forebay._end(
     p_group_id bigint, p_lane bigint, p_row forebay.log, p_code "char", p_item jsonb, p_worker text)
 returns void
@@ -7710,14 +7710,14 @@ begin
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
-                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
+                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'released' end,
             p_item -> 'error', p_worker);
     end if;
     if p_code = 'x' then
         perform forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
-        -- A suspect that is released unstarted stays one; a suspect that ended normally is cleared.
+        -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
@@ -7725,7 +7725,7 @@ begin
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
-        perform forebay._go_on(p_row, v_target, v_attempt,
+        perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0
                                     else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
                                v_run_at);
@@ -7744,7 +7744,7 @@ $$;
 
 -- grant: worker
 
--- Record that a suspect is about to start: if its holder dies now, the death is put down to it.
+-- Record that a suspect is about to start: if its holder dies now, the death is attributed to the job.
 -- Repeating it changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
@@ -7759,7 +7759,7 @@ begin
             errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
             detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Its jobs were given to other workers; do not start this one.';
+            hint = 'Its jobs were given to other workers; do not start this job.';
     end if;
     insert into forebay.suspect_start (lease_id, claim_no, started_at)
     values (p_lease_id, p_claim_no, forebay._now())
@@ -7770,13 +7770,13 @@ $$;
 
 -- functions/shared/alone.sql
 
--- Advisory keys: two-int form under the schema's own oid, so that users' keys cannot collide.
+-- Advisory keys: the two-integer form under the schema's oid, so that users' keys cannot collide.
 create function forebay._lock_class() returns integer
 language sql stable
 as $$ select 'forebay'::regnamespace::oid::integer $$;
 
 
--- Is the call alone: autocommitted, READ COMMITTED, nothing written yet? See forebay._require_alone().
+-- Is the call alone: autocommitted, READ COMMITTED, with no earlier write? See forebay._require_alone().
 create function forebay._is_alone() returns boolean
 language sql volatile
 as $$
@@ -7786,12 +7786,12 @@ as $$
 $$;
 
 
--- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
+-- Raise unless the call is alone: autocommitted, READ COMMITTED, with no earlier write.
 --
--- Claims, seals and promotions read what other transactions committed up to this very statement;
--- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
--- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
--- to three seconds are let pass: the parts of one statement arrive one by one, and a busy machine takes its time.
+-- Claims, seals and promotions read what other transactions committed up to this very statement. An older snapshot or an
+-- already drawn xid would break them, and their locks must not last. A function cannot see that it runs in a transaction
+-- block; it can see that the transaction is older than the statement. A difference of up to three seconds is accepted: the
+-- parts of one statement arrive one by one, and a busy machine delays them.
 --
 -- Errors: JQ012.
 create function forebay._require_alone(p_what text) returns void
@@ -7803,7 +7803,7 @@ begin
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
             detail = jsonb_build_object('function', p_what),
-            hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
+            hint = 'Call it on a connection in autocommit mode, as a separate statement.';
     end if;
 end
 $$;
@@ -7811,7 +7811,7 @@ $$;
 
 -- functions/shared/clock.sql
 
--- The one clock. Tests replace it in their own database to shift time.
+-- The only clock. Tests replace it in their database to shift time.
 create function forebay._now() returns timestamptz
 language sql volatile
 as $$ select clock_timestamp() $$;
@@ -7819,8 +7819,8 @@ as $$ select clock_timestamp() $$;
 
 -- functions/shared/consumed.sql
 
--- Numbers below this one belong to the archive of another cluster, which an adoption sealed with no xid at all:
--- whatever is there has ended, or goes on in a newer row. 0 in a log that was never adopted.
+-- Numbers below this one belong to the archive of another cluster, which an adoption sealed without an xid: their jobs have
+-- ended, or continue in newer rows. 0 in a log that was never adopted.
 create function forebay._archived_below() returns bigint
 language sql stable
 as $$
@@ -7844,7 +7844,7 @@ $$;
 
 -- functions/shared/dead_letter.sql
 
--- Write a dead letter, with the whole error history of the job in this group; returns its id.
+-- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
 create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
 returns bigint
@@ -7872,7 +7872,7 @@ $$;
 
 -- functions/shared/rows.sql
 
--- One row of the log, found by its place in the claim index.
+-- One row of the log, found by its position in the claim index.
 create function forebay._row(p_lane bigint, p_xid xid8, p_seq bigint) returns forebay.log
 language plpgsql stable
 as $$
@@ -7888,11 +7888,11 @@ end
 $$;
 
 
--- Let a job go on in a new row: at once in the log, or deferred until p_run_at. Always in a private
--- lane of the group, so that no other group sees it again.
+-- Continue a job in a new row: at once in the log, or deferred until p_run_at. The row always goes to a private
+-- lane of the group, so that no other group sees the job again.
 --
--- Invariant "nothing lost": called in the same transaction that ends the job's old row.
-create function forebay._go_on(
+-- Invariant "nothing lost": called in the same transaction that ends the job's previous row.
+create function forebay._continue_job(
     p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
 returns void
 language plpgsql volatile
@@ -7921,7 +7921,7 @@ end
 $$;
 
 
--- Every row of a job in the log, oldest first, with its lane's audience and whether each is there.
+-- Every row of a job in the log, oldest first, with its lane's audience and whether the row still exists.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable
@@ -7953,14 +7953,14 @@ as $$ select s.value from forebay.setting s where s.name = p_name $$;
 
 -- functions/shared/states.sql
 
--- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets its pauses back
--- to null, each snooze or postponement after it counts one.
+-- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets pauses
+-- to null; each later snooze or postponement adds one.
 create function forebay._state_of_deferred(p_attempt integer, p_pauses integer) returns text
 language sql immutable
 as $$ select case when p_attempt > 0 and p_pauses is null then 'retrying' else 'scheduled' end $$;
 
 
--- The jobs that run in the process of a lease, by its last heartbeat; null when that is older than p_since, or said none.
+-- The running jobs in the process of a lease, by its last heartbeat; null when that is older than p_since or had none.
 create function forebay._running_jobs(p_lease_id bigint, p_since timestamptz) returns bigint[]
 language sql stable
 as $$
@@ -8014,7 +8014,7 @@ begin
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
+                          else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
@@ -8025,11 +8025,11 @@ end
 $$;
 
 
--- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
--- that two calls of the same keys cannot wait for each other.
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in sorted order, so
+-- that two calls with the same keys cannot deadlock.
 --
--- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
--- at anew, at first a few.
+-- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
+-- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
@@ -8045,7 +8045,7 @@ declare
     v_most   integer;
     v_row    record;
 begin
-    -- Whoever will not wait asks for each key by itself.
+    -- A caller that will not wait takes each key separately.
     v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
     while cardinality(v_taken) < cardinality(v_first) loop
         v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
@@ -8064,7 +8064,7 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(v_row.queue, v_row.more);
+            perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
         perform forebay._notify(v_row.queue);
     end loop;
@@ -8084,7 +8084,7 @@ begin
     for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
     end loop;
-    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    -- Further jobs of a key: this transaction has the open generation, so they wait for no other session.
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
             v_ids[v_item.nr] := (forebay._enqueue_unique(
@@ -8118,12 +8118,12 @@ $$;
 
 -- Enqueue a checked job that has a unique key.
 --
--- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
--- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that maintenance, which deletes
--- old generations, cannot let the numbering begin anew between the look and the insert.
+-- If several producers would make the same generation, one does; the others wait for its commit or rollback, in the insert,
+-- or, with on_busy raise, fail at once. A generation is made while the row of its predecessor is locked, so that maintenance, which
+-- deletes old generations, cannot restart the numbering between the read and the insert.
 --
--- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
--- still waits: the claim that starts the job sees that somebody holds it. See forebay._follow_up().
+-- A call that joins a waiting job (coalesce) locks its row until the caller's transaction ends, and reads again whether it
+-- still waits: the claim that starts the job sees the lock. See forebay._follow_up().
 create function forebay._enqueue_unique(
     p_job forebay._job_input, p_start timestamptz, p_unique_as jsonb, p_where text,
     out job_id bigint, out is_new boolean, out replaced bigint)
@@ -8193,7 +8193,7 @@ begin
     end loop;
     is_new := true;
     if v_key_state <> 'ended' then
-        -- Whatever becomes of the predecessor, it does not start again.
+        -- Whatever the state of the predecessor, it does not start again.
         insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
         if v_key_state = 'waiting' then
             replaced := v_last.job_id;
@@ -8211,7 +8211,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(p_job.queue, 1);
+            perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
@@ -8225,10 +8225,10 @@ end
 $$;
 
 
--- Hold the row of a generation until the transaction ends; false when maintenance has deleted it.
+-- Lock the row of a generation until the transaction ends; false when maintenance has deleted it.
 --
--- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
--- Errors: JQ004 with p_raise, when it cannot be held at once.
+-- Parameters: p_join, lock it so that the claim that starts the job notices; p_where, text before the message of an error.
+-- Errors: JQ004 with p_raise, when it cannot be locked at once.
 create function forebay._hold_key(p_key forebay.unique_key, p_join boolean, p_raise boolean, p_where text) returns boolean
 language plpgsql volatile
 as $$
@@ -8263,18 +8263,18 @@ $$;
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the limiter".
+-- Invariants "one generation", "commit decides".
 --
 -- Parameters: unique_as, one of
---     {"once": key}                                nothing new while a job of the key waits or runs
---     {"idempotent": key}                          the same, and it must have the same kind and arguments
---     {"coalesce": key}                            nothing new while one waits
---     {"replace": key}                             a waiting one is replaced
+--     {"once": key}                                no new job while a job of the key waits or runs
+--     {"idempotent": key}                          the same, and kind and arguments must be the same
+--     {"coalesce": key}                            no new job while one waits
+--     {"replace": key}                             a waiting job is replaced
 --     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
---     {"throttle": key, "period": s}               nothing new within s of the last new one
---   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
---   text of 1 to 200 characters and belongs to its queue and uniqueness mode. The others as for forebay.enqueue.
--- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
+--     {"throttle": key, "period": s}               no new job within s of the last new one
+--   with "on_busy": "raise" to fail instead of waiting when another open transaction is taking the key. A key is a
+--   text of 1 to 200 characters and belongs to its queue and uniqueness mode. Other parameters as for forebay.enqueue.
+-- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job that the new one replaces.
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
@@ -8330,7 +8330,7 @@ begin
         errcode = 'JQ005',
         message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
         detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'job_id', p_job_id)),
-        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
+        hint = 'An idempotency key identifies one request: use another key, or wait until that job has ended.';
 end
 $$;
 
@@ -8351,11 +8351,11 @@ $$;
 
 -- functions/unique/follow_up.sql
 
--- Follow up the jobs that a claim hands out and that an open transaction has joined (coalesce): whatever that transaction
--- wrote, these runs do not see, so that each gets a successor, at its first start in any group.
+-- Follow up jobs that a claim hands out and that an open transaction has joined (coalesce): these runs do not see what that
+-- transaction wrote, so each job gets a successor, at its first start in any group.
 --
--- The successor waits a little, for that transaction to end; if it has not, the successor is followed up in turn, later
--- each time, up to ten seconds. The claim itself waits for nobody.
+-- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
+-- each time, up to ten seconds. The claim itself waits for no transaction.
 --
 -- Locks: advisory key 7; the rows of the generations, without waiting.
 create function forebay._follow_up(p_rows forebay.log[]) returns void
@@ -8374,7 +8374,7 @@ begin
         select k.u from unnest(p_rows) r,
              lateral (select u, u.queue, u.key from forebay.unique_key u
                       where u.job_id = coalesce(r.job_id, r.seq) and u.mode = 'c'
-                      offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
+                      offset 0) k  -- An index probe for each, whatever the planner's estimate of the table.
         where r.unique_key is not null
         order by k.queue, k.key);
     if cardinality(v_keys) = 0 then
@@ -8382,7 +8382,7 @@ begin
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), 7);
     foreach v_key in array v_keys loop
-        -- A key that has a newer generation, or was started by another group, has been followed up.
+        -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
                               where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
         continue when forebay._key_state(v_key) <> 'waiting';
@@ -8407,7 +8407,7 @@ begin
         v_row.job_id := v_job_id;
         v_row.enqueued_at := forebay._now();
         v_row.expires_at := v_key.expires_at;
-        perform forebay._go_on(
+        perform forebay._continue_job(
             v_row, v_key.lane, 0, 0,
             forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
     end loop;
@@ -8420,7 +8420,7 @@ $$;
 -- Append a generation; returns its job's number, or null when another transaction has made it meanwhile.
 --
 -- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
---   one has made it.
+--   transaction has made it.
 create function forebay._make_generation(
     p_queue text, p_mode "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
     p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)
@@ -8458,7 +8458,7 @@ $$;
 
 -- functions/unique/options.sql
 
--- The uniqueness mode that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
+-- The uniqueness mode in a unique_as, or null. An expression, since it is evaluated for each job of a bulk enqueue.
 create function forebay._uniqueness_mode(p_unique_as jsonb) returns text
 language sql immutable
 as $$
@@ -8471,7 +8471,7 @@ as $$
 $$;
 
 
--- A positive number of seconds in a unique_as, at most ten years; null when it is anything else.
+-- A positive number of seconds in a unique_as, at most ten years; null for any other value.
 create function forebay._unique_seconds(p_unique_as jsonb, p_name text) returns double precision
 language plpgsql immutable
 as $$
@@ -8484,7 +8484,7 @@ end
 $$;
 
 
--- What is wrong with a unique_as, or null. One line, lower case, with the value.
+-- The problem with a unique_as, or null. One line, lower case, with the value.
 create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_run_at timestamptz, p_expires_at timestamptz) returns text
 language plpgsql stable
 as $$
@@ -8512,7 +8512,7 @@ begin
         elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then
             return format('max_wait %s is not a number of seconds from wait to ten years', left((p_unique_as -> 'max_wait')::text, 40));
         elsif p_delay is not null or p_run_at is not null then
-            return 'debounce sets the time itself: no delay or run_at beside it';
+            return 'debounce sets the start time: delay and run_at are not allowed';
         elsif p_expires_at <= forebay._now() + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')) then
             return format('expires_at %s is not after the end of the wait', p_expires_at);
         end if;
@@ -8524,10 +8524,10 @@ $$;
 
 -- functions/unique/state.sql
 
--- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+-- State of one log row for a group: waiting, running, ended, or superseded by a newer row of the job.
 --
--- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
--- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+-- The batch that disposed of the row is the first one whose cursor has passed it. The search goes backwards from the newest
+-- batch, in steps that double, since the batch is mostly near; the oldest batches, where rows may be deleted, are not read.
 create function forebay._row_state(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
 language plpgsql stable
 as $$
@@ -8541,7 +8541,7 @@ declare
     v_code   "char";
 begin
     if p_seq < forebay._archived_below() then
-        return 'on';
+        return 'superseded';
     end if;
     select b.no,
            b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
@@ -8554,7 +8554,7 @@ begin
     v_lo := v_hi;
     loop
         v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
-        v_passed := false;  -- Also where there is no batch of this number any more.
+        v_passed := false;  -- Also when the batch of this number was deleted.
         select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
         into v_passed
         from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
@@ -8579,29 +8579,29 @@ begin
     into v_batch
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
-        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
     elsif v_batch.place is null then
-        return 'on';
+        return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
     from forebay.settlement s
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
 
 
--- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- State of the job of a generation for one group, or for a queue without groups: waiting, running, ended; null when
 -- the group does not read it.
 --
--- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it.
 create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
 language plpgsql stable
 as $$
 declare
-    v_row_state    text := 'on';
+    v_row_state    text := 'superseded';
     v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
@@ -8612,7 +8612,7 @@ begin
         end if;
         v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_row_state = 'on' then
+    if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
@@ -8651,12 +8651,12 @@ begin
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_row_state when 'on' then 'ended' else v_row_state end;
+    return case v_row_state when 'superseded' then 'ended' else v_row_state end;
 end
 $$;
 
 
--- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+-- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running.
 create function forebay._key_state(p_key forebay.unique_key) returns text
 language plpgsql stable
 as $$
@@ -8688,7 +8688,7 @@ $$;
 
 -- functions/unique/states.sql
 
--- What two groups say of one job, taken together: n not read, ? not known, else as forebay._key_state().
+-- The states of one job in two groups, merged: n not read, ? not known, else as forebay._key_state().
 create function forebay._merged_key_state(p_one text, p_other text) returns text
 language sql immutable
 as $$
@@ -8699,11 +8699,11 @@ as $$
 $$;
 
 
--- Where the jobs of many generations stand, as forebay._key_state() says it, in the order of the generations, of which some may
--- be null: ended. A throttle's is waiting until its period is over.
+-- States of the jobs of many generations, as in forebay._key_state(), in the order of the generations. A generation may be null:
+-- ended. A throttle waits until its period is over.
 --
--- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
--- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._key_state().
+-- In each lane with many of them, the batches of all are searched together by their highest numbers, which only rise. A batch
+-- that contains the number has disposed of it; for all other numbers forebay._key_state() decides.
 create function forebay._key_states_of(p_keys forebay.unique_key[]) returns text[]
 language plpgsql stable
 as $$
@@ -8758,7 +8758,7 @@ begin
         end loop;
         continue when cardinality(v_places) = 0;
 
-        -- A batch that is before them all, sought from the newest one backwards; then some between, evenly.
+        -- A batch before all of them, searched backwards from the newest one; then some between, evenly.
         v_lo := v_newest.no;
         v_step := 1;
         loop
@@ -8829,8 +8829,8 @@ $$;
 
 -- functions/unique/take_keys.sql
 
--- What a call has to do about a key: keep the job there is, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_state text) returns text
+-- What a call does about a key: keep the existing job, join it, or make a generation.
+create function forebay._key_action(p_code "char", p_state text) returns text
 language sql immutable
 as $$
     select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
@@ -8839,12 +8839,12 @@ as $$
 $$;
 
 
--- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or to the moment
--- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
--- is always a beginning of its keys. The first one is tried whatever the time.
+-- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or until the states
+-- read for their keys are too old; returns their jobs' numbers. None is made after one that was not, so a call always takes the
+-- first of its keys. The first generation is tried whatever the time.
 --
--- How many were made stands in a flag sequence, forebay.taken, which each row that is written moves on; a row is taken up only when all
--- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
+-- The number made is in a flag sequence, forebay.taken, which each written row advances; a row is processed only when all
+-- before it were written. If the server did not work row by row, it would make fewer, and none out of order.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
 as $$
@@ -8866,9 +8866,9 @@ end
 $$;
 
 
--- Do for many different keys at once what forebay._enqueue_unique() does for one: look, hold, look again, append. Returns what became
--- of the first of them, up to one for which another transaction was quicker, or which was not taken within a quarter of a second after the
--- look: one before it had to wait, and the others are not what they were. New jobs are not written yet.
+-- Do for many different keys at once what forebay._enqueue_unique() does for one: read, lock, read again, append. Returns the
+-- results of the first keys, up to one that another transaction took first, or that was not taken within a quarter of a second
+-- after the read: a key before it had to wait, and the states of the others may have changed. New jobs are not written yet.
 --
 -- Errors: JQ005 naming the job by its index.
 create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
@@ -8894,7 +8894,7 @@ begin
                            order by u.gen desc limit 1) k on true
         order by i.ordinality);
     v_key_states := forebay._key_states_of(v_lasts);
-    v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
+    v_now := forebay._now();  -- Not before the read: a period counts from the job for which it was over.
     v_until := clock_timestamp() + interval '250 ms';
     for v_row in
         select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_key_states) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
@@ -8902,24 +8902,24 @@ begin
         perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
     end loop;
 
-    -- Hold the predecessors, for maintenance to leave them.
+    -- Lock the predecessors, so that maintenance keeps them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
     from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+          where i.gen is not null and forebay._key_action(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
                        where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
-    -- Join, for the claim to take notice, and look again.
-    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    -- Join, so that the claim notices, and read again.
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_action(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
         from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+              where forebay._key_action(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
                            where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
+        from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
@@ -8940,19 +8940,19 @@ begin
           from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
                 from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
+          where k.ordinality < v_cut and forebay._key_action(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);
         v_cut := coalesce(v_make.places[cardinality(v_made) + 1], v_cut);
         if clock_timestamp() >= v_until and cardinality(v_made) > 0 then
-            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: those after it, also those that were not to be made.
+            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: so do all after it, also those not to be made.
         end if;
         for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
             v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
         end loop;
         insert into forebay.tombstone (job_id, reason, recorded_at)
-        -- Whatever becomes of the predecessors, they do not start again.
+        -- Whatever the state of the predecessors, they do not start again.
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
@@ -8964,9 +8964,9 @@ $$;
 
 -- functions/unique/trim.sql
 
--- Delete generations that nobody needs: older than a day, and superseded or ended; returns how many.
+-- Delete generations that are no longer needed: older than a day, and superseded or ended; returns their number.
 --
--- The newest of a key is deleted only when no transaction holds it: see forebay._enqueue_unique().
+-- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
 create function forebay._trim_keys(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -8980,7 +8980,7 @@ begin
     for v_key in
         select u.* from forebay.unique_key u
         where u.taken_at < v_before
-          -- Every other time from anywhere on, so that keys which are held for long do not hide the others.
+          -- Every other call starts at a random position, so that keys which are locked for long do not hide the others.
           and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
         order by u.taken_at limit least(p_most, 2000)
         for update skip locked
@@ -9016,10 +9016,10 @@ as $$ select max(m.version) from forebay.schema_migration m $$;
 
 -- functions/version/upgrade.sql
 
--- Raise while a worker of an older version lives; called by a migration that takes away what it calls.
+-- Raise while a worker of an older version lives. A migration calls it that removes what such workers call.
 --
--- Invariant "nobody is left behind". Until the caller's transaction ends no lease is opened or closed: who comes
--- meanwhile waits, and is then refused by forebay.open_lease_v1(). Claims and settlements go on.
+-- Invariant "no worker is left behind". Until the caller's transaction ends no lease is opened or closed: a worker that starts
+-- meanwhile waits, and forebay.open_lease_v1() then refuses it. Claims and settlements continue.
 --
 -- Parameters: p_version, of the migration.
 -- Errors: JQ020, with the workers; 55P03 when the lock is not granted within lock_timeout.
@@ -9044,21 +9044,21 @@ begin
             and greatest(l.opened_at, h.heartbeat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
     if v_count > 0 then
         raise exception using errcode = 'JQ020',
-            message = format('%s of an older version still %s: migration %s takes away what they call',
+            message = format('%s of an older version still %s: migration %s removes what they call',
                              case v_count when 1 then '1 worker' else v_count || ' workers' end,
                              case v_count when 1 then 'runs' else 'run' end, p_version),
             detail = v_workers,
-            hint = 'Run forebay migrate again when they have ended, or give it --wait.';
+            hint = 'Run forebay migrate again when they have ended, or use --wait.';
     end if;
 end
 $$;
 
 
--- Put a function out of the way of a new one with more parameters, for a pre migration: calls that have begun go on
+-- Move a function out of the way of a new one with more parameters, for a pre migration: calls that have begun continue
 -- with the old one, later ones find the new one. A post migration drops it there.
 --
--- Dropped at once it would be missed by statements that are at work; under another name its body would not know its
--- own parameters; and beside the new one no call would know which of them is meant.
+-- If it were dropped at once, running statements would miss it; under another name its body would not know its
+-- own parameters; beside the new one, calls would be ambiguous.
 create function forebay._set_aside(p_function regprocedure) returns void
 language plpgsql volatile
 as $$
@@ -9072,7 +9072,7 @@ $$;
 
 -- first_rows.sql
 
--- What a new schema begins with: the database it lives in, grants, and segments, so that the first enqueue can write.
+-- The first rows of a new schema: its database, the grants, and segments, so that the first enqueue can write.
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 

@@ -1,4 +1,4 @@
--- What a new schema begins with: the database it lives in, grants, and segments, so that the first enqueue can write.
+-- The first rows of a new schema: its database, the grants, and segments, so that the first enqueue can write.
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 

@@ -1,4 +1,4 @@
--- The four roles that functions are granted to, see functions/roles/grant.sql. Nothing is granted to PUBLIC.
+-- The four roles that functions are granted to; see functions/roles/grant.sql. PUBLIC gets nothing.
 do $$
 declare
     v_role text;
@@ -11,7 +11,7 @@ begin
                 when insufficient_privilege then
                     raise notice 'role % was not created: no privilege to do so; forebay doctor will say so', v_role;
                 when duplicate_object or unique_violation then
-                    null;  -- Another database of this cluster made it meanwhile.
+                    null;  -- Another database of this cluster created it at the same time.
             end;
         end if;
     end loop;

@@ -1,6 +1,6 @@
--- Claim from a lane whose advisory key is held, into v_jobs. Null: there was nothing; with v_rows null as well, it was not looked.
+-- Claim from a lane whose advisory key is held, into v_jobs. Null: no jobs; if v_rows is null as well, the lane was not read.
 
--- Where the window in hand goes on, else the newest segment: nearly always all jobs lie there.
+-- Where the current window continues, else the newest segment: nearly always all jobs lie there.
 v_segment := coalesce(
     (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
      where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1),

@@ -1,4 +1,4 @@
--- Of a claim that knows the cursor, the lane's last snapshot and the present one: c.stop, c.now.
+-- For a claim that knows the cursor, the lane's last snapshot (c.stop) and the present one (c.now).
 
 if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
     raise exception using errcode = 'JQ030',

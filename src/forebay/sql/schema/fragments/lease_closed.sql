@@ -1,4 +1,4 @@
--- After the insert of a claim's batch.
+-- Follows the insert of a claim's batch.
 
 if not found then
     raise exception using errcode = 'JQ010',

@@ -1,5 +1,5 @@
--- Which database this schema lives in. xids of one cluster mean nothing in another: a dump that is
--- restored elsewhere is recognised by this row and must be adopted before anything runs.
+-- The database this schema belongs to. xids of one cluster have no meaning in another: this row identifies a dump that was
+-- restored elsewhere, which must be adopted before anything runs.
 create table forebay.cluster (
     cluster_no        bigint generated always as identity,
     system_identifier bigint not null,
@@ -9,6 +9,7 @@ create table forebay.cluster (
 );
 
 
--- That this schema is at same cluster here is found out once for each start of the server: reading the server's control file takes longer
--- than most polls. What stands in the flag sequence is another number after a start, in a copy of the database, and for a restored table.
+-- Whether the schema belongs to this cluster is checked once for each start of the server, because reading the server's control
+-- file takes longer than most polls. The value of the flag sequence differs after a restart, in a copy of the database and for a
+-- restored table.
 create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808 cache 1;

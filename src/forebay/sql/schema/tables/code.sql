@@ -1,8 +1,8 @@
--- The one-letter codes, by the column they stand in. A letter may mean something else in another column: `c` is an outcome,
--- a reason to skip a job, a request to cancel one, and a mode of uniqueness.
+-- The one-letter codes, by the column that holds them. A letter may mean something else in another column: `c` is an outcome,
+-- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
--- Of the outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are of jobs that were
--- started or could have been; k is of jobs behind one of these in their ordering key.
+-- The outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are for jobs that were
+-- started or could have been; k is for jobs requeued behind one of these because of their ordering key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
@@ -12,7 +12,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 's', 'snoozed'),
     ('settlement.outcomes', 'u', 'unknown'),
     ('settlement.outcomes', 'h', 'released'),
-    ('settlement.outcomes', 'k', 'kept_back'),
+    ('settlement.outcomes', 'k', 'requeued'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
     ('tombstone.reason', 'c', 'cancel'),
@@ -26,4 +26,4 @@ create view forebay.code (column_name, code, meaning) as values
     ('unique_key.mode', 'd', 'debounce'),
     ('unique_key.mode', 't', 'throttle');
 
-comment on view forebay.code is 'What the one-letter codes in the columns of other tables mean.';
+comment on view forebay.code is 'Meanings of the one-letter codes in the columns of other tables.';

@@ -1,4 +1,4 @@
--- Jobs that wait for a time. Appended to the log when due, deleted in bulk behind the cursor.
+-- Jobs with a later start time. They are appended to the log when due, and deleted in bulk behind the cursor.
 create sequence forebay.deferred_seq as bigint cache 1;
 
 create table forebay.deferred (
@@ -24,7 +24,7 @@ create index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 
--- The promoter's cursor, newest row first: promoted are the rows visible in snap at or below the position.
+-- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
     no          bigint primary key,
     snap        pg_snapshot not null,

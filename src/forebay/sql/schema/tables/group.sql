@@ -1,9 +1,9 @@
--- Groups: independent readers of one queue.
+-- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
     group_id    bigint generated always as identity primary key,
     queue       text not null,
     name        text not null,
-    start_after pg_snapshot not null,    -- jobs visible in it were there before the group
+    start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
     unique (queue, name)

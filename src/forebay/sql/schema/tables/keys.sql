@@ -1,35 +1,34 @@
--- Ordering keys: of a key's jobs one at a time, in order. See docs/design/ordering.md.
+-- Ordering keys: jobs of one key run one at a time, in order. See docs/design/ordering.md.
 --
--- Jobs with keys have lanes of their own. A claim of such a lane takes a *turn* of each key that is free: some of its jobs,
--- in order, for one holder; who has a turn already gets another that goes on with it. Jobs of keys that somebody else has are
--- *parked*: the cursor has passed them, a small row says which. When a turn is over and something waits, a *token*, a row of
--- the log without a kind, tells the group's claims to look at the key again.
+-- Jobs with keys have separate lanes. A claim of such a lane takes a *key run* of each free key: some of the key's jobs, in
+-- order, for one lease. A lease that has a key run of a key gets further runs that continue it. Jobs whose key another lease has
+-- are *parked*: the cursor has passed them, and a small row records each. When a key run ends and jobs wait, a *recheck row*, a
+-- row of the log without a kind, makes the group's claims look at the key again.
 
--- Ordering keys, see docs/design/ordering.md. A turn is what one claim took of a key's jobs; the newest row of a
--- (group, key) says where the key stands.
+-- A key run is what one claim took of a key's jobs. The newest row of a (group, key) has the state of the key.
 create table forebay.key_run (
     group_id     bigint not null,
     ordering_key text collate "C" not null,
     no           bigint not null,
-    since        bigint not null,        -- the first turn that this one goes on with: one lease has all jobs of theirs
+    since        bigint not null,        -- first key run that this one continues: one lease has the jobs of all of them
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
     offsets      smallint[],             -- the key's jobs within that batch, in order
-    jobs         bigint[],               -- their ids
-    taken_up_to         bigint not null,        -- parked jobs up to this number have been taken
-    rest_lanes   bigint[],               -- requeued by an earlier turn and not taken by this one, in order
+    jobs         bigint[],               -- ids of these jobs
+    taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
+    rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
-    low_seq      bigint not null,        -- lowest and highest number among the turn's jobs and its rest
+    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
     high_seq     bigint not null,
-    is_suspect   boolean not null,       -- runs alone: its holder gets no more of the key
+    is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
     taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
 
--- Parked: a group's cursor has passed these jobs while their key was taken. They keep the order they came in.
+-- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;
 
--- Tells a claim, without a look at any table, that nobody ever used an ordering key.
+-- Lets a claim see, without reading a table, that no job ever had an ordering key.
 create sequence forebay.key_seq as bigint cache 1;
 
 create table forebay.parked (

@@ -1,5 +1,5 @@
--- Flag sequences of known lanes: each may name one whose row in the registry is committed, so that an enqueue need not look.
--- What stands in them is made by forebay._lane_stamp() and means nothing after a restart or in a restored database.
+-- Flag sequences of known lanes. Each may name a lane whose registry row is committed, so that an enqueue need not read the
+-- registry. forebay._lane_stamp() computes the values; they mean nothing after a restart or in a restored database.
 do $$
 begin
     for i in 0..15 loop

@@ -1,14 +1,14 @@
--- Which lanes exist. No unique key on purpose: with one, the first user of a lane would make every
--- other producer of it wait for his commit. Concurrent first users leave a few equal rows.
+-- The existing lanes. No unique key on purpose: with one, the first user of a lane would make every
+-- other producer wait for its commit. Concurrent first users leave a few equal rows.
 create table forebay.lane (
     lane     bigint not null,
     queue    text not null,
     priority integer not null,
-    audience bigint not null,            -- 0 everybody, g retries of group g, -g suspects of group g
+    audience bigint not null,            -- 0 all groups, g retries of group g, -g suspects of group g
     sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
-                                         -- jobs without a key; with an ordering key; of one limit key; and where jobs of any
-                                         -- limit key are claimed, which has no jobs itself
-    shard    integer check (shard between 0 and 63),  -- of a plain public lane: which of its queue's; 0 is the only one at first
+                                         -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
+                                         -- has no jobs itself: claims from it take jobs of any limit key
+    shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
     recorded_at timestamptz not null,
     limit_key text collate "C",
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
@@ -18,6 +18,6 @@ create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
 
 
--- A lane that a group may claim from, and up to which snapshot it has.
+-- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);

@@ -1,9 +1,9 @@
--- Leases: one per worker process and database connection epoch. The row is written when it opens and when
--- it closes and never between; heartbeats live in a table of their own.
+-- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
+-- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
     lease_id        bigint generated always as identity primary key,
     worker          text not null,       -- a name for humans: host:pid:token
-    version         integer,             -- of the schema that its code was made for; null: it did not say
+    version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
     suspect_seconds double precision not null,
     opened_at       timestamptz not null,
@@ -15,8 +15,8 @@ create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
     lease_id     bigint not null,
-    heartbeat_at      timestamptz not null,
+    heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
+    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);

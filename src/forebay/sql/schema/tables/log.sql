@@ -1,12 +1,12 @@
 -- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
 -- rows are inserted, read newest first, and removed in bulk from behind. See docs/design/engine.md.
 
--- Numbers of the log. CACHE 1 and never altered: a segment is sealed on the strength of
--- "whoever has a number below last_value has drawn its xid already".
+-- Numbers of the log. CACHE 1 and never altered: sealing a segment relies on
+-- "a transaction with a number below last_value has drawn its xid already".
 create sequence forebay.log_seq as bigint cache 1;
 
--- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row
--- must draw its transaction id before its number.
+-- The log. xid stands before seq on purpose: defaults are evaluated in column order, and a row must draw its transaction id
+-- before its number.
 create table forebay.log (
     xid            xid8 not null default pg_current_xact_id(),
     seq            bigint not null default nextval('forebay.log_seq'),

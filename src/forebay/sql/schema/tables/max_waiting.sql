@@ -1,11 +1,11 @@
--- Backpressure: how many jobs of a queue may wait, asked by enqueues, also while no worker runs.
+-- Backpressure: how many jobs of a queue may wait. Enqueues check it, also while no worker runs.
 --
--- A queue's depth is counted like a reader counts: what was appended up to a snapshot, plus what became visible since,
--- minus what the newest batches say was handed out or skipped. Counts are appended and read newest first; nobody updates
--- one. Most enqueues need not even count what came since: the numbers drawn since bound it from above.
+-- The depth of a queue is counted for a group: jobs appended up to a snapshot, plus jobs that became visible since, minus jobs
+-- that the newest batches handed out or skipped. Counts are appended and read newest first; no count is updated. Most enqueues
+-- need not even count the new jobs: the numbers drawn since then are an upper bound.
 -- See docs/design/backpressure.md.
 
--- What had been appended to a queue's public lanes, as a group counts: handed out, skipped or waiting when it was counted.
+-- Jobs appended to a queue's public lanes, as a group counts them: handed out, skipped or waiting when it was counted.
 create sequence forebay.queue_count_seq as bigint cache 1;
 
 create table forebay.queue_count (

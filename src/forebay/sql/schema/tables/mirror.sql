@@ -1,33 +1,33 @@
--- What is known of mirrors: what their passes did, how many jobs waited, which breakers are open, and what audits found.
+-- Records of mirrors: results of their passes, number of waiting jobs, open breakers, and findings of audits.
 --
--- All of it is appended; maintenance folds and removes what is old. Counts of a pass are part of the settlement of its jobs: they
--- are there exactly if that is. Invariant "counted with the settlement": docs/design/reconcile.md.
+-- All rows are appended; maintenance folds and removes old ones. The counts of a pass are part of the settlement of its jobs:
+-- they exist if and only if the settlement does. Invariant "counted with the settlement": docs/design/reconcile.md.
 
--- What passes and direct writes did. Rows are folded as they grow old: level 0 as they came, 1 by the minute, 2 by the hour,
--- 3 all that is older than retention, at -infinity. The sum over all levels is all that ever happened.
+-- Results of passes and direct writes. Rows are folded with age: level 0 as they came, 1 by minute, 2 by hour, 3 all that is
+-- older than retention, at -infinity. The sum over all levels is the total since the beginning.
 create table forebay.mirror_count (
     mirror     text not null,
     at       timestamptz not null,
     level    smallint not null default 0 check (level between 0 and 3),
     outcome  text not null,
     tag      text,
-    priority integer,                    -- null: of no job, as a direct write
+    priority integer,                    -- null: not of a job, for example a direct write
     count    bigint not null
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
 
--- How many jobs were due, once a minute while passes run or somebody asks.
+-- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
-    mirror    text not null,
+    mirror  text not null,
     at      timestamptz not null,
-    due     bigint not null,             -- without those that are left out of alerts
+    due     bigint not null,             -- without jobs that alerts ignore
     due_all bigint not null,
-    waiting bigint not null              -- also what is in its grace, or is to be done later
+    waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
 
--- Circuit breakers, when they open, fail again and close.
+-- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
     mirror       text not null,
     at         timestamptz not null,
@@ -38,7 +38,7 @@ create table forebay.mirror_breaker (
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 
--- Audits that ended.
+-- Finished audits.
 create table forebay.mirror_audit (
     audit_id bigint generated always as identity primary key,
     mirror     text not null,
@@ -47,16 +47,16 @@ create table forebay.mirror_audit (
     compared text not null,              -- version or hash
     items    bigint not null,
     copies   bigint not null,
-    rows     bigint not null,            -- read of both stores together
-    ranges   bigint not null,            -- compared by their checksums
+    rows     bigint not null,            -- read from both stores together
+    ranges   bigint not null,            -- compared by checksum
     differed bigint not null,            -- of these
     suspects bigint not null,
     missing  bigint not null,
     stale    bigint not null,
     orphaned bigint not null,
     ahead    bigint not null,
-    repaired bigint not null default 0   -- jobs enqueued for what was found
+    repaired bigint not null default 0   -- jobs enqueued to repair the findings
 );
 create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
 
-comment on table forebay.mirror_count is 'What synchronisations did, by outcome, tag and priority; read it with forebay.mirror_status().';
+comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';

@@ -1,19 +1,19 @@
--- What handlers return and how far they are: appended, read by job, deleted by age.
+-- Results and progress of handlers: appended, read by job, deleted by age.
 --
--- A result is written by the settlement that ends its job, in the same transaction: it is there exactly if the job is
--- done. Jobs whose handler keeps nothing pay nothing.
+-- The settlement that ends a job writes its result in the same transaction: the result exists if and only if the job is done.
+-- Jobs whose handler keeps no result cost nothing.
 
--- "Somebody waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
+-- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
 create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
     group_id    bigint not null,
-    enqueued_at timestamptz not null,     -- of the job: ids can be given out again after a lost commit
+    enqueued_at timestamptz not null,     -- of the job: ids can be reused after a lost commit
     kept_at     timestamptz not null,
     kept_until  timestamptz not null,
     value       jsonb,
-    problem     text,                     -- why there is no value, though one was to be kept
+    problem     text,                     -- why the value is missing
     check ((value is null) <> (problem is null))
 );
 create index result_by_job on forebay.result (job_id);

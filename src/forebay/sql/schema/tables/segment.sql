@@ -1,4 +1,4 @@
--- Segments: the partitions of the log, ranges of seq, each with a reader function.
+-- Segments: the partitions of the log. Each is a range of seq with its read functions.
 create table forebay.segment (
     segment_id bigint primary key,
     lo         bigint not null unique,   -- first number

@@ -1,5 +1,5 @@
--- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) is a flush's name, so that a
--- flush whose answer was lost can be repeated. A negative flush_no settles the single job -flush_no.
+-- Settlements: how jobs of a batch ended. (lease, claim_no, flush_no) names a flush, so that a flush whose answer was lost can
+-- be repeated. A negative flush_no settles the single job at offset -flush_no.
 create table forebay.settlement (
     lease_id   bigint not null,
     claim_no   bigint not null,
@@ -11,7 +11,7 @@ create table forebay.settlement (
     primary key (lease_id, claim_no, flush_no)
 );
 
--- A suspect is claimed alone and its start is recorded, so that a death can be put down to it.
+-- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (
     lease_id   bigint not null,
     claim_no   bigint not null,

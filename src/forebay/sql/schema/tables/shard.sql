@@ -1,5 +1,5 @@
--- Sharded queues: over how many public lanes of each priority their jobs are queue_shards.
--- The sequence tells an enqueue, without a look at the table, that there never was one.
+-- Sharded queues: the number of public lanes of each priority over which their jobs are distributed.
+-- The sequence lets an enqueue see, without reading the table, that no queue was ever sharded.
 create table forebay.queue_shards (
     queue text primary key,
     lanes integer not null check (lanes between 1 and 64)

@@ -1,6 +1,6 @@
--- Requests to cancel, expiries decided by the sweep, and what unique keys have to say: that a job was replaced by a newer
--- one of its key, and that a claim must look closely before it starts this one. Read by claims and settlements.
--- The sequence tells a claim, without a look at the table, that nothing was ever requested.
+-- Requests to cancel, expiries decided by the sweep, and records of unique keys: that a newer job of its key replaced a job, and
+-- that a claim must check a job's key before it starts the job. Claims and settlements read them.
+-- The sequence lets a claim see, without reading the table, that no row was ever written.
 create sequence forebay.tombstone_seq as bigint cache 1;
 
 create table forebay.tombstone (
@@ -9,6 +9,6 @@ create table forebay.tombstone (
     group_id   bigint,                   -- null: for every group
     reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
     recorded_at   timestamptz not null,
-    enqueued_at timestamptz              -- of the job an expiry was decided for
+    enqueued_at timestamptz              -- of the expired job
 );
 create index tombstone_by_job on forebay.tombstone (job_id);

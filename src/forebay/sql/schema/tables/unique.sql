@@ -1,8 +1,8 @@
--- Uniqueness by uniqueness mode: what a key means while another job of the same key waits or runs.
+-- Unique keys: the uniqueness mode decides what a key means while another job of the same key waits or runs.
 --
--- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is
--- not written down anywhere: it is read off its job, which ends in one commit whatever ends it. So no end of a job has to
--- release anything, and no key can be left behind.
+-- A key has generations, each with its job, appended and read newest first. Whether a generation still holds its key is not
+-- stored: it follows from the state of its job, which ends in one commit however it ends. So the end of a job releases nothing,
+-- and no key can stay locked.
 --
 -- Invariant "one generation": of a key's jobs only the newest can ever start. See docs/design/unique.md.
 
@@ -13,12 +13,12 @@ create table forebay.unique_key (
     key         text collate "C" not null,
     gen         bigint not null,
     job_id      bigint not null default nextval('forebay.log_seq'),
-    lane        bigint not null,         -- the public lane the job was put in
-    is_deferred boolean not null,        -- it had to wait for a time: its first row is not in the log under its own number
+    lane        bigint not null,         -- public lane of the job
+    is_deferred boolean not null,        -- scheduled for later: its first row is not in the log under its number
     taken_at    timestamptz not null,
-    expires_at  timestamptz not null,    -- the job does not start from then on
+    expires_at  timestamptz not null,    -- the job does not start at or after this
     free_at     timestamptz,             -- throttle: when the period is over
-    first_at    timestamptz,             -- debounce: when the first of the calls came that this job stands for
+    first_at    timestamptz,             -- debounce: time of the first call that this job stands for
     payload     bytea,                   -- idempotent: hash of kind and arguments
     origin      bigint not null,         -- coalesce: the oldest generation that an open transaction may still have joined
     primary key (queue, mode, key, gen)
@@ -29,11 +29,11 @@ create index unique_key_by_time on forebay.unique_key (taken_at);
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
 
 
--- One job with a unique key of a bulk enqueue; first_nr is the first job of its key, and differs what an idempotency key refuses.
--- No name is one of unique_key's.
+-- One job with a unique key in a bulk enqueue. first_nr is the first job of the same key; differs: an idempotency key
+-- refuses it. No column has the name of a column of unique_key.
 create type forebay._key_input as (
     nr bigint, first_nr bigint, differs boolean, its_queue text, code "char", word text, unique_as jsonb, its_lane bigint,
     start timestamptz, ends timestamptz, digest bytea);
 
--- What became of it: the job that stands for it, and of a new one when it was enqueued and when it starts; null: at once.
+-- The result: the job that stands for the input; for a new job also when it was enqueued and when it starts (null: at once).
 create type forebay._key_taken as (stands_for bigint, is_new boolean, since timestamptz, starts_at timestamptz);

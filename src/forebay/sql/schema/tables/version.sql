@@ -7,4 +7,4 @@ create table forebay.schema_migration (
     applied_at timestamptz not null default clock_timestamp()
 );
 
-comment on table forebay.schema_migration is 'The migrations of this schema; a file that changed afterwards is refused.';
+comment on table forebay.schema_migration is 'Applied migrations; a migration file that changed afterwards is refused.';

@@ -1,11 +1,11 @@
--- Adoption: what to do with a log that was restored from another cluster.
+-- Adoption: decide what becomes of a log that was restored from another cluster.
 -- grant: none
 
--- The transaction that divides the rows: whatever is older was restored, whatever is younger was written here.
+-- The transaction that divides the rows: older rows were restored, younger ones were written here.
 --
--- A restore copies the rows before it makes the constraints, so the catalog row of a primary key that nobody ever
--- touches again divides the two. In a copy that was made within the cluster that row is as old as the original; there the
--- catalog row of the database itself does.
+-- A restore copies the rows before it creates the constraints, so the catalog row of a primary key, which is never updated,
+-- divides the two. In a copy that was made within the cluster that row is as old as the original; there the catalog row of the
+-- database divides them.
 create function forebay._native_after() returns xid
 language sql stable
 as $$
@@ -17,13 +17,13 @@ $$;
 
 -- Adopt a log restored from another cluster.
 --
--- Every old segment becomes archive, new rows go to fresh segments, cursors begin anew. With p_resume, jobs that were
--- waiting, deferred or claimed but not settled when the dump was taken are appended anew, once for each group that had
--- not had them; without, they count as cancelled. Jobs enqueued here since the restore are kept in either case.
+-- Every old segment becomes archive, new rows go to fresh segments, and cursors are created again. With p_resume, jobs that
+-- were waiting, scheduled, or claimed but not settled when the dump was taken are appended again, once for each group that had
+-- not finished them; without it they count as cancelled. Jobs enqueued here since the restore are kept in either case.
 --
--- Returns: how many jobs were appended anew, and how many were discarded.
+-- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues under way there, new ones go on
+-- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
@@ -51,13 +51,13 @@ begin
                            (select c.* from forebay.cluster c order by c.cluster_no desc limit 1) n
                where n.system_identifier = i.system_identifier and n.database_oid = i.database_oid) then
         raise exception using errcode = 'JQ031',
-            message = 'this log belongs to this cluster, there is nothing to adopt',
-            hint = 'Adopt only what was restored from a dump of another cluster.';
+            message = 'this log belongs to this cluster; there is nothing to adopt',
+            hint = 'Adopt only a log that was restored from a dump of another cluster.';
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), 1);
     perform pg_advisory_xact_lock(forebay._lock_class(), 2);
 
-    -- Fresh segments for whatever is enqueued from here on; enqueues under way in the old ones are waited for.
+    -- Fresh segments for all jobs enqueued from now on; wait for enqueues in progress in the old ones.
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select s.lo into v_start from forebay.segment s where s.lo > v_last order by s.lo limit 1;
     if v_start is null then
@@ -70,13 +70,13 @@ begin
         execute format('lock table forebay.log_%s in share mode', v_segment.segment_id);
     end loop;
 
-    -- Queues that nobody served yet.
+    -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
         perform forebay.open_group(v_queue.queue, 'default', 'beginning');
     end loop;
 
-    -- Behind a cursor, waiting for their ordering key; those of the leases are counted with these.
+    -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
     select count(*) into v_count from forebay._all_parked();
     if p_resume then
         resumed := v_count;
@@ -96,7 +96,7 @@ begin
     if p_resume then
         for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
             select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
-            perform forebay._go_on(
+            perform forebay._continue_job(
                 r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
             from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
         end loop;
@@ -135,7 +135,7 @@ begin
                     end if;
                 end if;
                 resumed := resumed + 1;
-                perform forebay._go_on(
+                perform forebay._continue_job(
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
@@ -155,7 +155,7 @@ begin
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
-    -- Deferred and not yet promoted: written anew, under this cluster's xids.
+    -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     create temp table adopted_deferred on commit drop as
         select d.* from forebay.deferred d
@@ -178,8 +178,8 @@ begin
     end if;
     delete from forebay.promotion;
 
-    -- An enqueue that drew its number before the move and writes its row after this commit would write it where nobody
-    -- reads any more: refuse it, and the transaction with it.
+    -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is
+    -- no longer read: refuse the row, and the transaction with it.
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= v_last and s.removed_at is null

@@ -1,22 +1,22 @@
 -- Backfill: a job for each row of a query, in one statement or chunk by chunk.
 --
--- The query is the caller's SQL and must be read with the caller's rights, while the log is written with the owner's. So
--- the functions that run it are no security definers; they hand arrays of values to those that are. They have no
--- search_path of their own either, since the query's names are the caller's: whatever stands beside the query is written
--- with its schema.
+-- The query is the caller's SQL and is read with the caller's rights, while the log is written with the owner's. So the
+-- functions that run the query are not security definers; they pass arrays of values to functions that are. They also set no
+-- search_path, since the names in the query are the caller's: everything else in these functions is written with its schema.
 -- See docs/design/backfill.md.
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
 --
 -- Parameters:
---   kind     which handler
---   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job; with a column args,
---            that is, and the other columns are options of the job: ordering_key, unique_as, delay and so on
---   options  of all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
---            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments that all have
---   token    of forebay.backfill_plan: enqueue the jobs that it counted, or nothing
--- Errors: as forebay.enqueue_many; JQ040 the jobs are not those of the token.
+--   kind     selects the handler
+--   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
+--            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
+--            delay and others
+--   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
+--   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
+-- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
 create function forebay.backfill(kind text, query text, options jsonb default '{}', token text default null) returns bigint
 language plpgsql volatile
 as $$
@@ -25,7 +25,7 @@ declare
     v_found pg_catalog.record;
 begin
     if token is not null then
-        -- Before anything is written, since jobs that are rolled back leave dead rows in the log.
+        -- Before anything is written, because jobs that are rolled back leave dead rows in the log.
         v_found := forebay.backfill_count_v1(query);
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;

@@ -1,16 +1,16 @@
 -- grant: producer, worker
 
--- Begin a backfill in chunks; returns its number. Nothing is enqueued yet: forebay.backfill_next does that, chunk by chunk.
+-- Begin a backfill in chunks; returns its number. This enqueues nothing: forebay.backfill_next does, chunk by chunk.
 --
--- The rows are read once, in the order of the key, and where each chunk ends is noted. Rows beyond the last key are not part
--- of the backfill, whenever they come.
+-- It reads the rows once, in the order of the key, and records where each chunk ends. Rows beyond the last key are not part of
+-- the backfill, even if they appear later.
 --
 -- Parameters: as forebay.backfill, and
---   key    a column of the query, without nulls; rows with the same key are in one chunk. Where it has an index, a chunk
---          costs the same however many rows there are
+--   key    a column of the query, without nulls; rows with the same key are in one chunk. With an index on it, a chunk costs
+--          the same however many rows there are
 --   chunk  jobs of a chunk, 1 to 1,000,000
---   token  of forebay.backfill_plan: a chunk that does not have the jobs counted here is refused
--- Errors: JQ001, JQ040 the jobs are not those of the token.
+--   token  from forebay.backfill_plan: a chunk whose jobs differ from those counted here is refused
+-- Errors: JQ001, JQ040 the jobs differ from those of the token.
 create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
@@ -39,7 +39,7 @@ begin
         if v_row.key is null then
             raise exception using errcode = 'JQ001', column = 'key',
                 message = pg_catalog.format('key %s has nulls', pg_catalog.quote_literal(key)),
-                hint = 'Nothing was enqueued. Take a column without nulls, such as the primary key.';
+                hint = 'Nothing was enqueued. Use a column without nulls, such as the primary key.';
         end if;
         if v_count operator(pg_catalog.>=) chunk::pg_catalog.int8 and v_row.key operator(pg_catalog.<>) v_last then
             v_upto := pg_catalog.array_append(v_upto, v_last);

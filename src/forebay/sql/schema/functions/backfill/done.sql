@@ -1,8 +1,8 @@
 -- grant: producer, worker
 
--- Note that a chunk is done; returns how far the backfill is.
+-- Mark a chunk done; returns the progress of the backfill.
 --
--- Errors: JQ040 it was begun with a token, and the chunk has other jobs than were counted; JQ041 no such chunk to be done.
+-- Errors: JQ040 the backfill began with a token, and the jobs of the chunk differ from those counted; JQ041 no such open chunk.
 create function forebay.backfill_done_v1(
     backfill_id bigint, no integer, enqueued bigint, digest numeric, out jobs_done bigint, out jobs_all bigint)
 language plpgsql volatile security definer
@@ -19,13 +19,13 @@ begin
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no chunk %s of backfill %s to be done', backfill_done_v1.no, backfill_done_v1.backfill_id),
+            message = format('backfill %s has no open chunk %s', backfill_done_v1.backfill_id, backfill_done_v1.no),
             detail = jsonb_build_object('backfill_id', backfill_done_v1.backfill_id);
     elsif v_chunk.is_fixed and (v_chunk.jobs, v_chunk.digest) is distinct from (backfill_done_v1.enqueued, backfill_done_v1.digest) then
         raise exception using errcode = 'JQ040',
             message = format('chunk %s of backfill %s has other jobs than were counted: %s, not %s', backfill_done_v1.no,
                              backfill_done_v1.backfill_id, backfill_done_v1.enqueued, v_chunk.jobs),
-            hint = 'The chunks before it are enqueued, and nothing of this one. Look at a new dry run of the rest.';
+            hint = 'Earlier chunks are enqueued; nothing of this one is. Do a new dry run of the rest.';
     end if;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;

@@ -1,12 +1,12 @@
 -- grant: producer, worker
 
--- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all are done.
+-- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all chunks are done.
 --
--- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns nothing, each time in a
--- transaction of its own, and after a crash again.
+-- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns no row, each time in a
+-- separate transaction; call it again after a crash.
 --
--- Returns how many jobs this chunk has, and of how many that were counted at the beginning those done are now.
--- Errors: as forebay.backfill; JQ040 the chunk has not the jobs that were counted; JQ041 no such backfill, or another's.
+-- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
+-- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another role.
 -- Locks: the backfill.
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)

@@ -15,7 +15,7 @@ begin
     elsif p_options - v_keys <> '{}' then
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(p_options - v_keys) k limit 1)),
-            hint = format('The options of all jobs are %s. What differs from job to job, such as unique_as, is a column of the query.',
+            hint = format('The options for all jobs are %s. Options that differ from job to job, such as unique_as, are columns of the query.',
                           array_to_string(v_keys, ', '));
     end if;
     v_given := coalesce((select jsonb_object_agg(o.key, o.value) from jsonb_each(p_options) o where o.value <> 'null'), '{}');

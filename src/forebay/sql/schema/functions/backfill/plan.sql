@@ -1,10 +1,10 @@
 -- grant: producer, worker
 
--- Say what forebay.backfill would enqueue, and enqueue nothing.
+-- Report what forebay.backfill would enqueue, and enqueue nothing.
 --
--- Returns the token of exactly these jobs, how many they are, the bytes of their arguments as JSON; the seconds that
--- enqueuing them would take, from the time this took and from that of up to 2,000 of them, enqueued and rolled back (null where
--- that is not possible); and how many jobs wait in the queue already, in all and of the same priority.
+-- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
+-- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
+-- possible); and how many jobs wait in the queue already, in all and of the same priority.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
@@ -29,9 +29,9 @@ begin
         seconds := pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp() operator(pg_catalog.-) v_begun);
         raise exception using errcode = 'ZF000';
     exception
-        when sqlstate 'ZF000' then  -- It was there to be rolled back.
+        when sqlstate 'ZF000' then  -- Raised to roll back.
             seconds := case when v_some operator(pg_catalog.=) 0::pg_catalog.int8 then 0.0::pg_catalog.float8
-                            -- Written so, operators have no precedence.
+                            -- Operators written this way have no precedence.
                             else v_reading operator(pg_catalog.+)
                                  (seconds operator(pg_catalog.*) (jobs::pg_catalog.float8 operator(pg_catalog./) v_some::pg_catalog.float8)) end;
         when read_only_sql_transaction or configuration_limit_exceeded then

@@ -1,9 +1,9 @@
 -- grant: producer, worker
 
--- Take the next chunk of a backfill: the parts of its query, and what was counted of it; no row when all are done.
+-- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all chunks are done.
 --
--- Errors: JQ041 no such backfill, or it is another's.
--- Locks: the backfill, so that a chunk is done by one at a time.
+-- Errors: JQ041 no such backfill, or that of another role.
+-- Locks: the backfill, so that one session at a time works on it.
 create function forebay.backfill_take_v1(backfill_id bigint)
 returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
 language plpgsql volatile security definer
@@ -16,15 +16,15 @@ begin
     select b.* into v_run from forebay.backfill b where b.backfill_id = backfill_take_v1.backfill_id for update;
     if v_run.backfill_id is null then
         raise exception using errcode = 'JQ041',
-            message = format('there is no backfill %s', coalesce(backfill_take_v1.backfill_id::text, 'null')),
+            message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Those in chunks are in the table forebay.backfill, for 30 days.';
+            hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
     elsif v_run.made_by <> session_user then
-        -- Its query would run with the rights of whoever goes on with it.
+        -- Its query would run with the rights of the role that continues it.
         raise exception using errcode = 'JQ041',
             message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Only who began a backfill goes on with it.';
+            hint = 'Only the role that began a backfill can continue it.';
     end if;
     return query
     select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,

@@ -1,8 +1,8 @@
 -- grant: producer, worker
 
--- The token of a set of jobs: how many there are, and a digest of kind, options and rows; with a token, refuse any other.
+-- The token of a set of jobs: their number, and a digest of kind, options and rows. Given a token, refuse any other set.
 --
--- Errors: JQ001 bad options, JQ040 the jobs are not those of the token.
+-- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
 create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
 returns text
 language plpgsql stable security definer
@@ -16,9 +16,9 @@ declare
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
-            message = format('the jobs are not those of token %s any more: it is %s now', quote_literal(left(backfill_token_v1.token, 60)), v_found),
+            message = format('the jobs no longer match token %s: their token is now %s', quote_literal(left(backfill_token_v1.token, 60)), v_found),
             detail = jsonb_build_object('token', backfill_token_v1.token),
-            hint = 'Nothing was enqueued. Look at a new dry run; kind and options belong to the token, too.';
+            hint = 'Nothing was enqueued. Do a new dry run; kind and options are part of the token, too.';
     end if;
     return v_found;
 end

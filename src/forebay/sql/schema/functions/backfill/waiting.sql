@@ -1,7 +1,7 @@
 -- grant: producer, worker
 
--- How many jobs wait, now or for a time, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of them. Errors: JQ001 bad options.
+-- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
+-- It visits each of these jobs. Errors: JQ001 bad options.
 create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

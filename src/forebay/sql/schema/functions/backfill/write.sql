@@ -1,10 +1,10 @@
 -- grant: producer, worker
 
--- Enqueue a job for each of some rows; returns how many, and, if asked for it, what tells these rows from others, in any order.
+-- Enqueue a job for each of some rows; returns their number and, on request, a digest of the rows that ignores their order.
 --
--- A row is the arguments of its job; or, when it has a field args, that is, and its other fields are options of the job.
+-- A row holds the arguments of its job. If it has a field args, that field has the arguments, and the other fields are options.
 --
--- Parameters: key, a field that is neither; null: none.
+-- Parameters: key, a field that is neither argument nor option; null: none.
 -- Errors: as forebay.enqueue_many.
 create function forebay.backfill_write_v1(
     kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
@@ -27,14 +27,14 @@ declare
 begin
     jobs := cardinality(v_rows);
     if is_digested then
-        -- Of the text: a hash of jsonb does not know the sign of a number.
+        -- Of the text: a hash of jsonb ignores the sign of a number.
         select coalesce(sum(hashtextextended(r::text collate "C", 0)), 0) into digest from unnest(v_rows) r;
     end if;
     if jobs = 0 then
         return;
     end if;
     begin
-        -- Nothing is written in here: a subtransaction for each batch would soon be more than a snapshot can list.
+        -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
         v_priority := (v_options ->> 'priority')::integer;
         v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
         v_run_at := (v_options ->> 'run_at')::timestamptz;

@@ -1,28 +1,29 @@
--- Claim: what a group has not had yet, from one lane, in the order segment, xid, seq.
+-- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
 --
 -- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
--- `from`. When a claim uses a window up, `from` becomes `to` and `to` becomes now, in the same call:
--- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick moved into the claim.
+-- `from`. When a claim uses up a window, `from` becomes `to` and `to` becomes now, in the same call:
+-- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick inside the claim.
 -- grant: worker
 
--- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays between commas, offset 1 first,
--- or null for none. Without brackets around, since a text cannot grow over 1 GB: see forebay._job_json().
+-- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays separated by commas, offset 1 first,
+-- or null for none. Without outer brackets, since a text cannot exceed 1 GB: see forebay._job_json().
 --
--- Invariants: "commit is the limiter", "once per lease", "flat cost" (docs/design/engine.md).
+-- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
 -- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
--- Of suspects one is taken at a time.
+-- Of suspects it takes one at a time.
 --
 -- Parameters:
---   p_lease_id, p_claim_no  the batch's name; claim_no is counted by the worker from 1 and never reused
---   p_floor                 the oldest claim_no of the lease that is still open, this one when none is
+--   p_lease_id, p_claim_no  the batch's name; the worker counts claim_no from 1 and never reuses one
+--   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
 --   p_group_id, p_lane      as reported by ready_v1
 --   p_limit                 1 to 10000
 -- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
--- holder works a key's jobs one at a time, those of an earlier claim of the lease first, and when one of them goes on it
--- releases all behind it.
--- Errors: JQ001 a bad number, floor or limit, 54000 the jobs' text would pass 1 GB: ask for fewer, JQ010 the lease is closed, JQ012 not called alone, JQ014 no such group,
---   JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- holder runs a key's jobs one at a time, those of an earlier claim of the lease first. When one of them must run again, the
+-- holder releases all later ones.
+-- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
+--   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
+--   group's key of ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -57,7 +58,7 @@ begin
        or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
         raise exception 'unreachable';
     end if;
-    -- Two conditions, since one with a query in it is a statement even where the query is not asked.
+    -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
             return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);

@@ -1,5 +1,5 @@
--- One job as a claim hands it out: a JSON array of seq, kind, when it was enqueued (microseconds since 1970) and args; and
--- when one of them says something, of job_id, expires_at (microseconds), attempt, max_attempts, pauses, tag, correlation_id
+-- One job as a claim returns it: a JSON array of seq, kind, time of the enqueue (microseconds since 1970) and args; and, when
+-- one of them is set, of job_id, expires_at (microseconds), attempt, max_attempts, pauses, tag, correlation_id
 -- and headers.
 create function forebay._job_json(
     p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,

@@ -1,11 +1,11 @@
 -- grant: worker
 
--- The ready lanes of some groups: those that have something to claim, or a cursor to move on.
+-- The ready lanes of some groups: lanes with something to claim, or with a cursor to advance.
 --
--- One call per poll. When none is ready and p_sleep_millis is given, the wake-ups of p_queues are set: somebody
--- sleeps for that long. May report a lane that turns out empty; never leaves one out for good. Of a queue with limits on starts
--- or with limit keys (is_limited) it reports what its limiter would let through now, see docs/design/limits.md; jobs that the limiter holds
--- back set no wake-up.
+-- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
+-- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
+-- on starts or with limit keys (is_limited) it reports what the queue's limiter would let through now, see docs/design/limits.md;
+-- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
@@ -46,13 +46,13 @@ begin
         select s.segment_id from forebay.segment s
         where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
         order by s.lo);
-    -- The last sealed segment is asked too, so that a quiet lane is not called ready at each new seal.
+    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
     select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
     if v_seal_id is not null then
         v_tail := v_seal_id || v_tail;
     end if;
 
-    -- A lane has moved when there is a window in hand, or when it is so far behind that the claim has to look.
+    -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
            pg_current_snapshot()
@@ -82,7 +82,7 @@ begin
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
     where p.group_id <> all (v_limiters) and case
         when p.moved then true
-        -- A late committer of an older segment: let the claim look.
+        -- A late committer of an older segment: let the claim read.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
@@ -100,7 +100,7 @@ begin
     end if;
 
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- A flag sequence is written to the WAL, and nobody waits for it.
+        perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
         if not forebay._is_same_cluster() then
             perform forebay._record_same_cluster();
         end if;

@@ -1,4 +1,4 @@
--- Make the functions of one segment, or make them anew: a migration that changes one of them calls this for each segment.
+-- Create or replace the functions of one segment. A migration that changes one of them calls this for each segment.
 -- Their texts are the files of functions/claim/segment.
 --
 -- Locks: the caller holds the maintenance key.

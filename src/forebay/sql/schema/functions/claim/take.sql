@@ -1,5 +1,5 @@
 -- The claim itself, shared with the sweep: with p_sweep it takes nothing, and stops before the first
--- job that still can run. Null: it did not look, since the group is paused or the lane unknown.
+-- job that can still run. Null: it read nothing, since the group is paused or the lane unknown.
 create function forebay._take(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
     p_sweep boolean)
@@ -8,14 +8,14 @@ language plpgsql volatile
 as $$
 declare
     c          record;
-    v_from     pg_snapshot;              -- the window in hand
+    v_from     pg_snapshot;              -- the current window
     v_to       pg_snapshot;
     v_limit    integer := p_limit;
     v_window   record;
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
-    v_old      integer := 0;             -- how many of the rows belong to the window in hand
+    v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
     v_taken    forebay.log[];
@@ -30,7 +30,7 @@ declare
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
 
-    -- A later statement than the lock: its snapshot sees whatever the last holder committed.
+    -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority,
            f.xid as seal_xid,
@@ -73,7 +73,7 @@ begin
         v_limit := 1;
     end if;
 
-    -- What is left of the window in hand, then the next one, from its end to now.
+    -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid);
@@ -90,7 +90,7 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
-    -- After the rows were read: whoever is among them had written its tombstones.
+    -- After the rows were read: for each row read, earlier tombstones are visible.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
@@ -146,7 +146,7 @@ begin
         perform forebay._follow_up(v_taken);
     end if;
 
-    -- The window that the last row belongs to, or an empty one at now when everything is used up.
+    -- The window of the last row, or an empty one at now when everything is used up.
     if v_count > v_old then
         v_from := v_to;
         v_to := c.now;

@@ -1,4 +1,4 @@
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were looked at.
+-- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
@@ -44,10 +44,10 @@ end
 $$;
 
 
--- Should an idle cursor move although nothing was found?
+-- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: from the next
--- window on its uncommitted rows are not walked over, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
+-- not read its uncommitted rows, however many they are.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$

@@ -2,9 +2,9 @@
 
 -- Append at most p_limit due jobs to the log; returns how many.
 --
--- Promoted so far are the rows visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
+-- Promoted rows are those visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
 -- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
--- since. Nothing is updated, locked or skipped, so nothing can be forgotten.
+-- since. Nothing is updated, locked or skipped, so no row can be missed.
 --
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
@@ -26,7 +26,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- A promotion of none would move the position past jobs that it did not promote.
+    -- With a limit of none the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
@@ -46,7 +46,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the position may follow it.
+        -- The clock was set back. Without the rows promoted already the position may follow the clock.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
@@ -54,7 +54,7 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
-    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction that was at work.
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at the snapshot.
     if not exists (select from forebay.deferred d
                    where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
        and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
@@ -94,7 +94,7 @@ begin
     end if;
 
     -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
-    -- xid that was in progress then.
+    -- xid in progress at that time.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
@@ -104,7 +104,7 @@ begin
           where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
           union all
           select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the position by its time instead.
+          offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
       and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;

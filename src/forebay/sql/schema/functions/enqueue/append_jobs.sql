@@ -22,7 +22,7 @@ begin
         perform forebay._notify(v_target.queue);
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
-        perform forebay._require_below_limit(q.queue, q.more)
+        perform forebay._require_below_max_waiting(q.queue, q.more)
         from (select u.queue, count(*) as more from unnest(p_jobs) u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
               group by u.queue) q;
@@ -33,7 +33,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
-                    else forebay._dealt_lane(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
+                    else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
@@ -51,7 +51,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
-                    else forebay._dealt_lane(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
+                    else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
@@ -61,7 +61,7 @@ begin
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
 
-    -- Both lists are in input order: merge them by what each job was.
+    -- Both lists are in input order: merge them by what each job was, ready or deferred.
     return (
         select array_agg(case when m.is_deferred then v_deferred[m.place] else v_ready[m.place] end order by m.nr)
         from (select c.nr, c.is_deferred, row_number() over (partition by c.is_deferred order by c.nr) as place

@@ -1,4 +1,4 @@
--- What is wrong with one job's options, or null. One line, lower case, with the value.
+-- The problem with one job's options, or null. One line, lower case, with the value.
 create function forebay._job_problem(
     p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
     p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
@@ -63,8 +63,8 @@ end
 $$;
 
 
--- Refuse arguments that are too large, too deep, or hold a number that clients do not read. A value of at most 500
--- bytes and 500 characters is none of these: a level takes 8 bytes. Both are asked, since a number like 1e100000
+-- Refuse arguments that are too large, too deep, or contain a number that clients do not read. A value of at most 500
+-- bytes and 500 characters passes: each level takes 8 bytes. Both sizes count, since a number like 1e100000
 -- takes a few bytes and a hundred thousand characters.
 --
 -- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
@@ -82,7 +82,7 @@ begin
             errcode = 'JQ002',
             message = format('%sargs take %s bytes, the limit is %s', v_where, v_bytes, v_bytes_max),
             detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'bytes', v_bytes, 'limit', v_bytes_max)),
-            hint = 'Store the data in a table of yours and pass its key.';
+            hint = 'Store the data in your own table and pass its key.';
     end if;
     if jsonb_path_exists(p_args, format('strict $.**{%s}', v_depth_max + 1)::jsonpath) then
         raise exception using
@@ -95,7 +95,7 @@ begin
            p_args, 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') then
         raise exception using
             errcode = 'JQ001', column = 'args',
-            message = format('%sargs hold a number of more than 4300 digits', v_where),
+            message = format('%sargs contain a number of more than 4300 digits', v_where),
             detail = jsonb_strip_nulls(jsonb_build_object('index', p_index, 'field', 'args')),
             hint = 'Pass it as a string.';
     end if;

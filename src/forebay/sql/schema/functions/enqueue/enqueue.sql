@@ -1,7 +1,7 @@
--- Enqueue: the public contract for producers, in any language.
+-- Enqueue: the public contract for producers in any language.
 -- grant: producer, worker
 
--- The public lane for one job, noted in the registry; where many jobs go, its flag sequence comes to know it.
+-- The public lane for one job, recorded in the registry; a lane that gets many jobs also becomes known to its flag sequence.
 --
 -- Errors: JQ001 the queue's name.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
@@ -13,10 +13,10 @@ declare
     v_committed boolean;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        -- Positive is the age of a row of another transaction, which is committed, since it is seen; not of the own transaction's.
+        -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
         select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
         if v_committed is not null then
-            -- Seldom, so that two lanes with one flag sequence do not take it from each other at every job.
+            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job.
             perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
             return v_lane;
         end if;
@@ -36,24 +36,24 @@ $$;
 
 -- Enqueue one job in the caller's transaction; returns its id.
 --
--- Invariant "commit is the limiter": the job exists exactly if this transaction commits.
+-- Invariant "commit decides": the job exists if and only if this transaction commits.
 --
 -- Parameters:
---   kind            which handler
+--   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           where it waits
+--   queue           the queue of the job
 --   priority        -32768 to 32767, lower first
---   delay, run_at   earliest start; at most one of them; null: at once
+--   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
---   max_attempts    1 to 10000; null: what the handler's retry policy says
---   tag             where it came from
+--   max_attempts    1 to 10000; null: set by the handler's retry policy
+--   tag             source of the job
 --   correlation_id  carried through retries, dead letters and redrives
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
---   unique_as       a unique key and what it means, as forebay.enqueue_unique says; the id may be that of an existing job
+--   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
---   queue is full. Nothing is written then.
+--   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
@@ -72,10 +72,9 @@ declare
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    -- A good, plain job passes on one expression, since each costs more than what it asks. A pattern without a bound is matched
-    -- in a fraction of the time. The queue's name is looked at when its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation makes of a value that comes compressed out of a table what it is
-    -- in full.
+    -- A valid, plain job passes one expression, since each expression costs more than the checks in it. A pattern without a bound
+    -- is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
+    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
     if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
         and jsonb_typeof(enqueue.args) = 'object'
         and enqueue.priority between -32768 and 32767
@@ -110,7 +109,7 @@ begin
        or not forebay._is_known(v_lane) then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_limit(enqueue.queue, 1);
+            perform forebay._require_below_max_waiting(enqueue.queue, 1);
         end if;
     end if;
 
@@ -130,7 +129,7 @@ begin
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
-    -- The number it drew. RETURNING would cost more: it is made anew for the segment each time.
+    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
     v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);

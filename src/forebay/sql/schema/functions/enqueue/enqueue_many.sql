@@ -1,6 +1,6 @@
 -- grant: producer, worker
 
--- Refuse the first bad job of a bulk enqueue by its index. Good jobs that are plain, but for an ordering key, pass on one expression.
+-- Refuse the first invalid job of a bulk enqueue by its index. Valid jobs without options, except an ordering key, pass one expression.
 --
 -- Errors: JQ001, JQ002, JQ003.
 create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
@@ -47,7 +47,7 @@ $$;
 
 -- Enqueue many jobs in the caller's transaction; returns their ids in input order.
 --
--- All or none: one bad job refuses the call, and the message names its index, from 0.
+-- All or none: one invalid job fails the call, and the message has its index, from 0.
 --
 -- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
 --   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
@@ -186,7 +186,7 @@ begin
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(enqueue_many.queue, cardinality(enqueue_many.args));
+            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)

@@ -8,8 +8,8 @@ as $$
 $$;
 
 
--- What stands in the flag sequence of a lane that is known: another number for each lane, each start of the server and each file of
--- the registry. So a flag sequence that was dumped with a later state than the registry, or outlived it, names no lane.
+-- The value in the flag sequence of a known lane: it differs for each lane, each start of the server and each file of the registry.
+-- So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
 create function forebay._lane_stamp(p_lane bigint) returns bigint
 language sql stable
 as $$
@@ -17,9 +17,9 @@ as $$
 $$;
 
 
--- Is the lane's row in the registry committed, as far as its flag sequence tells?
+-- Is the lane's row in the registry committed, according to its flag sequence?
 --
--- Invariant "known is committed": a flag sequence names a lane only after its row was. Read and set outside transactions.
+-- Invariant "known is committed": a flag sequence names a lane only after its row was committed. Read and set outside transactions.
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$

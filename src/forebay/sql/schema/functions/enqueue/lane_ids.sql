@@ -1,11 +1,11 @@
--- The lane of (queue, priority, audience): a pure function, so that an enqueue needs no registry to find it. Its number is
--- even, as are those of all lanes but those of limit keys.
+-- The lane of (queue, priority, audience): a pure function, so that an enqueue finds the lane without a registry. Its number is
+-- even, like those of all lanes except those of limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
 
 
--- One of the public lanes of an sharded queue. Part 0 is the lane the queue has had before.
+-- One of the public lanes of a sharded queue. Shard 0 is the lane that the queue had before.
 create function forebay._shard_id(p_queue text, p_priority integer, p_shard integer) returns bigint
 language sql immutable
 as $$
@@ -22,8 +22,8 @@ as $$
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits are the queue's, and it is odd: so an
--- index finds what came to all such lanes of a queue.
+-- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits identify the queue, and the number is odd: so
+-- an index finds new rows of all such lanes of a queue.
 create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
 language sql immutable
 as $$
@@ -33,7 +33,7 @@ as $$
 $$;
 
 
--- The dispatch lane of (queue, priority, audience): where claims ask for jobs of any limit key.
+-- The dispatch lane of (queue, priority, audience): claims from it take jobs of any limit key.
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql immutable
 as $$

@@ -1,4 +1,4 @@
--- The wake-up of a queue.
+-- The wake-up sequence of a queue.
 create function forebay._wakeup(p_queue text) returns regclass
 language sql stable
 as $$
@@ -8,7 +8,7 @@ as $$
 $$;
 
 
--- Does somebody sleep who wants to be woken for the queue?
+-- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
@@ -16,11 +16,11 @@ as $$
 $$;
 
 
--- May a transaction notify, if somebody waits for it?
+-- May a transaction notify when a worker waits?
 --
--- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not
--- where transactions can be prepared: one that has notified cannot be, and whether somebody waits must not decide
--- over a producer's commit. The parameter forebay.wakeup, on or off, overrides that for a server, a database, a role or a
+-- Only while the notification queue is nearly empty: when it is full, every transaction that notifies fails. Not where
+-- transactions can be prepared: a transaction that has notified cannot be, and a waiting worker must not decide over a
+-- producer's commit. The parameter forebay.wakeup, on or off, overrides this for a server, a database, a role or a
 -- session.
 create function forebay._may_notify() returns boolean
 language sql volatile
@@ -33,7 +33,7 @@ $$;
 
 -- Wake a sleeping worker of the queue when this transaction commits.
 --
--- Only while somebody sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
+-- Only while a worker sleeps: NOTIFY takes a database-wide lock at commit. The wake-up shortens the wait and guarantees
 -- nothing; workers poll.
 create function forebay._notify(p_queue text) returns void
 language plpgsql volatile

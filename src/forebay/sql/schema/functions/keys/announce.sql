@@ -1,4 +1,4 @@
--- Let the group's claims look at some keys again: a token for each.
+-- Make the group's claims look at some keys again: append a recheck row for each.
 create function forebay._announce_keys(p_queue text, p_priority integer, p_group_id bigint, p_keys text[]) returns void
 language plpgsql volatile
 as $$

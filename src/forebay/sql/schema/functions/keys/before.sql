@@ -1,4 +1,4 @@
--- Keys of a batch whose next job is on its way in a new row.
+-- Keys of a batch whose next job is in a new row that was not claimed yet.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
@@ -7,7 +7,7 @@ as $$
 $$;
 
 
--- Keys of which an earlier batch of a lease has a job that has not ended, or goes on, in a turn that was gone on with.
+-- Keys of which an earlier batch of a lease has a job that has not ended, or continues in a new row, in a continued key run.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 -- planner: arrays

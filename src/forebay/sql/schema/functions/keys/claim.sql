@@ -1,4 +1,4 @@
--- How a job of a keyed lane is handed out: as any other, with its ordering key at the end.
+-- A job of a keyed lane as a claim returns it: like any other, with its ordering key at the end.
 create function forebay._keyed_json(
     p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
     p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb,
@@ -15,7 +15,7 @@ as $$
 $$;
 
 
--- forebay.claim_v1() of a keyed lane.
+-- forebay.claim_v1() for a keyed lane.
 create function forebay._claim_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -24,7 +24,7 @@ as $$
 declare
     v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
 begin
-    -- In the order of the array, as long as nothing else is done to its rows.
+    -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
                        u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
                        u.tag, u.correlation_id, u.headers, u.ordering_key), ',')

@@ -1,4 +1,4 @@
--- Rows of keyed jobs by their places, in no order.
+-- Rows of keyed jobs by lane and number, in no order.
 create function forebay._fetch(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
 as $$

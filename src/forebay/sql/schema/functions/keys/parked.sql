@@ -1,4 +1,4 @@
--- Is a keyed job that a group's cursor has passed still waiting for its key?
+-- Does a keyed job that a group's cursor has passed still wait for its key?
 create function forebay._is_parked(p_group_id bigint, p_ordering_key text, p_seq bigint) returns boolean
 language sql stable
 as $$
@@ -10,7 +10,7 @@ as $$
 $$;
 
 
--- The batch that last handed out a row of a keyed job, or null.
+-- The last batch with a row of a keyed job, or null.
 create function forebay._keyed_batch_of(p_group_id bigint, p_ordering_key text, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$

@@ -1,5 +1,5 @@
--- The outcomes of a flush, with k for every job that would go on although an earlier one of its key has not ended: it
--- stays behind that one. So of a key at most one job is on its way in a new row.
+-- The outcomes of a flush, with k for every job that would run again although an earlier job of its key has not ended: it
+-- is requeued behind that job. So at most one job of a key waits in a new row outside the key's queue.
 create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
@@ -32,12 +32,12 @@ as $$
 $$;
 
 
--- Announce the keys of a flush whose turn may be over, with the last of its jobs settled, now or before, and for which
--- something waits.
+-- Announce the keys of a flush whose key run may be over, with its last job settled now or before, and for which
+-- jobs wait.
 --
--- What waits is looked at under the key that claims decide under: whoever has parked a job by then is seen, and whoever does
--- later sees this settlement. A handler's own transaction may be held open; it neither takes that key nor looks, and
--- announces in any case. A token too many is read and forgotten.
+-- The waiting jobs are read under the lock of the claims' decisions: a claim that has parked a job by then is seen, and a later
+-- one sees this settlement. A handler's transaction may be held open; it neither takes that lock nor reads, and announces in any
+-- case. A superfluous recheck row is read and ignored.
 --
 -- Parameters: p_parked_no, see batch.parked_no.
 -- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
@@ -56,7 +56,7 @@ declare
 begin
     if v_looks then
         perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
-        -- Nobody parked anything since the claim, and nothing of these keys goes on or was requeued.
+        -- No job was parked since the claim, and no job of these keys continues or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
                            where s.lease_id = p_lease_id and s.claim_no >= p_claim_no and s.outcomes is not null) then
@@ -74,7 +74,7 @@ begin
                                            where s.lease_id = p_lease_id and s.claim_no = p_claim_no and o = any (s.offsets)));
         end if;
     else
-        -- Where a job goes on in a new row, that row is what the key waits for.
+        -- Where a job continues in a new row, the key waits for that row.
         v_tails := array(
             select p_tails[u.place] from unnest(p_offsets, p_outcomes) u (place, code)
             group by 1

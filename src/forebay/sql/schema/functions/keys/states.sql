@@ -1,8 +1,8 @@
--- Where keys stand for a group: one row for each.
+-- The states of keys for a group: one row for each.
 --
--- open: how many jobs of its newest turns have not ended; the lease holder has them, the first is of turn first_open. head: the
--- id of a job that has to come first and is on its way, as a retry for example. waiting_*: what was requeued, in order; the
--- first is next, before all that is parked.
+-- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
+-- id of a job that must come first and is in a new row, for example a retry. waiting_*: requeued jobs, in order; the first of
+-- them is next, before all parked ones.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
     ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
@@ -31,7 +31,7 @@ as $$
         select f.lease_id, f.claim_no, u.place, coalesce(u.code, 'd') as code
         from flush f, unnest(f.offsets, f.outcomes) u (place, code)
     ), open as materialized (
-        -- Batches that are not settled as a whole. One that was removed meanwhile ended long ago.
+        -- Batches that are not settled as a whole. A batch removed meanwhile ended long ago.
         select b.lease_id, b.claim_no
         from (select distinct t.lease_id, t.claim_no from key_run t) b
         cross join lateral (select from forebay.batch i

@@ -1,12 +1,12 @@
--- The claim of a keyed lane: what forebay._take() is for the others.
+-- The claim of a keyed lane: the counterpart of forebay._take().
 --
 -- Invariant "order by key": of a group's jobs with one key, only one lease has any in live batches, and in their order by the
--- numbers of its claims; a turn is the first of what waits, in the order: what was requeued, what is parked, what the cursor
--- has just come to. All turns of a group are decided under one lock. Whatever a key has waiting, something will make a claim
--- look at it again: an open turn, a job on its way to one of the group's lanes, or a token that was not read yet.
+-- numbers of its claims. A key run takes the first of the waiting jobs, in this order: requeued, parked, new to the cursor.
+-- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
+-- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- Who has a key gets more of it while nothing of it went wrong, and while it has at most v_ahead jobs open, after what it asks
--- for: those behind a slow one are better in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
+-- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
@@ -18,9 +18,9 @@ declare
     v_low      bigint;
     v_from     pg_snapshot;
     v_to       pg_snapshot;
-    v_limit    integer := p_limit;       -- how many may be taken
-    v_most     integer;                  -- how many are read from the log
-    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- who has more jobs of a key open gets no more of it
+    v_limit    integer := p_limit;       -- how many jobs may be taken
+    v_most     integer;                  -- how many rows are read from the log
+    v_ahead    constant integer := greatest(50, 3 * p_limit);  -- a lease with more open jobs of a key gets no more of it
     v_window   record;
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
@@ -28,16 +28,16 @@ declare
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
-    v_found    record;                   -- what may be taken, and of which keys, as arrays
-    v_taken    record;                   -- what is taken and skipped
+    v_found    record;                   -- jobs that may be taken, and their keys, as arrays
+    v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
-    v_public     bigint[];               -- the queue's keyed lanes that everybody reads
+    v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction has a number itself: see batch.low_from.
+    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -69,7 +69,7 @@ begin
     if c.audience < 0 then
         v_limit := 1;
     end if;
-    -- Where jobs are parked, fewer are read than may be taken: else as many would be parked anew.
+    -- Where jobs are parked, read fewer than may be taken; otherwise as many would be parked again.
     v_most := case when c.has_waiting then greatest(1, v_limit / 2) else v_limit end;
 
     if c.snap_to is not null then
@@ -100,10 +100,10 @@ begin
         return '{}';
     end if;
 
-    -- From here on nobody else decides about the group's keys, and later statements see what was decided before.
+    -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
 
-    -- Nearly always each key is free or ours, nothing of it waits or goes on, and all that was read is taken.
+    -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
         with met as materialized (
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
@@ -196,7 +196,7 @@ begin
         ), behind as materialized (
             select p.key, count(*) as jobs from parked p group by p.key
         ), candidate as (
-            -- A key's jobs in the order in which they are to be taken. 0: was on its way as the key's next.
+            -- A key's jobs in the order in which they are to be taken. 0: the key's next job, in a new row.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
             where m.job_id = s.head and not m.is_recheck and not s.is_busy
@@ -208,14 +208,14 @@ begin
             union all
             select p.key, 2, p.parked_no, p.lane, p.seq, p.parked_no from parked p
             union all
-            -- 3: new. 4: new, and to be parked: the key is taken, or there is more before it than was read.
+            -- 3: new. 4: new, and to be parked: the key is taken, or more jobs come before it than were read.
             select s.key, case when s.is_taken or b.jobs >= s.quota
                                     or c.audience < 0 and (b.jobs > 0 or s.waiting_seqs <> '{}') then 4 else 3 end,
                    m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
             where m.job_id is distinct from s.head and not m.is_recheck
             union all
-            -- 5: came back while other jobs of its turn have not ended, as their holder is about to tell.
+            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
             where m.job_id = s.head and not m.is_recheck and s.is_busy
@@ -261,7 +261,7 @@ begin
             from candidate i where i.runs
             order by i.rank, i.nr limit v_limit
         ), reach as materialized (
-            -- A key's turn reaches to the last job taken, or over all that is skipped when there is none to run.
+            -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
                    coalesce(h.upto, case when not i.runs then i.upto end) as upto
             from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
@@ -309,9 +309,9 @@ begin
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as buried,
+                from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
-               -- Nothing of these is taken, and there may be more of them than was read.
+               -- No job of these keys is taken, and more may wait than were read.
                array(select i.key from reach i where i.upto is not null and i.places is null) as again
         into v_taken;
         if v_taken.again <> '{}' then
@@ -357,12 +357,12 @@ end
 $$;
 
 
--- Let a key's next job, that came too early, come again in a moment.
+-- Append a key's next job again, to return in a moment, because it came too early.
 create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
-    perform forebay._go_on(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
     return true;
 end
 $$;

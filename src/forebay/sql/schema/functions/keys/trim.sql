@@ -1,5 +1,5 @@
--- Delete parked rows whose jobs have been taken, and turns that say nothing any more: not the newest of their key, or of jobs
--- that all left the archive. Returns how many rows.
+-- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
+-- that all left the archive. Returns the number of rows.
 create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -25,7 +25,7 @@ begin
         )
         select k.group_id, k.ordering_key, s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
         from (select k.* from key k
-              -- Most keys have nothing that could go: numbers rise from turn to turn.
+              -- Most keys have nothing to delete: numbers rise from key run to key run.
               where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
                  or v_first > (select t.high_seq from forebay.key_run t
                                where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)

@@ -1,7 +1,7 @@
 -- grant: worker
 
--- Close a lease whose worker is done with it; jobs that it holds without knowing (the answer to their claim was lost)
--- go back unstarted. Returns how many; null when it was closed already.
+-- Close a lease that its worker no longer needs. Jobs that it holds without knowing (the answer to their claim was lost)
+-- are released unstarted. Returns their number; null when the lease was closed already.
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,12 +1,12 @@
 -- grant: worker
 
--- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
--- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
+-- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
+-- and the number of open leases in all, at most 1,000; null in a process that only runs jobs.
 --
--- Touches no lease row and takes no lock that anything else holds. The first 1,000 running jobs are kept in the heartbeat's row:
--- from there forebay.job() and forebay.depth() tell running jobs from claimed ones.
+-- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
+-- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
 language plpgsql volatile security definer

@@ -4,9 +4,9 @@ language sql stable
 as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 
--- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.
+-- The holder of a duty now, a number below 2^20; null when no worker leads it, or it has no flag sequence.
 --
--- A time too far ahead was written before the clock was set back.
+-- A time too far in the future was written before the clock was set back.
 create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$

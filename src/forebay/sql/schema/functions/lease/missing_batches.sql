@@ -1,7 +1,7 @@
 -- grant: worker
 
--- Which of a worker's batches the database does not know: an asynchronously committed claim that a crash of the
--- server took back. Their jobs are claimed anew; the worker stops its handlers of them.
+-- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
+-- claims. Their jobs are claimed again; the worker stops its handlers of them.
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

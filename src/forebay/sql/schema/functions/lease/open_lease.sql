@@ -1,14 +1,14 @@
--- Leases: a worker process's right to its batches; heartbeats; revocation.
+-- Leases: a worker process's right to its batches, with heartbeats and revocation.
 -- grant: worker
 
 -- Open a lease for a worker process; returns its id.
 --
 -- Parameters:
 --   p_worker           a name for humans
---   p_lease_seconds    the lease is lost after so long without a heartbeat
---   p_suspect_seconds  or after so long, when its heartbeat connection is gone too
---   p_version          of the schema that the worker's code was made for; null: it does not say
--- Errors: JQ001 a bad duration, JQ020 code of that version is not served any more, JQ030 foreign cluster.
+--   p_lease_seconds    the lease is lost after this time without a heartbeat
+--   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
+--   p_version          schema version that the worker's code was made for; null: not reported
+-- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
@@ -32,7 +32,7 @@ begin
     insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
     values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
-    -- A later statement than the insert, which waits for a migration that takes away what older code calls.
+    -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
         raise exception using errcode = 'JQ020',
             message = format('schema version %s serves code made for version %s or later; this worker was made for %s',
@@ -47,8 +47,8 @@ end
 $$;
 
 
--- The oldest code that this schema serves: made for this version or a later one. A migration named post_ takes away what
--- code of earlier versions calls.
+-- The version of the oldest code that this schema serves: code made for this version or a later one. A migration named post_
+-- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;

@@ -1,8 +1,8 @@
 -- grant: worker
 
--- Leave duties that the caller holds, and tell everybody who listens: NOTIFY forebay_wakeup with the duty's number.
+-- Resign from duties that the caller holds, and tell all listeners: NOTIFY forebay_wakeup with the duty's number.
 --
--- It is no producer's transaction, so that it may notify where enqueues may not.
+-- This is not a producer's transaction, so it may notify where enqueues may not.
 create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,13 +1,13 @@
--- Take a lease away: close it and send its unsettled jobs to the group's private lanes.
+-- Revoke a lease: close it and send its unsettled jobs to the group's private lanes.
 --
 -- Invariants: "single holder", "nothing lost". The lease row is locked FOR UPDATE, which waits for
--- every claim and settlement that holds it FOR KEY SHARE; what is settled is read in later statements.
--- A death is put down to a job only if it was a suspect, claimed alone, and its start is recorded.
+-- every claim and settlement that holds it FOR KEY SHARE; later statements read what is settled.
+-- A death is attributed to a job only if the job was a suspect, claimed alone, and its start is recorded.
 --
--- Parameters: p_suspects, whether the jobs come back as suspects; false when the worker itself says
+-- Parameters: p_suspects, whether the jobs return as suspects; false when the worker itself reports
 --   that it never started them.
--- Returns: how many jobs were sent back; null when the lease was closed already.
--- Errors: 55P03 when a settlement is held open by its transaction; try again.
+-- Returns: the number of jobs sent back; null when the lease was closed already.
+-- Errors: 55P03 when a transaction holds a settlement open; try again.
 -- Locks: the lease (FOR UPDATE).
 create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
 language plpgsql volatile
@@ -23,7 +23,7 @@ declare
     v_open    integer;
     v_started boolean;
     v_sent    bigint := 0;
-    v_held    text[];  -- keys whose next job is on its way
+    v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
 begin
     select l.worker into v_worker from forebay.lease l
@@ -94,7 +94,7 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt,
+            perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);

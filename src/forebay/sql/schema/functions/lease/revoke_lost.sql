@@ -2,12 +2,11 @@
 
 -- Revoke at most one lease that is lost; returns it, or no row.
 --
--- Lost: no sign of life, heartbeat or claim, for lease_seconds; or none for suspect_seconds while the connection that
--- sent the last heartbeat is gone and the lease has jobs: without any there is no hurry. The caller's own session must
--- be that old as well: after a restart, a crash of one backend or a failover every session is new, and the living get
--- their time to report. A lease that a settlement's open transaction holds is passed over until that has ended: idle, it
--- ends by itself after five seconds; a forgotten prepared transaction keeps its own lease from being revoked and nobody
--- else's.
+-- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
+-- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
+-- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
+-- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
+-- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
@@ -43,7 +42,7 @@ begin
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
         order by h.heartbeat_at
     loop
-        -- Only now, since a look at one session is a look at all of them.
+        -- Only now, since looking up one session means reading all of them.
         if v_session is null then
             select extract(epoch from v_at - a.backend_start) into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;

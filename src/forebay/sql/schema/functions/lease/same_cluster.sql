@@ -20,8 +20,8 @@ language sql volatile
 as $$ select coalesce(pg_sequence_last_value('forebay.same_cluster_seq') = forebay._cluster_stamp(), false) $$;
 
 
--- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so that whoever must not have
--- written can ask.
+-- Raise when this schema was restored from another cluster and not yet adopted. Writes nothing, so callers that must not have
+-- written can use it.
 --
 -- Errors: JQ030.
 create function forebay._require_same_cluster() returns void
@@ -43,14 +43,14 @@ begin
                              v_recorded.system_identifier, v_recorded.database_oid, v_here.system_identifier, v_here.database_oid),
             detail = jsonb_build_object('recorded', format('%s/%s', v_recorded.system_identifier, v_recorded.database_oid),
                                         'actual', format('%s/%s', v_here.system_identifier, v_here.database_oid)),
-            hint = 'It was restored from another cluster. Nothing runs until forebay adopt --resume or --discard decides.';
+            hint = 'The schema was restored from another cluster. Nothing runs until you call forebay adopt --resume or --discard.';
     end if;
 end
 $$;
 
 
--- Remember until the server starts again that this schema is at same cluster. Only after forebay._require_same_cluster(), and where a
--- transaction may get its id.
+-- Remember until the next start of the server that this schema belongs to this cluster. Only after
+-- forebay._require_same_cluster(), and where a transaction may draw its id.
 create function forebay._record_same_cluster() returns void
 language sql volatile
 as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;

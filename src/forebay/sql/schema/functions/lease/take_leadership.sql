@@ -1,15 +1,15 @@
 -- grant: worker
 
--- Take leaderless duties and keep those that the caller holds, for some seconds; returns which it holds now.
+-- Take duties without a leader, and keep those that the caller holds, for some seconds; returns the duties it holds now.
 --
--- A flag sequence is read and set outside transactions and locks nothing. Of two who take a duty at the same moment the later
--- one is written down; the other learns it at its next call. What a duty asks for may be done by several. A duty without
--- a flag sequence is everybody's.
+-- A flag sequence is read and set outside transactions and locks nothing. If two workers take a duty at the same moment, the
+-- later one is recorded; the other learns it at its next call. Several workers may do the work of a duty without harm. Every
+-- worker may do a duty without a flag sequence.
 --
 -- Parameters:
---   p_holder   who asks, 0 to 1048575, drawn at random by each worker
---   p_duties    0 is the maintenance, any other the group of that number
---   p_seconds  how long they are kept unless renewed, at most 600
+--   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
+--   p_duties   0 is maintenance, any other number is the group of that number
+--   p_seconds  how long the duties are kept unless renewed, at most 600
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer

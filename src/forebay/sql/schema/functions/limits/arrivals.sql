@@ -1,4 +1,4 @@
--- Lanes of limit keys of a queue to which something came between two snapshots; null when that is more than p_most pairs of a
+-- Lanes of limit keys of a queue with new rows between two snapshots; null when there are more than p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
 language plpgsql volatile
@@ -33,7 +33,7 @@ end
 $$;
 
 
--- All lanes of limit keys of a queue that may have something to claim for a group: asked of each, as forebay.ready_v1() does.
+-- All lanes of limit keys of a queue that may have something to claim for a group, decided for each as in forebay.ready_v1().
 create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
 language plpgsql volatile
 as $$
@@ -43,7 +43,7 @@ declare
     v_segment bigint;
     v_before  xid8;
 begin
-    -- Older than the last sealed segment: let the claim look.
+    -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)

@@ -1,6 +1,6 @@
--- The lanes of limit keys that a limiter lets through, best first, with at most how many jobs of each: the key with the fewest jobs
--- in flight, then the one that was served longest ago. A key that comes anew stands where the longest waiting one does.
-create function forebay._line_up(v forebay._limiter_view, p_lane bigint, p_limit integer)
+-- The lanes of limit keys that a limiter lets through, best first, each with a maximum number of jobs: first the key with the
+-- fewest jobs in flight, then the one served longest ago. A new key takes the position of the key that has waited longest.
+create function forebay._choose_keys(v forebay._limiter_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
 -- planner: arrays

@@ -1,7 +1,8 @@
--- forebay.claim_v1() of a dispatch lane, or of a lane whose queue has limits on starts: jobs of one lane, as many as the limiter lets through.
+-- forebay.claim_v1() for a dispatch lane, or for a lane whose queue has limits on starts: jobs of one lane, as many as the limiter
+-- lets through.
 --
--- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here take turns,
--- and the limiter's row and the batch are one commit.
+-- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
+-- after another, and the limiter's row and the batch are one commit.
 -- Locks, in order: the limiter, then as any claim.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -18,7 +19,7 @@ declare
 begin
     perform set_config('synchronous_commit', 'off', true),
             pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
-    -- Later statements than the lock: they see whatever its last holder committed.
+    -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
@@ -30,14 +31,14 @@ begin
     v := forebay._read_limiter(p_group_id, v_lane.queue);
 
     for v_try in
-        select l.* from forebay._line_up(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
+        select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
         select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
         limit 200
     loop
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
-            return null;  -- Paused meanwhile: whether the lane is empty was not looked at.
+            return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
         end if;
         select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
         into v_took
@@ -56,7 +57,7 @@ end
 $$;
 
 
--- The claim of one lane behind a limiter: as that of forebay.claim_v1(); an empty text when it did not look, see forebay._take().
+-- The claim of one lane behind a limiter: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text

@@ -1,10 +1,10 @@
--- A limit key as limiters know it; 0 is none.
+-- The number by which limiters know a limit key; 0: no key.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
 language sql immutable
 as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
 
 
--- What is in flight for a group, counted from the open leases: batches, their keys, how many jobs each took and has unsettled.
+-- Jobs in flight of a group, counted from the open leases: batches, their keys, and how many jobs each took and has unsettled.
 create function forebay._in_flight(p_group_id bigint)
 returns table (lease_id bigint, claim_no bigint, key bigint, size integer, open integer)
 language sql volatile

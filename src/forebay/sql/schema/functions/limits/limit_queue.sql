@@ -1,14 +1,14 @@
 -- grant: operator
 
--- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and of each limit
--- key. Only what is given changes. Returns the limits before, null for none.
+-- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and for each limit
+-- key. Only the given limits change. Returns the limits before, null for none.
 --
--- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. A rate takes its burst
--- with it. max_waiting holds for enqueues from the commit on; the others hold for each group of the queue, from the next claim
--- on, and jobs that run already count.
+-- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes
+-- its burst. max_waiting applies to enqueues from the commit on; the others apply to each group of the queue, from the next
+-- claim on, and jobs that run already count.
 --
 -- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
---   key_burst, how many may start at once after a rest: unset, what comes in a second, at least 1.
+--   key_burst, how many jobs may start at once after an idle time: by default the starts of one second, at least 1.
 -- Errors: JQ001 a bad name or number.
 -- Locks: the table queue_limits, in a mode that makes only other calls of this function wait, until the transaction ends.
 create function forebay.limit_queue(
@@ -91,7 +91,7 @@ begin
             starts_set_at = excluded.starts_set_at;
     end if;
     if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
-        -- The first count visits all that waits; enqueues go on from it.
+        -- The first count visits all waiting jobs; enqueues continue from it.
         perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
         from forebay.queue_group g where g.queue = v_given.queue;
     end if;

@@ -1,9 +1,9 @@
--- How many jobs of a queue wait for a group (0: it has none), or an upper bound of it that is at most p_enough.
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
 --
--- Not counted are jobs that wait for a time, and those that one group alone reads again: retries, redrives.
--- Of open transactions only the own one is counted.
+-- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
+-- Of open transactions only the caller's counts.
 --
--- Parameters: p_keep_from, append the count when so many rows had to be counted for it; null: never.
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
 create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -11,7 +11,7 @@ declare
     v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
     v_count    forebay.queue_count;
     v_lanes    bigint[];
-    v_readers  bigint[];  -- lanes whose batches say what became of them; parked jobs are taken by claims of private ones, too
+    v_batch_lanes  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
     v_consumed bigint;
     v_sql      text;
     v_rows     bigint;
@@ -22,13 +22,13 @@ begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
     v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
-    v_readers := v_lanes;
+    v_batch_lanes := v_lanes;
     if pg_sequence_last_value('forebay.key_seq') is not null then
-        v_readers := v_readers || array(select distinct l.lane from forebay.lane l
+        v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
                                         where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
     end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
-    from unnest(v_readers) l (lane),
+    from unnest(v_batch_lanes) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
     if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
@@ -38,7 +38,7 @@ begin
     if v_count.total is null then
         select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
-                from unnest(v_readers) l (lane),
+                from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
                               where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
                case when pg_sequence_last_value('forebay.key_seq') is null then 0
@@ -82,7 +82,7 @@ $$;
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
 -- Errors: 53400.
-create function forebay._require_below_limit(p_queue text, p_more bigint) returns void
+create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
 -- planner: indexed
 as $$

@@ -1,5 +1,5 @@
--- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a group with
--- jobs that are held back.
+-- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a
+-- group whose limiter holds jobs back.
 create function forebay._ready_limited(
     p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
 returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)
@@ -23,7 +23,7 @@ begin
                    or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.dispatch_lane from forebay._line_up(v, null, 1) l);
+        v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
         if v.room > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;

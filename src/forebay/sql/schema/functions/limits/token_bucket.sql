@@ -1,7 +1,7 @@
--- How many jobs a bucket lets start now: the burst, less what it owes.
+-- How many jobs a bucket lets start now: the burst, minus what it owes.
 --
--- A bucket is one time, when it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
--- maintenance between two claims.
+-- A bucket is one time, at which it will be full again: the "generic cell rate algorithm" (ITU-T I.371), which needs no
+-- updates between two claims.
 create function forebay._permits(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns bigint
 language sql immutable
 as $$
@@ -17,7 +17,7 @@ language sql immutable
 as $$ select case when p_rate is not null then greatest(p_tat, p_at) + make_interval(secs => p_count / p_rate) end $$;
 
 
--- The bucket under a rate that was set at p_at: it owed no more then than what it can hold.
+-- The bucket under a rate set at p_at: it owed no more then than it can hold.
 create function forebay._tat_within(p_tat timestamptz, p_rate double precision, p_burst integer, p_at timestamptz) returns timestamptz
 language sql immutable
 as $$

@@ -1,4 +1,4 @@
--- Delete rows of limiters behind the newest ones, p_back at most of each that far back, or all; returns how many.
+-- Delete rows of limiters behind the newest ones, at most the p_back next older of each, or all; returns their number.
 create function forebay._trim_limiters(p_back bigint) returns bigint
 language plpgsql volatile
 as $$

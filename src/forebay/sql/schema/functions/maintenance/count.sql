@@ -1,8 +1,8 @@
 -- grant: worker
 
--- Count what waits in every queue; returns those queues where p_most or more do.
+-- Count the waiting jobs of every queue; returns the queues with p_most or more.
 --
--- The first count of a queue visits all that waits, later ones what was enqueued since. Workers call it now and then.
+-- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
 create function forebay.count_v1(p_most bigint default 1000000)

@@ -1,12 +1,12 @@
 -- grant: worker
 
--- Make segments until the reserve ahead of the sequence is full; returns how many were made.
+-- Create segments until the reserve ahead of the sequence is full; returns their number.
 --
 -- Invariant "room to write": no enqueue fails because maintenance did not run. The reserve is what
--- producers can use up while no worker runs.
+-- producers can use while no worker runs.
 --
--- Parameters: p_most, the most segments to make in this call.
--- Errors: 55P03 when somebody holds a lock on the log for longer than the lock_timeout; try again.
+-- Parameters: p_most, the maximum number of segments to create in this call.
+-- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
 -- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
@@ -28,7 +28,7 @@ begin
     select s.segment_id, s.hi into v_id, v_hi from forebay.segment s order by s.segment_id desc limit 1;
     v_id := coalesce(v_id, -1);
     v_hi := coalesce(v_hi, 1);
-    -- The last segment of all ends at the end of bigint.
+    -- The very last segment ends at the end of bigint.
     while v_made < p_most and v_hi - v_last < v_reserve and v_hi < 9223372036854775807 loop
         v_rows := least(v_rows, 9223372036854775807 - v_hi);
         v_id := v_id + 1;

@@ -1,7 +1,7 @@
--- Make one segment: its table, its indexes, its functions, its registry row.
+-- Create one segment: its table, its indexes, its functions, its registry row.
 --
--- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for
--- nobody who reads or writes it (PARTITION OF would wait for all of them).
+-- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for no
+-- reader or writer (PARTITION OF would wait for all of them).
 --
 -- Locks: the caller holds the maintenance key.
 create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
@@ -21,7 +21,7 @@ begin
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
-    -- It has spared the attachment a look at all rows; kept, each INSERT would read its text anew.
+    -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it again.
     execute format('alter table %s drop constraint seq_range', v_leaf);
 
     perform forebay._make_segment_functions(p_segment_id, p_hi);

@@ -1,12 +1,12 @@
 -- grant: worker
 
--- Empty the oldest segment that may go, if there is one; returns its number, or null.
+-- Empty the oldest segment that may be emptied; returns its number, or null when there is none.
 --
--- Sealed longer ago than retention_days, or beyond retention_bytes in total; never one with an unsettled job.
--- TRUNCATE of the leaf under a short lock_timeout: it waits only for those who touched this very leaf, and
--- nobody waits for it. The empty table stays in its place; nothing is detached.
+-- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
+-- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
+-- no session waits for it. The empty table stays in place; nothing is detached.
 --
--- Errors: 55P03 when somebody holds a lock on the segment, try again; JQ030 foreign cluster.
+-- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer

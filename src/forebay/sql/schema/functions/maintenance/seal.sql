@@ -1,10 +1,10 @@
 -- grant: worker
 
--- Seal every segment the sequence has passed; returns how many were sealed.
+-- Seal every segment that the sequence has passed; returns their number.
 --
--- A row draws its xid before its number, so once last_value has passed the end of a segment, every
--- row of it has an xid below one drawn *afterwards*: that one is recorded. (The xmin of a snapshot
--- taken then would not do: a writer may have drawn its xid, and not yet shown it.)
+-- A row draws its xid before its number. So once last_value has passed the end of a segment, every
+-- row of it has an xid below one drawn *afterwards*: that xid is recorded. (The xmin of a snapshot
+-- taken then would not do: a writer may have drawn its xid without showing it yet.)
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance key.
@@ -28,7 +28,7 @@ begin
           and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)) then
         return 0;
     end if;
-    -- The xid is drawn in this later statement, by the insert.
+    -- The insert draws the xid, in this later statement.
     insert into forebay.seal (segment_id, xid, sealed_at)
     select s.segment_id, pg_current_xact_id(), forebay._now()
     from forebay.segment s

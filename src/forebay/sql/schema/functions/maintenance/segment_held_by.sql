@@ -14,7 +14,7 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- Whoever wrote to it has ended: the later statements see all its rows, and no new one can come.
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
     if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
         return 'a transaction that may have written to it is still open';
     end if;
@@ -57,7 +57,7 @@ $$;
 
 -- Why a sealed segment cannot be emptied yet; null when it can, or when it is not sealed.
 --
--- Reads the segment's rows, and tells only whose they are.
+-- Reads the segment's rows, and reports only which queue, group or worker they belong to.
 create function forebay.segment_held_by(segment_id bigint) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,11 @@
 -- grant: worker
 
--- Bring the block index on numbers up to date for the segments in use; returns how many page ranges were added.
+-- Update the block index on numbers for the segments in use; returns the number of page ranges added.
 --
--- That index finds a job by its id. It learns about new pages only when it is told to, and reads those it does not
--- know about from end to end.
+-- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
+-- are read from end to end.
 --
--- Errors: 55P03 when somebody holds a lock on the segment, try again.
+-- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer

@@ -1,13 +1,13 @@
 -- grant: worker
 
--- Expire jobs that nobody claims; returns how many.
+-- Expire jobs that no worker claims; returns their number.
 --
--- Two kinds of place: jobs with an expiry of their own anywhere (a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Each under the lane's key, so that a claim and the
+-- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
+-- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's key, so that a claim and the
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
--- random order. When p_most or more came back, there may be more: call it again with the same p_since.
+-- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
--- Parameters: p_since, look at expiries after this time only (the last pass that was not cut short, with an overlap);
+-- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
@@ -41,7 +41,7 @@ begin
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
-    -- A queue that no worker ever served has no group yet; its jobs expire for the default one.
+    -- A queue that was never served has no group yet; its jobs expire for the default one.
     for v_queue in
         select distinct l.queue from forebay.lane l
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
@@ -49,7 +49,7 @@ begin
         perform forebay.open_group(v_queue);
     end loop;
 
-    -- First all that is to be looked for, then the locks: claims must not wait for the search.
+    -- First the search, then the locks: claims must not wait for the search.
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)

@@ -1,6 +1,6 @@
 -- grant: worker
 
--- Does a job still wait, run or lie ahead of a cursor, for any group?
+-- Does a job still wait, run or lie ahead of a cursor, in any group?
 create function forebay._is_unfinished(p_job_id bigint) returns boolean
 language sql stable
 as $$
@@ -19,16 +19,16 @@ as $$
 $$;
 
 
--- Delete what lies behind: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements, leases
--- and failures whose segments are gone. Returns how many rows. Never the newest row of a cursor, never an open batch.
+-- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements,
+-- leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
 --
--- Invariant "flat cost": while somebody holds a snapshot, deleted rows stay in the indexes, and lie in front of what is to
--- be deleted next. So each call goes on with deferred rows where the last one stopped, and everything else waits for a pass,
--- every ten minutes; once an hour that takes deferred rows from the beginning, for those that a late commit, or a call that
--- was undone, left behind.
+-- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
+-- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
+-- Once an hour the pass takes deferred rows from the beginning, for rows that a late commit, or a call that was rolled back,
+-- left behind.
 --
--- Parameters: p_most, about how many rows of a kind in this call; p_pass, make a pass now: from the beginning, and of
---   everything. Null: when it is due.
+-- Parameters: p_most, about the number of rows of a kind in this call; p_pass, make a pass now, over everything and from the
+--   beginning; null: when a pass is due.
 -- Errors: JQ030 foreign cluster.
 create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
@@ -63,7 +63,7 @@ end
 $$;
 
 
--- Promoted rows, from the position on or from the beginning, and the promoter's old cursors.
+-- Delete promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
 as $$
@@ -90,7 +90,7 @@ begin
             order by i.run_at, i.deferred_id limit p_most))
         returning d.run_at)
     select count(*), max(g.run_at) into v_rows, v_gone from gone g;
-    -- Just below: of what is as old as the position, some may be left.
+    -- Just below: some rows as old as the position may be left.
     perform setval('forebay.trim_position_seq', greatest(
         1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
     delete from forebay.promotion p
@@ -100,7 +100,7 @@ end
 $$;
 
 
--- Batches whose jobs left the archive, with their settlements and starts of suspects.
+-- Delete batches whose jobs left the archive, with their settlements and starts of suspects.
 create function forebay._trim_batches(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -118,7 +118,7 @@ begin
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
     loop
         exit when v_total >= p_most;
-        -- high_seq rises with no: what can go is at the front, and mostly the first row says that nothing can.
+        -- high_seq rises with no: rows to delete are at the front, and mostly the first row shows that there are none.
         continue when (select b.high_seq >= v_first from forebay.batch b
                        where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
         with gone as (
@@ -131,7 +131,7 @@ begin
               and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
                               and b.claim_no >= (select i.floor from forebay.batch i
                                                  where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
-              -- A turn that is still there says where its key stands: a job of it goes on, long after its first row has gone.
+              -- A key run that still exists has the state of its key: a job of it may run long after its first row has gone.
               and (b.keys is null or not exists (
                   select from unnest(b.keys) k (key)
                   join forebay.key_run t on t.group_id = b.group_id and t.ordering_key = k.key
@@ -151,7 +151,7 @@ end
 $$;
 
 
--- Old heartbeats, closed leases, errors, acts of the guard, and tombstones that nobody can ask for any more.
+-- Delete old heartbeats, closed leases, errors, acts of the guard, and tombstones that are no longer read.
 create function forebay._trim_by_age() returns bigint
 language plpgsql volatile
 as $$
@@ -167,7 +167,7 @@ begin
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
-    -- Errors outlive their jobs' attempts; a tombstone is needed for as long as a claim or a settlement may ask for it.
+    -- Errors outlive their jobs' attempts; a tombstone is needed as long as a claim or a settlement may read it.
     delete from forebay.failure f
     where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
     delete from forebay.guard_event e

@@ -1,4 +1,4 @@
--- Is a job, by its tag and priority, one of the many that somebody asked for at once, and that alerts leave out?
+-- Is a job, by its tag and priority, part of a bulk request, which alerts ignore?
 create function forebay._is_bulk(p_tag text, p_priority integer, p_tags text[], p_least integer) returns boolean
 language sql immutable
 as $$

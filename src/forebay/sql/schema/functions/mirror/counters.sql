@@ -1,4 +1,4 @@
--- Append what a pass or a direct write counted.
+-- Append the counters of a pass or a direct write.
 --
 -- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}

@@ -1,9 +1,9 @@
 -- grant: worker, operator
 
--- Take a sample of how many jobs of a mirror are due, unless there is one of the last 50 seconds; returns whether.
+-- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
 --
--- Parameters: as of forebay.mirror_status.
--- Locks: the maintenance key 21, tried only: somebody else is at it.
+-- Parameters: as for forebay.mirror_status.
+-- Locks: the maintenance key 21, only tried: if another session has it, that one samples.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean

@@ -1,13 +1,14 @@
 -- grant: worker, operator, reader
 
--- All that is known of a mirror, as JSON; what of it is an alert, `forebay mirror status` says.
+-- All that is known of a mirror, as JSON; `forebay mirror status` decides which of it is an alert.
 --
--- Counts every waiting job. The one that has waited longest but p most others says since when more than that many wait.
+-- Counts every waiting job. If more than `most` jobs are due, above_since is the due time of the job that has exactly `most`
+-- before it.
 --
 -- Parameters: queue and group_name of its jobs; expires_seconds, how long after they were due they expire; within_seconds, for
---   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs are left out of alerts: with one of these tags, or
---   one that goes on with a full stop, or with this priority or a higher number.
--- Errors: none; a name that nobody has used has nothing.
+--   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs alerts ignore: those with one of these tags, or
+--   with a tag that begins with one of these and a full stop, or with this priority or a higher number.
+-- Errors: none; a name that was never used has no data.
 create function forebay.mirror_status(
     name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
     within_seconds double precision default 600, most bigint default 10000,
@@ -28,7 +29,7 @@ declare
 begin
     with every as materialized (
         select u.* from forebay.unfinished(v_kind, mirror_status.queue, mirror_status.group_name, expires_seconds) u),
-    origins as materialized (  -- Asked once for each, not for each job.
+    origins as materialized (  -- Read once for each, not for each job.
         select d.tag, d.priority, forebay._is_bulk(d.tag, d.priority, bulk_tags, bulk_priority) as is_bulk
         from (select distinct coalesce(e.tag, '') as tag, e.priority from every e) d),
     found as materialized (
@@ -90,7 +91,7 @@ begin
                              order by o.place desc, o.who)
             from (select distinct on (b.who, b.place) b.* from forebay.mirror_breaker b
                   where b.mirror = name and b.at > v_now - interval '1 hour' order by b.who, b.place, b.at desc) o
-            -- One that lives is tried at least every minute, and tells how that went.
+            -- A live breaker is tried at least every minute, and records the result.
             where o.open_until > v_now - interval '3 minutes'), '[]'),
         'samples', coalesce((
             select jsonb_agg(jsonb_build_array(o.at, o.due) order by o.at)

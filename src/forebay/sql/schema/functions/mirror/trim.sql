@@ -1,6 +1,6 @@
--- Fold counts, and delete samples, notes of breakers and audits that are old; returns how many rows went.
+-- Fold counts, and delete old samples, breaker records and audits; returns the number of rows deleted.
 --
--- Invariant: the sum of a mirror's counts stays what it was.
+-- Invariant: the sum of a mirror's counts does not change.
 create function forebay._trim_mirrors() returns bigint
 language plpgsql volatile
 as $$

@@ -1,11 +1,11 @@
 -- grant: worker, operator, reader
 
--- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
+-- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or scheduled.
 --
--- Costs a visit to every one of them. State and attempt are those of forebay.job(); due_at is when a job was due first, whatever
--- became of it since.
+-- Visits every one of them. State and attempt are those of forebay.job(); due_at is when a job was first due, whatever its state
+-- since.
 --
--- Parameters: expires_seconds, how long after it was due a job of the kind expires.
+-- Parameters: expires_seconds, how long after its due time a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
@@ -67,7 +67,7 @@ begin
         where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
     select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0) + 1, o.enqueued_at,
-           -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
+           -- The expiry gives the due time; a job in the log is due no later than now, a deferred one no later than its start.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
     from found o;
 end

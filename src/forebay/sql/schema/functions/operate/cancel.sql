@@ -1,9 +1,9 @@
 -- grant: producer, worker, operator
 
--- Ask for a job to be cancelled, in the caller's transaction; answers 'requested'.
+-- Request the cancellation of a job, in the caller's transaction; returns 'requested'.
 --
--- Decided at its next claim or settlement, first writer wins: a job that finishes first stays done. A
--- running handler is told at its worker's next heartbeat.
+-- The job's next claim or settlement decides, first writer wins: a job that finishes first stays done. A
+-- worker learns of the request for a running handler at its next heartbeat.
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ013 no job has had this id, JQ014 no such group.
@@ -20,9 +20,9 @@ begin
     if cancel.job_id is null or cancel.job_id < 1
        or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
         raise exception using errcode = 'JQ013',
-            message = format('there is no job %s', coalesce(cancel.job_id::text, 'null')),
+            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
             detail = jsonb_build_object('job_id', cancel.job_id),
-            hint = 'Ids are given out by forebay.enqueue; the newest is not that high.';
+            hint = 'forebay.enqueue returns ids; no id is that high yet.';
     end if;
     if cancel.group_name is not null then
         select j.queue into v_queue from forebay.job(cancel.job_id) j limit 1;

@@ -1,6 +1,6 @@
 -- grant: none
 
--- Change a database-wide setting; returns its value before.
+-- Change a database-wide setting; returns its previous value.
 --
 -- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
 -- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.

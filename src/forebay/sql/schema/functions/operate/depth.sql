@@ -1,8 +1,8 @@
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
+-- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
--- A full recount: costs a visit to every waiting job.
+-- A full recount: it visits every waiting job.
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -58,7 +58,7 @@ begin
         select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
         from open_batches b where not b.whole
         group by b.group_id, b.lane),
-    -- Heartbeats tell ids of jobs, batches tell numbers of rows: of a job's first row they are the same, others are looked up.
+    -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal, others are looked up.
     reported as materialized (
         select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
     handed_out as materialized (

@@ -1,7 +1,7 @@
 -- grant: worker, operator, reader
 
 -- The batch of a (group, lane) that disposed of a row, or null. Numbers are dense and high_seq only
--- rises: a binary search finds the first batch that can have it, late committers are a little further on.
+-- rises: a binary search finds the first candidate; for late committers the batch is a few later.
 create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
@@ -34,12 +34,12 @@ $$;
 
 -- The state of a job, one row for each group that reads its queue.
 --
--- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it was settled
--- so long ago that its segment has left the archive.
--- claimed, running: a worker has it, and its handler runs if the worker's last heartbeat said so. A job that is shorter than
--- the pause between heartbeats may be claimed until it has ended.
--- attempt: the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
--- max_attempts: what was said at the enqueue, else what the worker said of the last failed attempt; null while neither is known.
+-- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
+-- long ago and its segment has left the archive.
+-- claimed, running: a worker has the job; it is running if the worker's last heartbeat listed it. A job that is shorter than
+-- the interval between heartbeats may be claimed until it has ended.
+-- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
+-- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
@@ -186,7 +186,7 @@ end
 $$;
 
 
--- How many attempts a job has in all, as a worker said when the last of them failed; null when none said.
+-- The maximum attempts of a job, as a worker reported with its last failed attempt; null when none did.
 create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
 language sql stable
 as $$

@@ -4,10 +4,10 @@
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
 -- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
--- 2,000 jobs whose state it had to ask for, or after 1,000,000 numbers; with a rare state it may end early.
+-- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as forebay.job says it; most, 1 to 1000 rows; before, only jobs whose
---   latest row has a lower number (position of the last row of the page before).
+-- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+--   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
@@ -31,7 +31,7 @@ declare
     v_lanes bigint[];
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
-    v_asked integer := 0;
+    v_examined integer := 0;
     v_found record;
     v_row   record;
 begin
@@ -40,7 +40,7 @@ begin
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
     elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
-            message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
+            message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
@@ -54,7 +54,7 @@ begin
         loop
             continue when v_found.job_id = any (v_seen);
             v_seen := v_seen || v_found.job_id;
-            v_asked := v_asked + 1;
+            v_examined := v_examined + 1;
             for v_row in
                 select j.* from forebay.job(v_found.job_id) j
                 where (jobs.only_state is null or j.state = jobs.only_state)
@@ -66,7 +66,7 @@ begin
                     v_found.place;
                 v_left := v_left - 1;
             end loop;
-            if v_left <= 0 or v_asked >= 2000 then
+            if v_left <= 0 or v_examined >= 2000 then
                 return;
             end if;
         end loop;

@@ -1,6 +1,6 @@
 -- grant: worker, operator
 
--- Open a group, an independent reader of a queue; returns its id. Opening it again changes nothing.
+-- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the

@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Pause a queue, for one group or all: nothing more is claimed; what runs goes on. Returns how many groups changed.
+-- Pause a queue, for one group or all: claims stop; running jobs finish, and enqueueing continues. Returns how many groups changed.
 create function forebay.pause_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

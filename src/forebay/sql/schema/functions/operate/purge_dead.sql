@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns how many. Nothing is purged unless asked.
+-- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
@@ -14,7 +14,7 @@ declare
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
-            hint = 'Say how old a dead letter must be, for example 30 days.';
+            hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
     delete from forebay.dead_letter d
     where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);

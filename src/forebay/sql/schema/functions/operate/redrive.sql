@@ -1,10 +1,9 @@
 -- grant: operator
 
--- Redrive a dead letter: a new job for its group, with its own attempts; returns the new job's id.
+-- Redrive a dead letter: create a new job for its group, with new attempts; returns the new job's id.
 --
--- Queue, priority, tag, correlation id, headers and max_attempts are kept; expiry begins anew; a unique key may belong to
--- another job by now and is not taken. The dead letter stays, and
--- each names the other.
+-- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
+-- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
 -- Errors: JQ015 no such dead letter, JQ016 redriven before.
 -- Locks: the dead letter's row.
@@ -20,8 +19,8 @@ begin
     select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('there is no dead letter %s', coalesce(redrive.dead_id::text, 'null')),
-            hint = 'forebay dead list shows them.';
+            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            hint = 'List dead letters with forebay dead list.';
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),

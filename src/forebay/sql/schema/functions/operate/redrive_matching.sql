@@ -1,8 +1,8 @@
 -- grant: operator
 
--- Redrive every dead letter that fits, in the order the jobs had in the log; returns how many.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
 --
--- Parameters: null means any; died_after and died_before bound the time of death; most, at most so many.
+-- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,

@@ -1,10 +1,10 @@
 -- grant: operator
 
--- Give up the order of a queue's jobs: new ones are queue_shards over so many lanes of each priority, so that claims of
--- different workers need not take turns. 1 keeps the order again, for jobs enqueued from then on. What waits stays where
--- it is. Returns the number before.
+-- Trade the order of a queue's jobs for parallel claims: split the queue into this number of lanes of each priority, so that
+-- claims of different workers do not wait for each other. 1 restores the order for jobs enqueued from then on. Waiting jobs stay
+-- in their lanes. Returns the number before.
 --
--- Parameters: lanes, 1 to 64; about as many as worker processes claim at once.
+-- Parameters: lanes, 1 to 64; about the number of worker processes that claim at once.
 -- Errors: JQ001 a bad name or number.
 create function forebay.shard_queue(queue text, lanes integer) returns integer
 language plpgsql volatile security definer
@@ -15,7 +15,7 @@ declare
 begin
     if (shard_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and shard_queue.lanes between 1 and 64) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('cannot queue_shards queue %s over %s lanes', coalesce(quote_literal(left(shard_queue.queue, 40)), 'null'),
+            message = format('cannot split queue %s into %s shards', coalesce(quote_literal(left(shard_queue.queue, 40)), 'null'),
                              coalesce(shard_queue.lanes::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
     end if;

@@ -1,10 +1,10 @@
 -- grant: operator, reader
 
--- What happened to a job so far, for each group: its failed attempts, how far it is, what it returned.
+-- What happened to a job so far, for each group: failed attempts, progress, and result.
 --
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
--- Errors: none; no row for a group without any of it.
+-- Errors: none; a group without any of these has no row.
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)

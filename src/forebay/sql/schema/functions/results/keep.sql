@@ -1,4 +1,4 @@
--- Keep what a handler returned. Too large is no failure: the job is done, and its result says why it is missing.
+-- Keep the return value of a handler. A value that is too large is not a failure: the job is done, and its result has the reason.
 create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
 language plpgsql volatile
 as $$
@@ -24,8 +24,8 @@ end
 $$;
 
 
--- Wake those who wait for a job's end, if anybody does. Under the same conditions as the workers' wake-up; who waits looks
--- for himself now and then.
+-- Wake callers that wait for a job's end. The conditions are those of the workers' wake-up; waiting callers also poll from time
+-- to time.
 create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$

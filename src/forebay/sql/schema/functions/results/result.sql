@@ -1,12 +1,12 @@
 -- grant: worker, operator, reader
 
--- How a job ended for one group, and what its handler returned.
+-- How a job ended for one group, and the return value of its handler.
 --
--- value is null unless the job is done and its handler keeps results (keep_result); problem says why it is missing then.
--- Of a dead job: the reason, and its last error.
+-- value is null unless the job is done and its handler keeps results (keep_result); problem then has the reason.
+-- For a dead job: the reason, and its last error.
 --
--- Parameters: wait_millis, the caller sleeps for so long if it has not ended and wants to hear of it, on channel
---   forebay_result with the job's id; 0 to 60000, null for not.
+-- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
+--   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
@@ -25,7 +25,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
     elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
-        -- Before the look: who settles after it notifies. For longer than asked, since it is asked again.
+        -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
     select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
@@ -44,14 +44,14 @@ begin
     if state is null then
         raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
             message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('there is no job %s', coalesce(result.job_id::text, 'null')) end,
+                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
             detail = case when v_found then jsonb_build_object('group', result.group_name)
                           else jsonb_build_object('job_id', result.job_id) end,
             hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
-                        else 'It may not be committed yet, or past retention.' end;
+                        else 'The job may not be committed yet, or be past retention.' end;
     end if;
     if state = 'done' then
-        problem := 'its handler keeps none, or not for so long';
+        problem := 'its handler keeps no results, or its retention time is over';
     elsif state = 'dead' then
         select d.reason, d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message'
         into reason, error_type, error_message

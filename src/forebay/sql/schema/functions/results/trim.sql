@@ -1,4 +1,4 @@
--- Delete results past their time, and progress that is a day old.
+-- Delete results past their time, and progress older than a day.
 create function forebay._trim_results() returns bigint
 language plpgsql volatile
 as $$

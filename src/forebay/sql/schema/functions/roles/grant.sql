@@ -1,7 +1,7 @@
--- Roles and grants. Nothing for PUBLIC; producers call functions only.
+-- Roles and grants. PUBLIC gets nothing; producers call functions only.
 
--- Grant what each role needs, to those roles that exist. Run again after a role was made by hand.
--- Which functions a role may call stands in the head of each function's file: `-- grant: producer, worker`.
+-- Grant each role its rights, if the role exists. Run this again after creating a role by hand.
+-- The roles that may call a function are in the head of the function's file: `-- grant: producer, worker`.
 create function forebay._grant() returns void
 language plpgsql volatile
 as $$

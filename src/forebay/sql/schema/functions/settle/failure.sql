@@ -1,4 +1,4 @@
--- Record how an attempt failed, or ended otherwise with an error. The worker may say in p_error how many attempts there are.
+-- Record how an attempt failed, or ended otherwise with an error. p_error may have the worker's maximum number of attempts.
 create function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void

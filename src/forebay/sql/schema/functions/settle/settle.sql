@@ -1,23 +1,23 @@
--- Settlement: how jobs of a batch ended, appended; and what goes on in a new row.
+-- Settlement: how jobs of a batch ended, appended; and the jobs that continue in a new row.
 -- grant: worker
 
 -- Settle jobs of a lease's batches.
 --
--- Invariants: "single holder" (a late settlement changes nothing and is told so), "nothing lost".
--- Inside an open transaction the settlement is one commit with whatever else that transaction wrote; the
--- transaction's idle time is then limited, so that a vanished handler cannot hold up a revocation.
+-- Invariants: "single holder" (a late settlement changes nothing and returns an error), "nothing lost".
+-- Inside an open transaction the settlement commits together with everything else that the transaction wrote; the
+-- transaction's idle time is then limited, so that a vanished handler cannot delay a revocation.
 --
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
 --    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
---   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
---   outcome: retried (costs an attempt), lost (the same, comes back as a suspect), snoozed, unknown (kind),
+--   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
+--   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost).
---   A job whose cancellation was requested is cancelled instead of retried, snoozed or put back.
---   A job with an ordering key that would go on while an earlier one of its key in the lease has not ended is requeued
---   behind it instead, whatever was said about it, at no attempt.
+--   A job with a request to cancel is cancelled instead of retried, snoozed or released.
+--   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
+--   behind it instead, whatever its outcome, without using an attempt.
 --   A negative flush_no names the settlement of the single job at that offset.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
@@ -158,7 +158,7 @@ end
 $$;
 
 
--- The code of an outcome; c for cancelled when the job would go on and its cancellation was requested, or it was replaced.
+-- The code of an outcome; c for cancelled when the job would run again and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
     p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
@@ -191,7 +191,7 @@ end
 $$;
 
 
--- What the end of one job brings with it: the new row it goes on in, or its dead letter, and its error.
+-- Effects of the end of one job: the new row in which it continues, or its dead letter, and its error.
 create function forebay._end(
     p_group_id bigint, p_lane bigint, p_row forebay.log, p_code "char", p_item jsonb, p_worker text)
 returns void
@@ -208,14 +208,14 @@ begin
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
-                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
+                        when 'u' then 'unknown kind' when 's' then 'snoozed' else 'released' end,
             p_item -> 'error', p_worker);
     end if;
     if p_code = 'x' then
         perform forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
-        -- A suspect that is released unstarted stays one; a suspect that ended normally is cleared.
+        -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
@@ -223,7 +223,7 @@ begin
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
-        perform forebay._go_on(p_row, v_target, v_attempt,
+        perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0
                                     else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
                                v_run_at);

@@ -1,6 +1,6 @@
 -- grant: worker
 
--- Record that a suspect is about to start: if its holder dies now, the death is put down to it.
+-- Record that a suspect is about to start: if its holder dies now, the death is attributed to the job.
 -- Repeating it changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
@@ -15,7 +15,7 @@ begin
             errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
             detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Its jobs were given to other workers; do not start this one.';
+            hint = 'Its jobs were given to other workers; do not start this job.';
     end if;
     insert into forebay.suspect_start (lease_id, claim_no, started_at)
     values (p_lease_id, p_claim_no, forebay._now())

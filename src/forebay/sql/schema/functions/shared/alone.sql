@@ -1,10 +1,10 @@
--- Advisory keys: two-int form under the schema's own oid, so that users' keys cannot collide.
+-- Advisory keys: the two-integer form under the schema's oid, so that users' keys cannot collide.
 create function forebay._lock_class() returns integer
 language sql stable
 as $$ select 'forebay'::regnamespace::oid::integer $$;
 
 
--- Is the call alone: autocommitted, READ COMMITTED, nothing written yet? See forebay._require_alone().
+-- Is the call alone: autocommitted, READ COMMITTED, with no earlier write? See forebay._require_alone().
 create function forebay._is_alone() returns boolean
 language sql volatile
 as $$
@@ -14,12 +14,12 @@ as $$
 $$;
 
 
--- Raise unless the call stands alone: autocommitted, READ COMMITTED, nothing written yet.
+-- Raise unless the call is alone: autocommitted, READ COMMITTED, with no earlier write.
 --
--- Claims, seals and promotions read what other transactions committed up to this very statement;
--- an older snapshot or an already drawn xid would break them, and their locks must not last. Nothing tells
--- a function that it runs in a transaction block; that the transaction is older than the statement does. Up
--- to three seconds are let pass: the parts of one statement arrive one by one, and a busy machine takes its time.
+-- Claims, seals and promotions read what other transactions committed up to this very statement. An older snapshot or an
+-- already drawn xid would break them, and their locks must not last. A function cannot see that it runs in a transaction
+-- block; it can see that the transaction is older than the statement. A difference of up to three seconds is accepted: the
+-- parts of one statement arrive one by one, and a busy machine delays them.
 --
 -- Errors: JQ012.
 create function forebay._require_alone(p_what text) returns void
@@ -31,7 +31,7 @@ begin
             errcode = 'JQ012',
             message = format('%s must be called alone, in its own READ COMMITTED transaction', p_what),
             detail = jsonb_build_object('function', p_what),
-            hint = 'Call it on a connection in autocommit mode, as a statement of its own.';
+            hint = 'Call it on a connection in autocommit mode, as a separate statement.';
     end if;
 end
 $$;

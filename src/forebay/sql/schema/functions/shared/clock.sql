@@ -1,4 +1,4 @@
--- The one clock. Tests replace it in their own database to shift time.
+-- The only clock. Tests replace it in their database to shift time.
 create function forebay._now() returns timestamptz
 language sql volatile
 as $$ select clock_timestamp() $$;

@@ -1,5 +1,5 @@
--- Numbers below this one belong to the archive of another cluster, which an adoption sealed with no xid at all:
--- whatever is there has ended, or goes on in a newer row. 0 in a log that was never adopted.
+-- Numbers below this one belong to the archive of another cluster, which an adoption sealed without an xid: their jobs have
+-- ended, or continue in newer rows. 0 in a log that was never adopted.
 create function forebay._archived_below() returns bigint
 language sql stable
 as $$

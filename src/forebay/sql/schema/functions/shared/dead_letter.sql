@@ -1,4 +1,4 @@
--- Write a dead letter, with the whole error history of the job in this group; returns its id.
+-- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
 create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
 returns bigint

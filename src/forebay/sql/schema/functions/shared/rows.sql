@@ -1,4 +1,4 @@
--- One row of the log, found by its place in the claim index.
+-- One row of the log, found by its position in the claim index.
 create function forebay._row(p_lane bigint, p_xid xid8, p_seq bigint) returns forebay.log
 language plpgsql stable
 as $$
@@ -14,11 +14,11 @@ end
 $$;
 
 
--- Let a job go on in a new row: at once in the log, or deferred until p_run_at. Always in a private
--- lane of the group, so that no other group sees it again.
+-- Continue a job in a new row: at once in the log, or deferred until p_run_at. The row always goes to a private
+-- lane of the group, so that no other group sees the job again.
 --
--- Invariant "nothing lost": called in the same transaction that ends the job's old row.
-create function forebay._go_on(
+-- Invariant "nothing lost": called in the same transaction that ends the job's previous row.
+create function forebay._continue_job(
     p_row forebay.log, p_lane bigint, p_attempt integer, p_pauses integer, p_run_at timestamptz)
 returns void
 language plpgsql volatile
@@ -47,7 +47,7 @@ end
 $$;
 
 
--- Every row of a job in the log, oldest first, with its lane's audience and whether each is there.
+-- Every row of a job in the log, oldest first, with its lane's audience and whether the row still exists.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable

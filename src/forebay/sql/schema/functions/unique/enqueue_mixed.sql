@@ -40,7 +40,7 @@ begin
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
                      case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
-                          else forebay._dealt_lane(j.queue, j.priority, j.ordinality, v_shards) end as lane,
+                          else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
@@ -51,11 +51,11 @@ end
 $$;
 
 
--- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in their order, so
--- that two calls of the same keys cannot wait for each other.
+-- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in sorted order, so
+-- that two calls with the same keys cannot deadlock.
 --
--- A key at which another transaction was quicker is taken by itself, and those after it, of which nothing was taken yet, are looked
--- at anew, at first a few.
+-- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
+-- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
 create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
@@ -71,7 +71,7 @@ declare
     v_most   integer;
     v_row    record;
 begin
-    -- Whoever will not wait asks for each key by itself.
+    -- A caller that will not wait takes each key separately.
     v_most := case when exists (select from unnest(v_items) i where i.unique_as ->> 'on_busy' = 'raise') then 0 else 1000 end;
     while cardinality(v_taken) < cardinality(v_first) loop
         v_part := case when v_most > 0 then forebay._take_keys(v_first[cardinality(v_taken) + 1 : cardinality(v_taken) + v_most]) else '{}' end;
@@ -90,7 +90,7 @@ begin
         where i.is_new and (i.starts_at > i.since) is not true group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(v_row.queue, v_row.more);
+            perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
         perform forebay._notify(v_row.queue);
     end loop;
@@ -110,7 +110,7 @@ begin
     for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
     end loop;
-    -- Further jobs of a key: who has a generation open is alone with it, so that they wait for nobody.
+    -- Further jobs of a key: this transaction has the open generation, so they wait for no other session.
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
             v_ids[v_item.nr] := (forebay._enqueue_unique(

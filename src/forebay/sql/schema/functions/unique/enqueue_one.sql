@@ -1,11 +1,11 @@
 -- Enqueue a checked job that has a unique key.
 --
--- Of producers that would make the same generation one does; the others wait for its commit or rollback, in the insert
--- or, with on_busy raise, not at all. A generation is made holding its predecessor's row, so that maintenance, which deletes
--- old generations, cannot let the numbering begin anew between the look and the insert.
+-- If several producers would make the same generation, one does; the others wait for its commit or rollback, in the insert,
+-- or, with on_busy raise, fail at once. A generation is made while the row of its predecessor is locked, so that maintenance, which
+-- deletes old generations, cannot restart the numbering between the read and the insert.
 --
--- Who joins a waiting job (coalesce) holds its row until the own transaction ends, and looks a second time whether it
--- still waits: the claim that starts the job sees that somebody holds it. See forebay._follow_up().
+-- A call that joins a waiting job (coalesce) locks its row until the caller's transaction ends, and reads again whether it
+-- still waits: the claim that starts the job sees the lock. See forebay._follow_up().
 create function forebay._enqueue_unique(
     p_job forebay._job_input, p_start timestamptz, p_unique_as jsonb, p_where text,
     out job_id bigint, out is_new boolean, out replaced bigint)
@@ -75,7 +75,7 @@ begin
     end loop;
     is_new := true;
     if v_key_state <> 'ended' then
-        -- Whatever becomes of the predecessor, it does not start again.
+        -- Whatever the state of the predecessor, it does not start again.
         insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
         if v_key_state = 'waiting' then
             replaced := v_last.job_id;
@@ -93,7 +93,7 @@ begin
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_limit(p_job.queue, 1);
+            perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
@@ -107,10 +107,10 @@ end
 $$;
 
 
--- Hold the row of a generation until the transaction ends; false when maintenance has deleted it.
+-- Lock the row of a generation until the transaction ends; false when maintenance has deleted it.
 --
--- Parameters: p_join, hold it so that the claim that starts the job takes notice; p_where, before the message of an error.
--- Errors: JQ004 with p_raise, when it cannot be held at once.
+-- Parameters: p_join, lock it so that the claim that starts the job notices; p_where, text before the message of an error.
+-- Errors: JQ004 with p_raise, when it cannot be locked at once.
 create function forebay._hold_key(p_key forebay.unique_key, p_join boolean, p_raise boolean, p_where text) returns boolean
 language plpgsql volatile
 as $$

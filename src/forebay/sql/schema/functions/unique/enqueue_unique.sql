@@ -2,18 +2,18 @@
 
 -- Enqueue one job under a unique key; returns its id and whether it is new.
 --
--- Invariants "one generation", "commit is the limiter".
+-- Invariants "one generation", "commit decides".
 --
 -- Parameters: unique_as, one of
---     {"once": key}                                nothing new while a job of the key waits or runs
---     {"idempotent": key}                          the same, and it must have the same kind and arguments
---     {"coalesce": key}                            nothing new while one waits
---     {"replace": key}                             a waiting one is replaced
+--     {"once": key}                                no new job while a job of the key waits or runs
+--     {"idempotent": key}                          the same, and kind and arguments must be the same
+--     {"coalesce": key}                            no new job while one waits
+--     {"replace": key}                             a waiting job is replaced
 --     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
---     {"throttle": key, "period": s}               nothing new within s of the last new one
---   with "on_busy": "raise" to be refused instead of waiting when another open transaction is taking the key. A key is a
---   text of 1 to 200 characters and belongs to its queue and uniqueness mode. The others as for forebay.enqueue.
--- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job whose place the new one took.
+--     {"throttle": key, "period": s}               no new job within s of the last new one
+--   with "on_busy": "raise" to fail instead of waiting when another open transaction is taking the key. A key is a
+--   text of 1 to 200 characters and belongs to its queue and uniqueness mode. Other parameters as for forebay.enqueue.
+-- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job that the new one replaces.
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.

@@ -7,7 +7,7 @@ begin
         errcode = 'JQ005',
         message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
         detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'job_id', p_job_id)),
-        hint = 'An idempotency key stands for one request: use another key, or wait until that job has ended.';
+        hint = 'An idempotency key identifies one request: use another key, or wait until that job has ended.';
 end
 $$;
 

@@ -1,8 +1,8 @@
--- Follow up the jobs that a claim hands out and that an open transaction has joined (coalesce): whatever that transaction
--- wrote, these runs do not see, so that each gets a successor, at its first start in any group.
+-- Follow up jobs that a claim hands out and that an open transaction has joined (coalesce): these runs do not see what that
+-- transaction wrote, so each job gets a successor, at its first start in any group.
 --
--- The successor waits a little, for that transaction to end; if it has not, the successor is followed up in turn, later
--- each time, up to ten seconds. The claim itself waits for nobody.
+-- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
+-- each time, up to ten seconds. The claim itself waits for no transaction.
 --
 -- Locks: advisory key 7; the rows of the generations, without waiting.
 create function forebay._follow_up(p_rows forebay.log[]) returns void
@@ -21,7 +21,7 @@ begin
         select k.u from unnest(p_rows) r,
              lateral (select u, u.queue, u.key from forebay.unique_key u
                       where u.job_id = coalesce(r.job_id, r.seq) and u.mode = 'c'
-                      offset 0) k  -- An index probe for each, whatever the planner thinks of the table.
+                      offset 0) k  -- An index probe for each, whatever the planner's estimate of the table.
         where r.unique_key is not null
         order by k.queue, k.key);
     if cardinality(v_keys) = 0 then
@@ -29,7 +29,7 @@ begin
     end if;
     perform pg_advisory_xact_lock(forebay._lock_class(), 7);
     foreach v_key in array v_keys loop
-        -- A key that has a newer generation, or was started by another group, has been followed up.
+        -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
                               where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
         continue when forebay._key_state(v_key) <> 'waiting';
@@ -54,7 +54,7 @@ begin
         v_row.job_id := v_job_id;
         v_row.enqueued_at := forebay._now();
         v_row.expires_at := v_key.expires_at;
-        perform forebay._go_on(
+        perform forebay._continue_job(
             v_row, v_key.lane, 0, 0,
             forebay._now() + make_interval(secs => least(10, 0.25 * 2 ^ least(v_key.gen - v_open, 6))));
     end loop;

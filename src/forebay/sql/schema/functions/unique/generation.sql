@@ -1,7 +1,7 @@
 -- Append a generation; returns its job's number, or null when another transaction has made it meanwhile.
 --
 -- Errors: JQ004 with p_raise, when another open transaction is making it; 40001 in a REPEATABLE READ transaction when another
---   one has made it.
+--   transaction has made it.
 create function forebay._make_generation(
     p_queue text, p_mode "char", p_key text, p_last forebay.unique_key, p_raise boolean, p_where text, p_lane bigint, p_is_deferred boolean,
     p_expires_at timestamptz, p_free_at timestamptz, p_first_at timestamptz, p_payload bytea, p_origin bigint)

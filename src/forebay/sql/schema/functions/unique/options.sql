@@ -1,4 +1,4 @@
--- The uniqueness mode that a unique_as names, or null. An expression, since it is asked for each job of a bulk enqueue.
+-- The uniqueness mode in a unique_as, or null. An expression, since it is evaluated for each job of a bulk enqueue.
 create function forebay._uniqueness_mode(p_unique_as jsonb) returns text
 language sql immutable
 as $$
@@ -11,7 +11,7 @@ as $$
 $$;
 
 
--- A positive number of seconds in a unique_as, at most ten years; null when it is anything else.
+-- A positive number of seconds in a unique_as, at most ten years; null for any other value.
 create function forebay._unique_seconds(p_unique_as jsonb, p_name text) returns double precision
 language plpgsql immutable
 as $$
@@ -24,7 +24,7 @@ end
 $$;
 
 
--- What is wrong with a unique_as, or null. One line, lower case, with the value.
+-- The problem with a unique_as, or null. One line, lower case, with the value.
 create function forebay._unique_problem(p_unique_as jsonb, p_delay interval, p_run_at timestamptz, p_expires_at timestamptz) returns text
 language plpgsql stable
 as $$
@@ -52,7 +52,7 @@ begin
         elsif p_unique_as ? 'max_wait' and (forebay._unique_seconds(p_unique_as, 'max_wait') >= forebay._unique_seconds(p_unique_as, 'wait')) is not true then
             return format('max_wait %s is not a number of seconds from wait to ten years', left((p_unique_as -> 'max_wait')::text, 40));
         elsif p_delay is not null or p_run_at is not null then
-            return 'debounce sets the time itself: no delay or run_at beside it';
+            return 'debounce sets the start time: delay and run_at are not allowed';
         elsif p_expires_at <= forebay._now() + make_interval(secs => forebay._unique_seconds(p_unique_as, 'wait')) then
             return format('expires_at %s is not after the end of the wait', p_expires_at);
         end if;

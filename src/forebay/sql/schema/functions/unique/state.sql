@@ -1,7 +1,7 @@
--- What became of one row of the log for a group: waiting, running, ended, or on (the job went on in a newer row).
+-- State of one log row for a group: waiting, running, ended, or superseded by a newer row of the job.
 --
--- The batch that disposed of the row is the first one whose cursor has passed it. It is sought from the newest batch
--- backwards, in steps that double, since it is mostly near; the oldest batches, where deleted ones may lie, are not read.
+-- The batch that disposed of the row is the first one whose cursor has passed it. The search goes backwards from the newest
+-- batch, in steps that double, since the batch is mostly near; the oldest batches, where rows may be deleted, are not read.
 create function forebay._row_state(p_group_id bigint, p_lane bigint, p_xid xid8, p_seq bigint) returns text
 language plpgsql stable
 as $$
@@ -15,7 +15,7 @@ declare
     v_code   "char";
 begin
     if p_seq < forebay._archived_below() then
-        return 'on';
+        return 'superseded';
     end if;
     select b.no,
            b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
@@ -28,7 +28,7 @@ begin
     v_lo := v_hi;
     loop
         v_try := case when v_lo = v_hi then v_hi - v_step else (v_lo + v_hi) / 2 end;
-        v_passed := false;  -- Also where there is no batch of this number any more.
+        v_passed := false;  -- Also when the batch of this number was deleted.
         select b.high_seq >= p_seq and forebay._is_consumed(p_xid, p_seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)
         into v_passed
         from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
@@ -53,29 +53,29 @@ begin
     into v_batch
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
-        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'on' end;
+        return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
     elsif v_batch.place is null then
-        return 'on';
+        return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
     from forebay.settlement s
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'on' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
 
 
--- Where the job of a generation stands for one group, or for a queue that has none yet: waiting, running, ended; null when
+-- State of the job of a generation for one group, or for a queue without groups: waiting, running, ended; null when
 -- the group does not read it.
 --
--- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it any more.
+-- A waiting job that was cancelled, replaced or has expired has ended: no claim will start it.
 create function forebay._key_state_in(p_key forebay.unique_key, p_group_id bigint, p_start_after pg_snapshot) returns text
 language plpgsql stable
 as $$
 declare
-    v_row_state    text := 'on';
+    v_row_state    text := 'superseded';
     v_position    forebay.promotion;
     v_segment bigint;
     v_row     record;
@@ -86,7 +86,7 @@ begin
         end if;
         v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
     end if;
-    if v_row_state = 'on' then
+    if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
         if exists (
             select from forebay.deferred d
@@ -125,12 +125,12 @@ begin
                        where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
-    return case v_row_state when 'on' then 'ended' else v_row_state end;
+    return case v_row_state when 'superseded' then 'ended' else v_row_state end;
 end
 $$;
 
 
--- Where the job of a generation stands: waiting (for every group of its queue), ended (for every group), else running.
+-- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running.
 create function forebay._key_state(p_key forebay.unique_key) returns text
 language plpgsql stable
 as $$

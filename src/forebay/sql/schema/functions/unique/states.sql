@@ -1,4 +1,4 @@
--- What two groups say of one job, taken together: n not read, ? not known, else as forebay._key_state().
+-- The states of one job in two groups, merged: n not read, ? not known, else as forebay._key_state().
 create function forebay._merged_key_state(p_one text, p_other text) returns text
 language sql immutable
 as $$
@@ -9,11 +9,11 @@ as $$
 $$;
 
 
--- Where the jobs of many generations stand, as forebay._key_state() says it, in the order of the generations, of which some may
--- be null: ended. A throttle's is waiting until its period is over.
+-- States of the jobs of many generations, as in forebay._key_state(), in the order of the generations. A generation may be null:
+-- ended. A throttle waits until its period is over.
 --
--- Of each lane with many of them, the batches of all are sought together, by their highest numbers, which only rise. A batch
--- that has the number has disposed of it, whichever way it was found; what it does not have is left to forebay._key_state().
+-- In each lane with many of them, the batches of all are searched together by their highest numbers, which only rise. A batch
+-- that contains the number has disposed of it; for all other numbers forebay._key_state() decides.
 create function forebay._key_states_of(p_keys forebay.unique_key[]) returns text[]
 language plpgsql stable
 as $$
@@ -68,7 +68,7 @@ begin
         end loop;
         continue when cardinality(v_places) = 0;
 
-        -- A batch that is before them all, sought from the newest one backwards; then some between, evenly.
+        -- A batch before all of them, searched backwards from the newest one; then some between, evenly.
         v_lo := v_newest.no;
         v_step := 1;
         loop

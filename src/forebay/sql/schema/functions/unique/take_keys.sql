@@ -1,5 +1,5 @@
--- What a call has to do about a key: keep the job there is, join it, or make a generation.
-create function forebay._key_duty(p_code "char", p_state text) returns text
+-- What a call does about a key: keep the existing job, join it, or make a generation.
+create function forebay._key_action(p_code "char", p_state text) returns text
 language sql immutable
 as $$
     select case when p_state <> 'ended' and p_code in ('o', 'i', 't') then 'keep'
@@ -8,12 +8,12 @@ as $$
 $$;
 
 
--- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or to the moment
--- until which the look at their keys is good; returns their jobs' numbers. None is made after one that was not: what a call has taken
--- is always a beginning of its keys. The first one is tried whatever the time.
+-- Append generations, one after the other, up to the first one that another transaction has made meanwhile, or until the states
+-- read for their keys are too old; returns their jobs' numbers. None is made after one that was not, so a call always takes the
+-- first of its keys. The first generation is tried whatever the time.
 --
--- How many were made stands in a flag sequence, forebay.taken, which each row that is written moves on; a row is taken up only when all
--- before it were. If the server did not work row by row, it would make fewer, and none out of turn.
+-- The number made is in a flag sequence, forebay.taken, which each written row advances; a row is processed only when all
+-- before it were written. If the server did not work row by row, it would make fewer, and none out of order.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
 as $$
@@ -35,9 +35,9 @@ end
 $$;
 
 
--- Do for many different keys at once what forebay._enqueue_unique() does for one: look, hold, look again, append. Returns what became
--- of the first of them, up to one for which another transaction was quicker, or which was not taken within a quarter of a second after the
--- look: one before it had to wait, and the others are not what they were. New jobs are not written yet.
+-- Do for many different keys at once what forebay._enqueue_unique() does for one: read, lock, read again, append. Returns the
+-- results of the first keys, up to one that another transaction took first, or that was not taken within a quarter of a second
+-- after the read: a key before it had to wait, and the states of the others may have changed. New jobs are not written yet.
 --
 -- Errors: JQ005 naming the job by its index.
 create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
@@ -63,7 +63,7 @@ begin
                            order by u.gen desc limit 1) k on true
         order by i.ordinality);
     v_key_states := forebay._key_states_of(v_lasts);
-    v_now := forebay._now();  -- Not before the look: a period counts from the job that it was over for.
+    v_now := forebay._now();  -- Not before the read: a period counts from the job for which it was over.
     v_until := clock_timestamp() + interval '250 ms';
     for v_row in
         select k.nr, k.word, k.job_id from unnest(p_items, v_lasts, v_key_states) k where k.code = 'i' and k.unnest <> 'ended' and k.digest <> k.payload
@@ -71,24 +71,24 @@ begin
         perform forebay._raise_differs(v_row.word, v_row.job_id, format('job %s: ', v_row.nr - 1));
     end loop;
 
-    -- Hold the predecessors, for maintenance to leave them.
+    -- Lock the predecessors, so that maintenance keeps them.
     select coalesce(min(k.ordinality), cardinality(p_items) + 1) into v_cut
     from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-          where i.gen is not null and forebay._key_duty(i.code, i.unnest) = 'make' offset 0) k
+          where i.gen is not null and forebay._key_action(i.code, i.unnest) = 'make' offset 0) k
     left join lateral (select true as is_held from forebay.unique_key u
                        where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for key share) h on true
     where h.is_held is null;
-    -- Join, for the claim to take notice, and look again.
-    if exists (select from unnest(p_items, v_key_states) i where forebay._key_duty(i.code, i.unnest) = 'join') then
+    -- Join, so that the claim notices, and read again.
+    if exists (select from unnest(p_items, v_key_states) i where forebay._key_action(i.code, i.unnest) = 'join') then
         select least(v_cut, min(k.ordinality)) into v_cut
         from (select i.* from unnest(p_items, v_lasts, v_key_states) with ordinality i
-              where forebay._key_duty(i.code, i.unnest) = 'join' offset 0) k
+              where forebay._key_action(i.code, i.unnest) = 'join' offset 0) k
         left join lateral (select true as is_held from forebay.unique_key u
                            where u.queue = k.queue and u.mode = k.mode and u.key = k.key and u.gen = k.gen for share) h on true
         where h.is_held is null;
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
-        from unnest(array(select forebay._key_duty(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
+        from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
              with ordinality s (duty, later, nr)
         where s.duty = 'join' and s.later <> 'waiting';
     end if;
@@ -109,19 +109,19 @@ begin
           from (select i.*, i.unnest as key_state,
                        case when i.code <> 'd' then null when i.unnest = 'waiting' then i.first_at else v_now end as first
                 from unnest(p_items, v_lasts, v_key_states) with ordinality i) k
-          where k.ordinality < v_cut and forebay._key_duty(k.code, k.key_state) = 'make'
+          where k.ordinality < v_cut and forebay._key_action(k.code, k.key_state) = 'make'
           order by k.ordinality) m;
     if cardinality(v_make.places) > 0 then
         v_made := forebay._make_generations(v_make.keys, v_until);
         v_cut := coalesce(v_make.places[cardinality(v_made) + 1], v_cut);
         if clock_timestamp() >= v_until and cardinality(v_made) > 0 then
-            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: those after it, also those that were not to be made.
+            v_cut := v_make.places[cardinality(v_made)] + 1;  -- The last one waited: so do all after it, also those not to be made.
         end if;
         for v_row in select m.* from unnest(v_make.places, v_made, v_make.starts) m (place, job_id, start) where m.job_id is not null loop
             v_taken[v_row.place] := row(v_row.job_id, true, v_now, v_row.start)::forebay._key_taken;
         end loop;
         insert into forebay.tombstone (job_id, reason, recorded_at)
-        -- Whatever becomes of the predecessors, they do not start again.
+        -- Whatever the state of the predecessors, they do not start again.
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';

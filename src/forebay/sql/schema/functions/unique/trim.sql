@@ -1,6 +1,6 @@
--- Delete generations that nobody needs: older than a day, and superseded or ended; returns how many.
+-- Delete generations that are no longer needed: older than a day, and superseded or ended; returns their number.
 --
--- The newest of a key is deleted only when no transaction holds it: see forebay._enqueue_unique().
+-- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
 create function forebay._trim_keys(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -14,7 +14,7 @@ begin
     for v_key in
         select u.* from forebay.unique_key u
         where u.taken_at < v_before
-          -- Every other time from anywhere on, so that keys which are held for long do not hide the others.
+          -- Every other call starts at a random position, so that keys which are locked for long do not hide the others.
           and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
         order by u.taken_at limit least(p_most, 2000)
         for update skip locked

@@ -1,7 +1,7 @@
--- Raise while a worker of an older version lives; called by a migration that takes away what it calls.
+-- Raise while a worker of an older version lives. A migration calls it that removes what such workers call.
 --
--- Invariant "nobody is left behind". Until the caller's transaction ends no lease is opened or closed: who comes
--- meanwhile waits, and is then refused by forebay.open_lease_v1(). Claims and settlements go on.
+-- Invariant "no worker is left behind". Until the caller's transaction ends no lease is opened or closed: a worker that starts
+-- meanwhile waits, and forebay.open_lease_v1() then refuses it. Claims and settlements continue.
 --
 -- Parameters: p_version, of the migration.
 -- Errors: JQ020, with the workers; 55P03 when the lock is not granted within lock_timeout.
@@ -26,21 +26,21 @@ begin
             and greatest(l.opened_at, h.heartbeat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
     if v_count > 0 then
         raise exception using errcode = 'JQ020',
-            message = format('%s of an older version still %s: migration %s takes away what they call',
+            message = format('%s of an older version still %s: migration %s removes what they call',
                              case v_count when 1 then '1 worker' else v_count || ' workers' end,
                              case v_count when 1 then 'runs' else 'run' end, p_version),
             detail = v_workers,
-            hint = 'Run forebay migrate again when they have ended, or give it --wait.';
+            hint = 'Run forebay migrate again when they have ended, or use --wait.';
     end if;
 end
 $$;
 
 
--- Put a function out of the way of a new one with more parameters, for a pre migration: calls that have begun go on
+-- Move a function out of the way of a new one with more parameters, for a pre migration: calls that have begun continue
 -- with the old one, later ones find the new one. A post migration drops it there.
 --
--- Dropped at once it would be missed by statements that are at work; under another name its body would not know its
--- own parameters; and beside the new one no call would know which of them is meant.
+-- If it were dropped at once, running statements would miss it; under another name its body would not know its
+-- own parameters; beside the new one, calls would be ambiguous.
 create function forebay._set_aside(p_function regprocedure) returns void
 language plpgsql volatile
 as $$

@@ -1,4 +1,4 @@
--- Lanes of limit keys of a queue (p_shelf) to which something came between two snapshots, from at most p_most pairs of a
+-- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
 -- transaction and a lane. It skips from one pair to the next, however many jobs each has.
 create function forebay._arrivals_{segment}(
     p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])

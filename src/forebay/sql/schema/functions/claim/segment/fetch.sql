@@ -1,4 +1,4 @@
--- Rows of keyed jobs by their places.
+-- Rows of keyed jobs by lane and number.
 create function forebay._fetch_{segment}(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
 as $$

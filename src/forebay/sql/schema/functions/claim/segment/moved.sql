@@ -1,4 +1,4 @@
--- Has a lane anything that is not visible in its snapshot? Asked of the tail segment and the one before, of all lanes at once.
+-- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
 create function forebay._moved_{segment}(p_places forebay._place[], p_moved boolean[]) returns boolean[]
 language plpgsql stable
 as $$

@@ -1,5 +1,5 @@
 -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids that were in progress at its start.
+-- Range part: from the window's start on. Late part: xids in progress at its start.
 create function forebay._read_{segment}(
     p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
     p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]

@@ -1,5 +1,5 @@
--- Rows of a lane of keyed jobs that a window covers, in the order of their numbers: what began after the window's
--- start has a number above p_low; what was at work then is looked for by its xid below that.
+-- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
+-- start have numbers above p_low; those in progress at the start are searched by xid below it.
 create function forebay._read_keyed_{segment}(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
 returns forebay.log[]

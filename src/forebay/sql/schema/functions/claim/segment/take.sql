@@ -1,15 +1,15 @@
--- The claim of jobs that all lie in this segment, in one statement: what claims nearly always come to, at half the
--- cost of forebay._take(), which does whatever this leaves. It takes nothing, and returns null, unless
---   * the lane has a cursor, its group is not paused, and it is no lane of suspects,
---   * no late committer is among what the window in hand, or the next one, has to deliver,
---   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the window in hand
+-- The claim of jobs that all lie in this segment, in one statement: the common case, at half the
+-- cost of forebay._take(), which handles all other cases. It takes nothing, and returns null, unless
+--   * the lane has a cursor, its group is not paused, and it is not a lane of suspects,
+--   * no late committer is among the rows that the current window, or the next one, has to deliver,
+--   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
 --   * the lease is open.
--- With `whole` both windows are one range of the index: without late committers, who began before the end of the
+-- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
 --
--- Most of what it costs is the making of its expressions, anew in each transaction: each column counts.
+-- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create function forebay._take_{segment}(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -59,7 +59,7 @@ begin
             group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq,
             high_seq, handed_total, skipped_total, claimed_at, seqs, xids)
         select p_group_id, p_lane, c.no + 1, p_lease_id, p_claim_no, p_floor,
-               -- Used up, still in the window in hand, or in the next one.
+               -- Used up, still in the current window, or in the next one.
                case when t.size < p_limit then c.upto when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_from else c.stop end,
                case when t.size < p_limit then null when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_to else c.upto end,
                case when t.size < p_limit then 0 else {segment} end,

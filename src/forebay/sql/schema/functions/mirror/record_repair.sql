@@ -1,6 +1,6 @@
 -- grant: worker, operator
 
--- Note how many jobs were enqueued to repair what an audit had found.
+-- Record how many jobs were enqueued to repair what an audit found.
 create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp

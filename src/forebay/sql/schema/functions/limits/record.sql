@@ -1,7 +1,7 @@
--- Append what a limiter knows after a claim that took p_count jobs of a key and found p_gone without any more.
+-- Append the limiter's state after a claim that took p_count jobs of a key and found no more jobs of the keys p_gone.
 --
--- A key is remembered while it waits, while its bucket is not full, or while another one waits that is not served since: who
--- comes again at once shall not come first.
+-- A key is remembered while it waits, while its bucket is not full, or while another key waits that was not served since: a
+-- key that returns at once must not come first.
 create function forebay._record_limiter(
     v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
 returns void
@@ -31,7 +31,7 @@ begin
                   from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
                   union all
                   select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
-        -- Without a limit on what runs at once this only says whose turn it is.
+        -- Without a limit on concurrency this only decides which key is next.
         where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
     )
     insert into forebay.limiter (

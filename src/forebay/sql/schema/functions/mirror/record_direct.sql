@@ -1,10 +1,10 @@
 -- grant: producer, worker
 
--- Append what direct writes counted, which belong to no settlement. Whoever may enqueue may tell of these, and of nothing that
--- only a settlement proves.
+-- Append the counters of direct writes, which belong to no settlement. Roles that may enqueue may record these counters, but none
+-- that only a settlement proves.
 --
--- Parameters: p_counters, see forebay._record_counters; p_who, which process.
--- Errors: JQ001 a malformed counters, or one of something else. Locks: none.
+-- Parameters: p_counters, see forebay._record_counters; p_who, the process.
+-- Errors: JQ001 malformed counters, or counters other than those of direct writes. Locks: none.
 create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -16,7 +16,7 @@ begin
         and not exists (select from jsonb_array_elements(p_counters -> 'counts') c
                         where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
         raise exception using errcode = 'JQ001',
-            message = 'a counters of direct writes needs a synchronisation, who counted, and counts named direct';
+            message = 'counters of direct writes need a mirror, a process, and only counts whose names begin with direct';
     end if;
     perform set_config('synchronous_commit', 'off', true);
     perform forebay._record_counters(p_counters, p_who);

@@ -1,14 +1,14 @@
--- What a group's limiter sees now: its newest row, less what has ended, plus what has come.
+-- What a group's limiter sees now: its newest row, minus ended jobs, plus new ones.
 --
--- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released, whatever crashes. After
--- limits on starts were set, all is counted from the leases for a second: claims under way then did not pass the limiter.
+-- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released after a crash. For one second
+-- after limits on starts were set, everything is counted from the leases: claims in progress then did not pass the limiter.
 create function forebay._read_limiter(p_group_id bigint, p_queue text) returns forebay._limiter_view
 language plpgsql volatile
 as $$
 declare
     v forebay._limiter_view;
 begin
-    -- One statement: in each transaction an expression costs more to make than to evaluate.
+    -- One statement: in each transaction an expression costs more to prepare than to evaluate.
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
@@ -56,8 +56,8 @@ end
 $$;
 
 
--- What a limiter has to do seldom: after limits on starts were set it counts what is in flight from the leases, and no bucket owes more than
--- it can hold; a clock that was set back takes the buckets with it.
+-- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and no bucket owes more than
+-- it can hold; a clock that was set back resets the buckets.
 create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
 language plpgsql volatile
 as $$

@@ -1,9 +1,9 @@
 -- grant: worker
 
--- Note how far some running jobs are; returns how many were noted.
+-- Record the progress of some running jobs; returns how many were recorded.
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
--- A closed lease notes nothing. Locks: none.
+-- A closed lease records nothing. Locks: none.
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

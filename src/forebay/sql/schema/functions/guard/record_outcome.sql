@@ -1,8 +1,8 @@
 -- grant: operator
 
--- Record what came of an act: once, and only by whoever recorded the act.
+-- Record the outcome of an act: once, and only by the role that recorded the act.
 --
--- Errors: JQ001 no such act of this role that is without an outcome.
+-- Errors: JQ001 this role has no such act without an outcome.
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -13,7 +13,7 @@ begin
     where e.event_id = p_event_id and e.outcome is null and e.acted_as = session_user;
     if not found then
         raise exception using errcode = 'JQ001', column = 'event_id',
-            message = format('there is no act %s of %s without an outcome', coalesce(p_event_id::text, 'null'), session_user);
+            message = format('act %s of %s does not exist or already has an outcome', coalesce(p_event_id::text, 'null'), session_user);
     end if;
 end
 $$;

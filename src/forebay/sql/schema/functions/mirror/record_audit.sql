@@ -1,6 +1,6 @@
 -- grant: worker, operator
 
--- Keep what an audit found; returns its number.
+-- Record the findings of an audit; returns its number.
 --
 -- Parameters: p_found, an object with the columns of forebay.mirror_audit.
 create function forebay.record_audit(p_name text, p_found jsonb) returns bigint

@@ -1,11 +1,11 @@
 -- grant: operator
 
--- Record an act of the guard that is about to happen; returns the event's number.
+-- Record an act of the guard before it happens; returns the event's number.
 --
--- Invariant: "no act without its record". Durable on this server when it returns, whatever the session's
--- synchronous_commit; no standby is waited for, since one that hangs may be what the guard is there for.
+-- Invariant: "no act without its record". Durable on this server when the function returns, whatever the session's
+-- synchronous_commit. It waits for no standby, since a standby that hangs may be the reason for the guard's act.
 --
--- Errors: JQ001 an unknown action, or something missing.
+-- Errors: JQ001 an unknown action, or a missing value.
 create function forebay.record_act(
     p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
     p_application text default null, p_database text default null, p_state text default null,
@@ -20,9 +20,9 @@ declare
 begin
     if (p_action in ('cancel', 'terminate', 'rollback prepared')) is not true then
         raise exception using errcode = 'JQ001', column = 'action',
-            message = format('%s is no action of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
+            message = format('unknown action %s of the guard', coalesce(quote_literal(left(p_action, 40)), 'null'));
     elsif p_server is null or p_holder is null or p_name is null or p_reason is null then
-        raise exception using errcode = 'JQ001', message = 'an act needs a server, a holder, its name and a reason';
+        raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
     insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
