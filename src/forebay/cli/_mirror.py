@@ -273,7 +273,8 @@ def _waiting(found: MirrorStatus) -> Text:
     parts = [
         (facts.due_all - facts.due, "of them left out of alerts"),
         (facts.waiting - facts.due_all, "later"),
-        (facts.leased, "being worked on"),
+        (facts.claimed, "claimed"),
+        (facts.running, "running"),
         (facts.tried, "failed before"),
     ]
     return text.append("".join(f", {count:,} {what}" for count, what in parts if count))

@@ -10,21 +10,41 @@ import msgspec
 
 
 class JobState(StrEnum):
-    """Where a job stands for one group. The last four are final."""
+    """Where a job stands for one group. The last four are final.
 
-    DEFERRED = "deferred"
+    Attributes:
+        SCHEDULED: waits for its time: delayed, snoozed, or postponed because no handler or no store was there.
+        READY: waits for a worker.
+        CLAIMED: a worker has it and has not reported yet that its handler runs.
+        RUNNING: its handler runs, as its worker said with the last heartbeat. A job that is shorter than the pause
+            between heartbeats may be shown as claimed until it ends.
+        RETRYING: its last attempt failed, and it waits for the next one.
+    """
+
+    SCHEDULED = "scheduled"
     READY = "ready"
-    LEASED = "leased"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    RETRYING = "retrying"
     DONE = "done"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DEAD = "dead"
 
     @property
+    def is_held(self) -> bool:
+        """Whether a worker has the job: it is claimed or running.
+
+        >>> JobState.CLAIMED.is_held, JobState.RETRYING.is_held
+        (True, False)
+        """
+        return self in {JobState.CLAIMED, JobState.RUNNING}
+
+    @property
     def is_final(self) -> bool:
         """Whether the state never changes again, short of a redrive.
 
-        >>> JobState.DEAD.is_final, JobState.LEASED.is_final
+        >>> JobState.DEAD.is_final, JobState.RUNNING.is_final
         (True, False)
         """
         return self in _FINAL

@@ -80,7 +80,11 @@ class WaitingJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckJob:
-    """A job that has failed and is not proved yet."""
+    """A job that has failed and is not proved yet.
+
+    Attributes:
+        attempts: how many have failed.
+    """
 
     job_id: int
     tag: str | None
@@ -152,7 +156,8 @@ class MirrorFacts:
         due: jobs that are due and not proved.
         due_all: the same, with those that alerts leave out.
         waiting: all jobs that are not proved.
-        leased: how many of them are being worked on.
+        claimed: how many of them workers have, with a handler that is not known to run.
+        running: how many of them are being worked on.
         tried: how many of them have failed at least once.
         oldest_due_at: since when the oldest of the due ones is; None when there is none.
         above_since: since when the job that is one too many is due; None when there is none.
@@ -173,7 +178,8 @@ class MirrorFacts:
     due: int
     due_all: int
     waiting: int
-    leased: int
+    claimed: int
+    running: int
     tried: int
     oldest_due_at: datetime | None
     above_since: datetime | None

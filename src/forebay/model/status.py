@@ -15,9 +15,10 @@ class JobStatus:
     """Where one job stands for one group.
 
     Attributes:
-        attempt: attempts used so far, a running one not counted.
-        max_attempts: the job's own limit; None means that the retry policy of its kind decides.
-        run_at: when a deferred job comes due; None for any other.
+        attempt: the attempt that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
+        max_attempts: attempts in all: the job's own number, else what the worker said when one failed; None while
+            neither is known, and the retry policy of its kind decides.
+        run_at: when a scheduled or retrying job comes due; None for any other.
         cancel_requested: somebody asked for it; decided at its next claim or settlement.
         worker: who holds it or held it last.
         redriven_from: the job whose dead letter was redriven as this one.
@@ -56,9 +57,11 @@ class Depth:
     queue: str
     priority: int
     group: str
+    scheduled: int
     ready: int
-    leased: int
-    deferred: int
+    claimed: int
+    running: int
+    retrying: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,10 @@ class Failure:
     """One failed attempt, as kept in a dead letter.
 
     Attributes:
+        attempt: which one it was, from 1.
         type: the exception's class; None for an end without an exception.
         traceback: its end, when it was too long.
+        max_attempts: attempts in all, as far as it was known then.
     """
 
     attempt: int
@@ -77,6 +82,7 @@ class Failure:
     message: str | None = None
     traceback: str | None = None
     worker: str | None = None
+    max_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,8 @@ class DeadLetter:
 
     Attributes:
         reason: exhausted, permanent, expired or worker lost.
-        attempt: attempts used.
+        attempt: the last attempt that ran, from 1; 0 if none did.
+        max_attempts: attempts in all: the job's own number, else what the worker said; None if neither is known.
         errors: every failed attempt, oldest first.
         redriven_as: the job it became; None when it was not redriven.
     """
