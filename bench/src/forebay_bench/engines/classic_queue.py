@@ -22,12 +22,12 @@ class ClassicQueue:
             classic.create(self.conn)
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement."""
+        """Enqueue this number of jobs in one statement."""
         classic.fill(self.conn, count, delay_seconds=delay_seconds)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(classic.ENQUEUE, ["bench", "noop", "{}"])
 
     def claim(self, limit: int) -> list[Taken]:

@@ -101,7 +101,7 @@ class Log:
         return len(made)
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(ENQUEUE, ["noop", "{}", self.queue])
 
     def claim(self, limit: int) -> list[Taken]:

@@ -112,12 +112,12 @@ class Que:
         self._forget_at = self._next_forget()
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement."""
+        """Enqueue this number of jobs in one statement."""
         self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(_WRITE_ONE)
 
     def claim(self, limit: int) -> list[Taken]:

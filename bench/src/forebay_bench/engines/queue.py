@@ -42,7 +42,7 @@ class Queue(Protocol):
         """Enqueue so many jobs in one statement, due after a delay; how many it made."""
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
 
     def claim(self, limit: int) -> list[Taken]:
         """Take up to so many jobs."""

@@ -114,12 +114,12 @@ class Staged:
         self.redis = redis.Redis(unix_socket_path=str(socket))
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Stage so many jobs in one statement."""
+        """Stage this number of jobs in one statement."""
         self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Stage one job in a transaction of somebody else."""
+        """Stage one job in another session's transaction."""
         conn.execute(_WRITE_ONE)
 
     def move(self) -> int:

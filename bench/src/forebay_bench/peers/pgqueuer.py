@@ -103,7 +103,7 @@ class Queue:
         return handled
 
     async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters says stop, and count in it what was handled."""
+        """Run a worker until the counters say stop, and count in it what was handled."""
         handled = 0
 
         def count() -> None:
