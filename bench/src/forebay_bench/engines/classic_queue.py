@@ -1,4 +1,4 @@
-"""The usual queue behind the interface that a loop drives all engines with."""
+"""The usual queue behind the common interface of the engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClassicQueue:
         ]
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Claim, and count what was read for it."""
+        """Claim, and count the pages read for it."""
         return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
