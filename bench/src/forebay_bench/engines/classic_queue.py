@@ -42,7 +42,7 @@ class ClassicQueue:
         return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
-        """Delete what is done and make ready what failed, in one transaction."""
+        """Delete done jobs and make failed ones ready again, in one transaction."""
         if not failed:
             classic.finish(self.conn, [job.key for job in done])
             return

@@ -87,7 +87,7 @@ class Log:
     # --- what every engine can do ---------------------------------------------------------------
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement; those with a unique key that is held are none."""
+        """Enqueue this number of jobs in one statement; jobs whose unique key is taken are not counted."""
         if self._keys is None:
             self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
             return count

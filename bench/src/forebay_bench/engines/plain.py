@@ -38,7 +38,7 @@ def create(conn: psycopg.Connection[Any]) -> None:
 
 
 def insert_select(conn: psycopg.Connection[Any], count: int) -> None:
-    """Insert so many rows by one statement."""
+    """Insert this number of rows by one statement."""
     conn.execute(
         "insert into plain_job (lane, kind, args)"
         " select 1, 'noop', jsonb_build_object('number', i) from generate_series(1, %s) i",
