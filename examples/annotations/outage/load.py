@@ -1,11 +1,11 @@
-"""People at work: a process that writes, edits, deletes and reads at a steady rate, and tells how long each answer took.
+"""The load: a process that writes, edits, deletes and reads at a steady rate, and reports how long each answer took.
 
-A request is made at its time, whether those before it were answered or not, and its waiting for a free connection counts: a
-service that stands still is seen by everybody who comes meanwhile. It first finds out how much the machine can do, and
-then asks for no more than six tenths of that.
+Each request starts at its planned time, whether earlier ones were answered or not, and its wait for a free connection counts: all
+requests during a stall show it. The process first measures how much the machine can do, and then
+uses six tenths of that.
 
 Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. Its output
-are lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
+is lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
 time.monotonic() has it.
 """
 
@@ -28,7 +28,7 @@ _WARM_SECONDS = 3.0
 
 
 class Http:
-    """As much of HTTP as the service speaks, over some connections that are kept."""
+    """The part of HTTP that the service uses, over some kept connections."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -66,7 +66,7 @@ class Http:
 
 
 class People:
-    """What is done, one thing after another: mostly new annotations, some changes and deletions of them, some reading."""
+    """The sequence of requests: mostly new annotations, some changes and deletions of them, some reads."""
 
     def __init__(self, http: Http, old: Http) -> None:
         self._http = http
@@ -78,7 +78,7 @@ class People:
         self.done: list[tuple[str, float, float, bool]] = []
 
     async def prepare(self) -> None:
-        """Look at some pages, to have something to say."""
+        """Read some pages, to have text to write."""
         _, pages = await self._http.ask("GET", "/api/pages")
         self._pages = [page["name"] for page in pages]
         for name in self._random.sample(self._pages, min(40, len(self._pages))):
@@ -86,7 +86,7 @@ class People:
             self._texts += [(name, note["line"], note["text"]) for note in page["annotations"]]
 
     async def write(self) -> None:
-        """Write something; the changes and deletions are of what was written here."""
+        """Write something; changes and deletions apply to annotations written here."""
         chance = self._random.random()
         if chance < 0.7 or len(self._mine) < 100:
             await self._timed("create", self._create)
@@ -98,7 +98,7 @@ class People:
             await self._timed("delete", lambda: self._delete(name))
 
     async def read(self) -> None:
-        """Look at a page: what has nothing to do with the index must not notice that it is gone."""
+        """Read a page: a request that does not need the index must not be affected by its outage."""
         name = quote(self._random.choice(self._pages))
         await self._timed("read", lambda: self._is(200, "GET", f"/api/pages/{name}"))
 
@@ -151,7 +151,7 @@ def tell(people: People) -> None:
 
 
 async def find_rate(people: People, most: float) -> float:
-    """Return six tenths of what eight people who never pause can do."""
+    """Return six tenths of the rate of eight clients that never pause."""
     until = time.monotonic() + _WARM_SECONDS
 
     async def never_pause() -> None:
@@ -165,7 +165,7 @@ async def find_rate(people: People, most: float) -> float:
 async def steadily(
     rate: float, count: int | None, act: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Begin something so many times a second, so many times, and wait for all of it."""
+    """Start an action at a rate, a number of times, and wait for all of them."""
     begun = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     try:

@@ -25,7 +25,7 @@ from forebay.mirror import PostgresTarget
 
 DATABASE = "forebay_outage"
 
-#: As many writes as the outage lost that this is about.
+#: As many writes as were lost in the outage that motivated this demo.
 WRITES = 21_500
 
 _RATE_MAX = 300.0
@@ -34,7 +34,7 @@ _OLD_RATE = 40.0
 #: When the outage begins and ends, as shares of the writes.
 _CUT_AT, _HEAL_AT = 0.12, 0.92
 
-#: For so long at least everything is well, at the steady rate: with few writes the outage begins later.
+#: Minimum time at the steady rate before the outage: with few writes the outage begins later.
 _STEADY_SECONDS = 5.0
 
 _DEADLINE_MS = 250
@@ -52,27 +52,27 @@ _SECONDS_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it; the names are those of the line of JSON.
+    """The result; the names are those of the line of JSON.
 
     Attributes:
         writes: annotations created, changed and deleted under load.
         failed_writes: of these, not answered with success.
         lost_writes: answered with success, and not in the database.
         deadline_ms: the longest that a write may wait for the index.
-        write_p99_ms_before: 99 of 100 writes took at most so long before the outage.
-        write_p99_ms_during: in it.
+        write_p99_ms_before: the time that 99 of 100 writes did not exceed, before the outage.
+        write_p99_ms_during: the same during the outage.
         write_p99_ms_after: after it, while the index was brought up to date.
-        read_p99_ms_before: requests that have nothing to do with the index, before the outage.
-        read_p99_ms_during: in it.
+        read_p99_ms_before: requests that do not need the index, before the outage.
+        read_p99_ms_during: the same during the outage.
         outage_seconds: how long broker and index did not answer.
         outage_writes: writes in that time.
-        behind_at_most: annotations of which the index had no right copy, at the worst.
+        behind_at_most: the largest number of annotations without a right copy in the index.
         missing_after: annotations without a copy, at the end.
         stale_after: with an old copy.
         orphaned_after: copies without an annotation.
         jobs_after: jobs that have not ended.
         recovery_seconds: from the end of the outage until the index was right and no job was left.
-        old_order: what the service with the old order used as its broker.
+        old_order: the broker of the service with the old order.
         old_order_writes: what that service saved and answered with success.
         old_order_lost: of these, not in its index in the end.
         old_order_p99_ms_during: its writes in the outage.
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether the promises were kept, and the old order shown to break them."""
+        """Whether the guarantees held, and the old order broke them."""
         nothing = (
             *(self.failed_writes, self.lost_writes, self.jobs_after),
             *(self.missing_after, self.stale_after, self.orphaned_after),
@@ -127,7 +127,7 @@ class Result:
 
 
 def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Result:
-    """Run it and return what came of it.
+    """Run the outage and return the result.
 
     Args:
         view: where it is shown.
@@ -203,7 +203,7 @@ class _Outage:
             ):
                 tell(self._wire, "cut")
                 record.cut_at = time.monotonic() - self._begun
-                self._view.event("broker and index are a black hole: they accept and never answer", "bold red")  # fmt: skip
+                self._view.event("broker and index are black holes: they accept and never answer", "bold red")  # fmt: skip
             elif record.healed_at is None and done >= _HEAL_AT * self._writes:
                 tell(self._wire, "heal")
                 record.healed_at = time.monotonic() - self._begun
@@ -212,11 +212,11 @@ class _Outage:
                 record.ended_at = now
                 if load.wait() != 0 or len(record.writes()) < self._writes:
                     raise self._crew.failure("the load")
-                self._view.event("all has been written; jobs bring the index up to date")
+                self._view.event("all writes are done; jobs bring the index up to date")
             if now >= next_count or record.ended_at is not None:
                 counts = self._ledger.counts()
                 record.counts.append((now, counts))
-                # To count costs something, and must not be what the load is slowed down by.
+                # Counting has a cost, which must not slow down the load.
                 next_count = now + max(0.5, 20 * (time.monotonic() - self._begun - now))
             self._view.draw(record, counts, self._writes, _DEADLINE_MS)
             if record.ended_at is not None and counts.behind == counts.jobs == 0:
@@ -252,7 +252,7 @@ class _Outage:
         }
         self._crew.start(
             "the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error",
-            # Twice a second is often enough to look, and leaves the machine to those who write.
+            # Twice a second is enough, and leaves the machine to the load.
             settings={"FOREBAY_POLL_SECONDS": "0.5", "FOREBAY_LISTEN": "never"},
         )  # fmt: skip
         self._crew.start("the consumer", "annotations.outage.old_order")
@@ -273,7 +273,7 @@ class _Outage:
                 self.record.requests.append(Request(kind, at - self._begun, seconds, is_done))
 
     def _let_the_old_order_finish(self) -> None:
-        """Wait until its broker is empty: what then is not in its index, is lost."""
+        """Wait until its broker is empty: annotations that are then missing in its index are lost."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             if _waiting_in(self._broker_port) == 0:
