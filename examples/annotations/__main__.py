@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
 
 async def serve(host: str, port: int) -> None:
     """Run the web service and a worker until they are interrupted."""
-    from annotations.service import service  # noqa: PLC0415 - when it is known where the databases are
+    from annotations.service import service  # noqa: PLC0415 - needs the addresses of the databases
 
     config = uvicorn.Config(service, host=host, port=port, log_level="warning")
     server = Server(config)

@@ -75,7 +75,7 @@ class View:
             ("p99 now", _milliseconds(done, record, deadline_ms), "default"),
             ("", _curve(done, record), "cyan"),
             ("index behind by", f"{counts.behind:,}", "yellow" if counts.behind else "green"),
-            ("jobs that know it", f"{counts.jobs:,}", "default"),
+            ("jobs for these", f"{counts.jobs:,}", "default"),
         ]
         old_rows = [
             ("saved and answered", f"{counts.old_items:,}", "green"),
@@ -83,7 +83,7 @@ class View:
             ("p99 now", _milliseconds(old, record, None), "default"),
             ("", _curve(old, record), "cyan"),
             ("not in the index", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
-            ("anybody who knows it", "nobody" if counts.old_missing else "-", "default"),
+            ("jobs for these", "none" if counts.old_missing else "-", "default"),
         ]  # fmt: skip
         state = Text("broker and index: ")
         if record.cut_at is None:
