@@ -48,17 +48,17 @@ class Search:
 
     async def ids(self, words: str) -> list[int]:
         """Return the ids of the matches, best first."""
-        rows = await self._ask(_QUERY, {"words": words, "limit": RESULTS_MAX})
+        rows = await self._query(_QUERY, {"words": words, "limit": RESULTS_MAX})
         return [name for (name,) in rows]
 
     async def is_up(self) -> bool:
         try:
-            await self._ask("select 1", None)
+            await self._query("select 1", None)
         except SearchUnavailableError:
             return False
         return True
 
-    async def _ask(self, query: str, params: Any) -> list[tuple[Any, ...]]:
+    async def _query(self, query: str, params: Any) -> list[tuple[Any, ...]]:
         if len(self._running) >= _SEARCHES_MAX:
             raise SearchUnavailableError("the index does not answer")
         task = asyncio.create_task(self._run(query, params))

@@ -44,7 +44,7 @@ class Creation(msgspec.Struct, forbid_unknown_fields=True):
     text: Text
     user: Name
     line: Line = 1
-    group: Name = "everybody"
+    group: Name = "all"
     tags: Tags = []
 
 

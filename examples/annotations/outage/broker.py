@@ -54,7 +54,7 @@ class Client:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, command: dict[str, Any]) -> Any:
+    async def call(self, command: dict[str, Any]) -> Any:
         """Return the broker's answer.
 
         Raises:

@@ -41,7 +41,7 @@ class Http:
             writer.transport.abort()
         self._idle.clear()
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Return status and content of an answer."""
         content = b"" if body is None else json.dumps(body).encode()
         request = (
@@ -79,10 +79,10 @@ class People:
 
     async def prepare(self) -> None:
         """Read some pages, to have text to write."""
-        _, pages = await self._http.ask("GET", "/api/pages")
+        _, pages = await self._http.request("GET", "/api/pages")
         self._pages = [page["name"] for page in pages]
         for name in self._random.sample(self._pages, min(40, len(self._pages))):
-            _, page = await self._http.ask("GET", f"/api/pages/{quote(name)}")
+            _, page = await self._http.request("GET", f"/api/pages/{quote(name)}")
             self._texts += [(name, note["line"], note["text"]) for note in page["annotations"]]
 
     async def write(self) -> None:
@@ -114,7 +114,7 @@ class People:
         return {"page": page, "line": line, "text": text, "user": user, "tags": ["load"]}
 
     async def _create(self) -> bool:
-        status, found = await self._http.ask("POST", "/api/annotations", self._note())
+        status, found = await self._http.request("POST", "/api/annotations", self._note())
         if status == 201:
             self._mine.append(found["id"])
         return status == 201
@@ -132,7 +132,7 @@ class People:
     async def _is(
         self, wanted: int, method: str, path: str, body: Any = None, http: Http | None = None
     ) -> bool:
-        status, _ = await (http or self._http).ask(method, path, body)
+        status, _ = await (http or self._http).request(method, path, body)
         return status == wanted
 
     async def _timed(self, kind: str, act: Callable[[], Awaitable[bool]]) -> None:
@@ -144,7 +144,7 @@ class People:
         self.done.append((kind, at, time.monotonic() - at, is_done))
 
 
-def tell(people: People) -> None:
+def report(people: People) -> None:
     if people.done:
         print(json.dumps({"done": people.done}), flush=True)
         people.done = []
@@ -186,12 +186,12 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
     rate = await find_rate(people, rate_max)
     print(json.dumps({"rate": rate}), flush=True)
     warm = len(people.done)
-    tell(people)
+    report(people)
 
     async def telling() -> None:
         while True:
             await asyncio.sleep(0.1)
-            tell(people)
+            report(people)
 
     beside = [
         asyncio.create_task(telling()),
@@ -202,7 +202,7 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
-    tell(people)
+    report(people)
     here.close()
     there.close()
 

@@ -60,7 +60,7 @@ async def create(request: Request) -> Response:
         body = {"page": made.page, "text": made.text, "tags": made.tags}
         body |= {"user_name": made.user, "group_name": made.group}
         async with asyncio.timeout(PUBLISH_SECONDS):
-            await client.ask({"publish": {"id": name, "body": body}})
+            await client.call({"publish": {"id": name, "body": body}})
         indexed = True
     except OSError:
         pass  # the log has it, with a thousand others
@@ -86,13 +86,13 @@ async def consume() -> None:
         messages: list[Any] = []
         try:
             async with asyncio.timeout(2 * PUBLISH_SECONDS):
-                messages = await client.ask({"take": _BATCH})
+                messages = await client.call({"take": _BATCH})
             documents = [Document(each["id"], 1, each["body"]) for each in messages]
             if documents:
                 async with asyncio.timeout(5.0):
                     await target.write(documents)
                 async with asyncio.timeout(2 * PUBLISH_SECONDS):
-                    await client.ask({"done": len(documents)})
+                    await client.call({"done": len(documents)})
         except Exception:
             client.close()
         await asyncio.sleep(0.0 if len(messages) == _BATCH else 0.2)

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2]
 _STOP_SECONDS = 15.0
 
 
-class Crew:
+class ProcessGroup:
     """Some processes, with one file for their standard error."""
 
     def __init__(self, log: Path) -> None:
@@ -100,8 +100,8 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(log: Path) -> Generator[Crew, None, None]:
-    found = Crew(log)
+def process_group(log: Path) -> Generator[ProcessGroup, None, None]:
+    found = ProcessGroup(log)
     try:
         yield found
     finally:
@@ -114,7 +114,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
+def send(process: subprocess.Popen[str], line: str) -> None:
     """Send a process a line, and wait for its answer."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")

@@ -18,7 +18,7 @@ import forebay
 from annotations import corpus, store
 from annotations.outage import old_order
 from annotations.outage.ledger import Counts, Ledger, Record, Request, percentile
-from annotations.outage.processes import Crew, crew, line_of, tell
+from annotations.outage.processes import ProcessGroup, line_of, process_group, send
 from annotations.outage.view import View
 from forebay.embedded import EmbeddedServer, default_server, start_or_find, temporary_server
 from forebay.mirror import PostgresTarget
@@ -147,7 +147,7 @@ def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Res
         os.environ |= {"FOREBAY_DATABASE_URL": dsn, "ANNOTATIONS_INDEX_URL": target}
         loaded = _prepare(dsn, target)
         view.event(f"{loaded:,} docstrings of the standard library loaded as annotations")
-        people = stack.enter_context(crew(folder / "log"))
+        people = stack.enter_context(process_group(folder / "log"))
         outage = _Outage(people, view, folder, dsn=dsn, target=target, writes=writes)
         stack.callback(outage.close)
         outage.run()
@@ -165,9 +165,9 @@ class _Outage:
     """The services at work, cut off in the middle."""
 
     def __init__(
-        self, people: Crew, view: View, folder: Path, *, dsn: str, target: str, writes: int
+        self, people: ProcessGroup, view: View, folder: Path, *, dsn: str, target: str, writes: int
     ) -> None:
-        self._crew = people
+        self._processes = people
         self._view = view
         self._folder = folder
         self._dsn, self._target = dsn, target
@@ -184,7 +184,7 @@ class _Outage:
     def run(self) -> None:
         self._start()
         self._begun = time.monotonic()
-        load = self._crew.start(
+        load = self._processes.start(
             "the load", "annotations.outage.load",
             *(str(self._folder / "new"), str(self._folder / "old")),
             *(str(self._writes), str(_RATE_MAX), str(_OLD_RATE)),
@@ -201,17 +201,17 @@ class _Outage:
                 and done >= _CUT_AT * self._writes
                 and steady >= _STEADY_SECONDS
             ):
-                tell(self._wire, "cut")
+                send(self._wire, "cut")
                 record.cut_at = time.monotonic() - self._begun
                 self._view.event("broker and index are black holes: they accept and never answer", "bold red")  # fmt: skip
             elif record.healed_at is None and done >= _HEAL_AT * self._writes:
-                tell(self._wire, "heal")
+                send(self._wire, "heal")
                 record.healed_at = time.monotonic() - self._begun
                 self._view.event("broker and index answer again", "bold yellow")
             if record.ended_at is None and not listener.is_alive():
                 record.ended_at = now
                 if load.wait() != 0 or len(record.writes()) < self._writes:
-                    raise self._crew.failure("the load")
+                    raise self._processes.failure("the load")
                 self._view.event("all writes are done; jobs bring the index up to date")
             if now >= next_count or record.ended_at is not None:
                 counts = self._ledger.counts()
@@ -228,21 +228,21 @@ class _Outage:
                 self._left = counts
                 self._view.event(f"not right after {_SECONDS_MAX:.0f} s", "bold red")
                 break
-            self._crew.check()
+            self._processes.check()
             time.sleep(0.25)
         self._let_the_old_order_finish()
 
     def _start(self) -> None:
-        broker = self._crew.start("the broker", "annotations.outage.broker")
+        broker = self._processes.start("the broker", "annotations.outage.broker")
         self._broker_port = int(line_of(broker))
         (self._folder / "wire").mkdir()
         there = conninfo.conninfo_to_dict(self._target)
         name = f".s.PGSQL.{there['port']}"
-        self._wire = self._crew.start(
+        self._wire = self._processes.start(
             "the wire", "annotations.outage.wire",
             f"0={self._broker_port}", f"{self._folder / 'wire' / name}={there['host']}/{name}",
         )  # fmt: skip
-        self._crew.environment = {
+        self._processes.environment = {
             "FOREBAY_DATABASE_URL": self._dsn,
             "ANNOTATIONS_INDEX_URL": conninfo.make_conninfo(
                 self._target, host=str(self._folder / "wire")
@@ -250,14 +250,14 @@ class _Outage:
             "ANNOTATIONS_BROKER_PORT": line_of(self._wire),
             **_SETTINGS,
         }
-        self._crew.start(
+        self._processes.start(
             "the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error",
             # Twice a second is enough, and leaves the machine to the load.
             settings={"FOREBAY_POLL_SECONDS": "0.5", "FOREBAY_LISTEN": "never"},
         )  # fmt: skip
-        self._crew.start("the consumer", "annotations.outage.old_order")
-        self._crew.serve("the service", "annotations.service:service", self._folder / "new")
-        self._crew.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
+        self._processes.start("the consumer", "annotations.outage.old_order")
+        self._processes.serve("the service", "annotations.service:service", self._folder / "new")
+        self._processes.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
         self._view.event(
             "two services run: row and job in one transaction; and commit, then publish"
         )

@@ -80,11 +80,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 for writer in writers:
                     writer.send("stop")
                 for writer in writers:
-                    told = writer.read_message()
-                    if told["failures"]:
-                        raise ForebayError(f"a producer failed: {told['failures'][0]}")
+                    found = writer.read_message()
+                    if answer["failures"]:
+                        raise ForebayError(f"a producer failed: {answer['failures'][0]}")
                     for outcome, entries in account.items():
-                        entries.extend(told[outcome.replace(" ", "_")])
+                        entries.extend(answer[outcome.replace(" ", "_")])
             progress("waiting until everything is done")
             wait_until(lambda: _unfinished(dsn) == 0, _REST_SECONDS, "everything is done")
             worker_processes.raise_when_one_ended()
