@@ -80,7 +80,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 for writer in writers:
                     writer.send("stop")
                 for writer in writers:
-                    found = writer.read_message()
+                    answer = writer.read_message()
                     if answer["failures"]:
                         raise ForebayError(f"a producer failed: {answer['failures'][0]}")
                     for outcome, entries in account.items():
