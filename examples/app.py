@@ -13,7 +13,7 @@ async def send_welcome(user_id: int, locale: str = "en") -> None:
 
 
 class RefusedByBankError(Exception):
-    """The bank said no: asking again is of no use."""
+    """The bank declined: a retry cannot help."""
 
 
 @app.job(
@@ -23,7 +23,7 @@ class RefusedByBankError(Exception):
 )
 def charge(ctx: forebay.Context, order_id: int, cents: int) -> forebay.Outcome | None:
     if cents > 100_000:
-        return forebay.Snooze(3600)  # somebody has to look at it first; costs no attempt
+        return forebay.Snooze(3600)  # a person has to check it first; uses no attempt
     if cents < 0:
         raise RefusedByBankError(order_id)
     ctx.logger.info("charged %s cents", cents)

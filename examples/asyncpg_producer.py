@@ -28,7 +28,7 @@ async def main() -> None:
     except RuntimeError:
         pass
 
-    # A savepoint takes back what was enqueued inside, and nothing else.
+    # Rolling back to a savepoint removes only the jobs enqueued inside it.
     async with conn.transaction():
         eve = await conn.fetchval("insert into users (name) values ('Eve') returning user_id")
         await send_welcome.aenqueue(conn, user_id=eve)

@@ -19,7 +19,7 @@ class Reading:
 @app.batch_job(queue="readings", size=500)
 def store(readings: list[Reading]) -> list[forebay.Outcome | None]:
     calls.append(len(readings))
-    # One entry for each job, in order: None is done.
+    # One entry for each job, in order: None means done.
     return [forebay.Dead("out of range") if r.value > 1e6 else None for r in readings]
 
 

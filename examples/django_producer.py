@@ -1,6 +1,6 @@
 """Django: a model's row and its job in one transaction.
 
-A project has the settings in its settings module; here they are in one file with everything else.
+A project has the settings in its settings module; here everything is in one file.
 """
 
 import django
@@ -50,7 +50,7 @@ try:
 except RuntimeError:
     pass
 
-# A savepoint takes back what was enqueued inside, and nothing else.
+# Rolling back to a savepoint removes only the jobs enqueued inside it.
 with transaction.atomic():
     eve = User.objects.create(name="Eve")
     send_welcome.enqueue(connection, user_id=eve.pk)

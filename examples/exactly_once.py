@@ -9,7 +9,7 @@ app = forebay.App()
 
 @app.job(queue="billing", transaction=True)
 def book(ctx: forebay.Context, account: str, cents: int) -> None:
-    # Whatever is written through ctx.conn, and what it enqueues, commits together with the job's
+    # Everything written or enqueued through ctx.conn commits together with the job's
     # completion. A worker that lost the job meanwhile cannot commit.
     ctx.conn.execute("update balance set cents = cents + %s where account = %s", [cents, account])
     send_receipt.enqueue(ctx.conn, account=account)

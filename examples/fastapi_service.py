@@ -1,7 +1,7 @@
-"""FastAPI (or Starlette): connections and a worker live as long as the application does.
+"""FastAPI (or Starlette): connections and a worker live as long as the application.
 
 The lifespan opens the engine and runs a worker beside the requests, which is what small services and
-development want; larger ones start `forebay worker` processes and leave that part out.
+development need; larger services start `forebay worker` processes and omit that part.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def lifespan(service: FastAPI) -> AsyncGenerator[None, None]:
     worker = jobs.worker()
     running = asyncio.create_task(worker.run())
     yield
-    worker.stop()  # what runs is finished, the rest released
+    worker.stop()  # running jobs finish, the rest are released
     await running
     await engine.dispose()
 
@@ -38,12 +38,12 @@ service = FastAPI(lifespan=lifespan)
 
 
 async def transaction(request: Request) -> AsyncGenerator[AsyncSession, None]:
-    """One transaction for each request: committed when it went well, else rolled back."""
+    """One transaction for each request: committed on success, otherwise rolled back."""
     async with AsyncSession(request.app.state.engine) as session, session.begin():
         yield session
 
 
-# "function": committed before the answer is sent, so that nobody is told of what may not be.
+# "function": commit before the answer is sent, so that the answer reports only committed data.
 Transaction = Annotated[AsyncSession, Depends(transaction, scope="function")]
 
 
@@ -65,7 +65,7 @@ with TestClient(service) as browser:
     assert browser.post("/users", params={"name": "Bob"}).status_code == 409
     assert browser.post("/users", params={"name": "Eve"}).json() == 3
 
-jobs.run_worker(until_idle=True)  # in case the application stopped before its worker came to it
+jobs.run_worker(until_idle=True)  # in case the application stopped before its worker ran the job
 assert [(job.args, job.state) for job in jobs.client().jobs()] == [
     ({"user_id": 3}, "done"),
     ({"user_id": 1}, "done"),

@@ -7,8 +7,8 @@ from app import send_welcome
 from flask import Flask, abort, request
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
 
-# Usually create_engine("postgresql+psycopg://user@host/database"). With Flask-SQLAlchemy it is all
-# there: hand over db.session.
+# Usually create_engine("postgresql+psycopg://user@host/database"). With Flask-SQLAlchemy,
+# pass db.session.
 engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(jobs.dsn))
 session = scoped_session(sessionmaker(engine))
 
@@ -51,7 +51,7 @@ assert browser.post("/users", data={"name": "Bob"}).status_code == 409
 assert browser.post("/users", data={"name": "Eve"}).json == {"user_id": 3}
 assert [job.args for job in jobs.client().jobs()] == [{"user_id": 3}, {"user_id": 1}]
 
-# Its own process in production: forebay worker app:app
+# In production, run a separate process: forebay worker app:app
 jobs.run_worker(until_idle=True)
 with session() as reading:
     assert reading.scalars(sa.select(User.name).order_by(User.user_id)).all() == ["Ann", "Eve"]

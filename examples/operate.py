@@ -1,4 +1,4 @@
-"""What operators do, from Python; the command line and SQL have the same verbs."""
+"""Operations from Python; the command line and SQL have the same verbs."""
 
 import forebay
 
@@ -13,20 +13,20 @@ def place_order(article: str) -> None:
         raise ConnectionError(f"supplier does not answer about {article}")
 
 
-# Pausing: nothing more is claimed, enqueuing goes on.
+# Pausing: workers stop claiming; enqueuing continues.
 client.pause_queue("orders")
 job_ids = [place_order.enqueue_now(article) for article in ("tea", "milk", "sugar")]
 app.run_worker(until_idle=True)
 assert [line.ready for line in client.depth("orders")] == [3]
 
-# Cancelling is a request: decided when the job would be claimed or settled.
+# Cancelling is a request: it takes effect when the job is claimed or settled.
 assert client.cancel(job_ids[2]) == "requested"
 client.resume_queue("orders")
 app.run_worker(until_idle=True)
 states = {job.job_id: str(job.state) for job in client.jobs(queue="orders")}
 assert states == {job_ids[0]: "dead", job_ids[1]: "dead", job_ids[2]: "cancelled"}
 
-# Dead letters keep the arguments and every error; after the repair they are sent again.
+# Dead letters keep the arguments and every error; after the repair, redrive them.
 for letter in client.dead_letters(kind="place_order"):
     print(letter.args, letter.errors[-1].message)
 supplier_is_up = True

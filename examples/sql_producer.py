@@ -1,4 +1,4 @@
-"""A producer needs no library of ours: a SQL function, from any language, or from a trigger."""
+"""A producer needs no library: it calls a SQL function, from any language or from a trigger."""
 
 import os
 
@@ -31,7 +31,7 @@ with psycopg.connect(os.environ["FOREBAY_DATABASE_URL"], autocommit=True) as con
         for each row execute function enqueue_reindex();
         """
     )
-    # Whoever writes a document enqueues a job, in the same transaction, knowing of it or not.
+    # Every write of a document enqueues a job in the same transaction, through this trigger.
     conn.execute("insert into document (body) values ('one'), ('two')")
     conn.execute("begin")
     conn.execute("insert into document (body) values ('three')")

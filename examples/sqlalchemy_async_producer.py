@@ -25,7 +25,7 @@ async def produce(driver: str) -> None:
         await send_welcome.aenqueue(session, user_id=2)
         await session.rollback()
 
-    # A savepoint takes back what was enqueued inside, and nothing else.
+    # Rolling back to a savepoint removes only the jobs enqueued inside it.
     async with engine.begin() as conn:
         await send_welcome.using(tag=driver).aenqueue(conn, user_id=3)
         savepoint = await conn.begin_nested()

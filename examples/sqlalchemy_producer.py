@@ -36,7 +36,7 @@ with Session(engine) as session:
     send_welcome.enqueue(session, user_id=bob.user_id)
     session.rollback()
 
-# A savepoint takes back what was enqueued inside, and nothing else.
+# Rolling back to a savepoint removes only the jobs enqueued inside it.
 with Session(engine) as session, session.begin():
     eve = User(name="Eve")
     session.add(eve)

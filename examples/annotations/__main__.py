@@ -1,7 +1,7 @@
 """Everything in one command: python -m annotations, in the folder examples.
 
-Two PostgreSQL servers of its own (or those that FOREBAY_DATABASE_URL and ANNOTATIONS_INDEX_URL name), the web service, and a
-worker beside it.
+It starts two PostgreSQL servers (unless FOREBAY_DATABASE_URL and ANNOTATIONS_INDEX_URL name databases), the web service, and a
+worker.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from forebay.embedded import temporary_server
 
 
 def prepare(most: int) -> int:
-    """Make the tables, and load the text if there is none; return how many annotations that were."""
+    """Create the tables, and load the text if there is none; return how many annotations were loaded."""
     forebay.migrate(app.dsn)
     target.create()
     with psycopg.connect(app.dsn) as conn:
@@ -34,7 +34,7 @@ def prepare(most: int) -> int:
 
 
 class Server(uvicorn.Server):
-    """Says where it is when it is there, and leaves signals to us: the worker has to end in order, too."""
+    """Prints its address once it serves, and leaves signals to this program, because the worker has to stop in order, too."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -47,8 +47,8 @@ class Server(uvicorn.Server):
 
 
 async def serve(host: str, port: int) -> None:
-    """Run the web service with a worker beside it, until it is interrupted."""
-    from annotations.service import service  # noqa: PLC0415 - when it is known where the databases are
+    """Run the web service and a worker until they are interrupted."""
+    from annotations.service import service  # noqa: PLC0415 - needs the addresses of the databases
 
     config = uvicorn.Config(service, host=host, port=port, log_level="warning")
     server = Server(config)
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m annotations", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--pages", type=int, default=1000, help="load so many modules at most")
+    parser.add_argument("--pages", type=int, default=1000, help="maximum number of modules to load")
     options = parser.parse_args()
     with contextlib.ExitStack() as servers:
         for variable in ("FOREBAY_DATABASE_URL", "ANNOTATIONS_INDEX_URL"):

@@ -1,7 +1,7 @@
-"""What keeps the index in step: a source, a target, and jobs. Workers run them: forebay worker annotations.app:app
+"""The mirror that keeps the index in step: a source, a target, and jobs. Workers run the jobs: forebay worker annotations.app:app
 
-Where things are, as environment variables: FOREBAY_DATABASE_URL has the annotations, ANNOTATIONS_INDEX_URL the index, which
-is a PostgreSQL database here, on another server or not.
+Two environment variables are the addresses: FOREBAY_DATABASE_URL of the annotations, ANNOTATIONS_INDEX_URL of the index, which
+is a PostgreSQL database here, on the same or another server.
 """
 
 import os
@@ -11,7 +11,7 @@ import forebay
 from forebay.errors import ConfigError
 from forebay.mirror import PostgresTarget, QuerySource
 
-#: A change made by a person goes before anything that is done for many.
+#: A change made by a person runs before bulk work.
 PRIORITY = 10
 
 
@@ -27,7 +27,7 @@ def index_dsn() -> str:
 
 
 def words_of(body: dict[str, Any]) -> str:
-    """Return what an annotation is found by: its text, its page, its tags, and who wrote it."""
+    """Return the text by which an annotation is found: its text, page, tags and author."""
     parts = [body["text"], body["page"], body["page"].replace(".", " ").replace("_", " ")]
     return " ".join([*parts, *body["tags"], body["user_name"], body["group_name"]])
 

@@ -1,4 +1,4 @@
-"""Real text to begin with: modules of the standard library as pages, and their docstrings as annotations."""
+"""Sample data: modules of the standard library as pages, and their docstrings as annotations."""
 
 import ast
 import sysconfig
@@ -10,7 +10,7 @@ from annotations.store import Draft, Page
 
 USER = "stdlib"
 
-#: Of all modules those that people read.
+#: Modules that people know.
 _FOLDERS = (
     *("asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
     *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref", "zoneinfo", ""),
@@ -27,7 +27,7 @@ _BYTES_MAX = 80_000
 
 
 def modules(most: int = 1000) -> Iterator[Page]:
-    """Yield modules with what is said in them, at most so many."""
+    """Yield modules with their docstrings, at most the given number."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for folder in _FOLDERS for path in sorted((root / folder).glob("*.py"))]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Searching: the index is asked for ids only, and for no longer than a second."""
+"""Searching: a query to the index returns only ids, and takes at most a second."""
 
 import asyncio
 from typing import Any
@@ -20,11 +20,11 @@ _QUERY = """
 
 
 class SearchUnavailableError(Exception):
-    """The index does not answer. Everything else goes on."""
+    """The index does not answer. Everything else works."""
 
 
 class Search:
-    """Asks the index. Whoever asks waits a second at most, also when it takes questions and never answers."""
+    """Queries the index. A caller waits at most a second, even if the index accepts queries and never answers."""
 
     def __init__(self) -> None:
         self._pool = AsyncConnectionPool[Any](
@@ -47,24 +47,24 @@ class Search:
         await self._pool.close(timeout=1.0)
 
     async def ids(self, words: str) -> list[int]:
-        """Return the ids of what matches, the best first."""
-        rows = await self._ask(_QUERY, {"words": words, "limit": RESULTS_MAX})
+        """Return the ids of the matches, best first."""
+        rows = await self._query(_QUERY, {"words": words, "limit": RESULTS_MAX})
         return [name for (name,) in rows]
 
     async def is_up(self) -> bool:
         try:
-            await self._ask("select 1", None)
+            await self._query("select 1", None)
         except SearchUnavailableError:
             return False
         return True
 
-    async def _ask(self, query: str, params: Any) -> list[tuple[Any, ...]]:
+    async def _query(self, query: str, params: Any) -> list[tuple[Any, ...]]:
         if len(self._running) >= _SEARCHES_MAX:
             raise SearchUnavailableError("the index does not answer")
         task = asyncio.create_task(self._run(query, params))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A query that is cancelled may take a while to end; nobody has to wait for that.
+        # A cancelled query may take a while to end; the request does not wait for that.
         await asyncio.wait({task}, timeout=_SECONDS)
         if not task.done():
             task.cancel()

@@ -1,8 +1,8 @@
 """The web service: uvicorn annotations.service:service
 
-A request that changes something has one transaction, with the change and its job. When that is committed, the index is
-written at once, if it works within a deadline, and the answer says whether it did. Nobody has to log in: who can reach this
-service can do everything.
+A request that changes something has one transaction, with the change and its job. After the commit, the service
+writes the index at once, within a deadline, and the answer says whether that worked. There are no accounts: every client that can
+reach this service can do everything.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Creation(msgspec.Struct, forbid_unknown_fields=True):
     text: Text
     user: Name
     line: Line = 1
-    group: Name = "everybody"
+    group: Name = "all"
     tags: Tags = []
 
 
@@ -72,7 +72,7 @@ class Reindexing(msgspec.Struct, forbid_unknown_fields=True):
         return Choice(self.user, self.group, self.page, self.since, self.until, self.ids)
 
 
-# --- what a request has, and what it gets ---
+# --- requests and answers ---
 
 
 def answer(content: Any, status: int = 200) -> Response:
@@ -80,7 +80,7 @@ def answer(content: Any, status: int = 200) -> Response:
 
 
 async def sent(request: Request, model: type[T]) -> T:
-    """Return what was sent. Only JSON is taken, which no form of another site can send."""
+    """Return the request's content. Only JSON is accepted, which a form of another site cannot send."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "send application/json")
     try:
@@ -96,7 +96,7 @@ def transaction(request: Request) -> contextlib.AbstractAsyncContextManager[Asyn
 
 
 def named(request: Request) -> int:
-    """Return which annotation it is about; more than PostgreSQL's bigint there cannot be."""
+    """Return the annotation's id from the path; ids beyond PostgreSQL's bigint do not exist."""
     name: int = request.path_params["id"]
     if name >= 2**63:
         raise NotFoundError(f"there is no annotation {name}")
@@ -104,7 +104,7 @@ def named(request: Request) -> int:
 
 
 async def changed(found: dict[str, Any], status: int = 200) -> Response:
-    """Write the index at once, if that works, and answer. It is for after the commit."""
+    """Write the index at once, if possible, and answer. Call it after the commit."""
     return answer(found | {"indexed": await annotations.awrite_now(found["id"])}, status)
 
 
@@ -112,7 +112,7 @@ async def changed(found: dict[str, Any], status: int = 200) -> Response:
 
 
 async def index(_: Request) -> Response:
-    # What people wrote is shown as text only; should that fail one day, a browser still runs nothing of it.
+    # The page shows what people wrote as text only. If that ever fails, this policy keeps the browser from running it.
     policy = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
     return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": policy})
 
@@ -166,7 +166,7 @@ async def search(request: Request) -> Response:
         return answer({"results": await store.bodies(conn, ids, words)})
 
 
-# --- for those who look after it ---
+# --- operations ---
 
 
 async def reindex(request: Request) -> Response:

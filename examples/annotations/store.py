@@ -1,7 +1,7 @@
-"""The annotations, in PostgreSQL. Each function works in the transaction that its connection is in.
+"""The annotations, in PostgreSQL. Each function works in its connection's transaction.
 
-Every change makes the version one higher, a deletion too, and enqueues a job in the same transaction: they are committed
-together or not at all.
+Every change, including a deletion, increments the version and enqueues a job in the same transaction: both are committed,
+or neither is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,16 +41,16 @@ create index if not exists annotation_updated on annotation (updated_at);
 """
 
 
-#: Where jobs find an annotation's id, when they are made of rows.
+#: The argument that holds an annotation's id in jobs made from rows.
 _ID = {"id": "annotation_id"}
 
 
 class NotFoundError(Exception):
-    """There is no such page or annotation."""
+    """The page or annotation does not exist."""
 
 
 class ConflictError(Exception):
-    """Somebody else has changed it meanwhile."""
+    """Another user has changed it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page and what is written on it already."""
+    """A page and its existing annotations."""
 
     name: str
     text: str = field(repr=False)
@@ -74,7 +74,7 @@ class Page:
 
 
 def load(conn: Connection[Any], pages: Iterable[Page]) -> int:
-    """Write pages with their annotations, where there are none; return how many annotations."""
+    """Write pages with their annotations, if there are none; return the number of annotations."""
     for page in pages:
         row = conn.execute(
             "insert into page (name, text) values (%s, %s) returning page_id",
@@ -142,8 +142,8 @@ async def page(conn: AsyncConnection[Any], name: str) -> DictRow:
 
 
 async def bodies(conn: AsyncConnection[Any], ids: Sequence[int], words: str) -> list[DictRow]:
-    """Return annotations in the order of their ids in a list, with excerpts. What is deleted is left out: an index that is
-    behind can match wrongly, and never show what is gone."""
+    """Return annotations in the order of a list of ids, with excerpts. Deleted ones are left out: an index that is
+    behind can match wrongly, but a deleted annotation is never shown."""
     return await _rows(
         conn,
         f"""
@@ -181,7 +181,7 @@ async def create(conn: AsyncConnection[Any], on: str, draft: Draft) -> DictRow:
 async def edit(
     conn: AsyncConnection[Any], name: int, text: str, tags: Sequence[str], version: int | None
 ) -> DictRow:
-    """Change an annotation, if it still has the version that the change was made from; return it."""
+    """Change an annotation, if it still has the version on which the change is based; return it."""
     made = await _rows(
         conn,
         f"""
@@ -233,12 +233,12 @@ async def waiting(conn: AsyncConnection[Any]) -> int:
     return int(found[0]["n"])
 
 
-# --- doing it again ---
+# --- indexing again ---
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which annotations to index again: one of these. Deleted ones belong to them: their copies may be there still.
+    """Which annotations to index again: one of these. Deleted ones are included, since their copies may still exist.
 
     Attributes:
         user: all of a user.
@@ -257,7 +257,7 @@ class Choice:
     ids: Sequence[int] | None = None
 
     def rows(self) -> tuple[Rows, str, int]:
-        """Return the rows, a word for them, and the priority: what one user, group or page has goes before the rest."""
+        """Return the rows, their tag, and the priority: one user, group or page runs before the rest."""
         if self.user is not None:
             return Rows("annotation", _ID, equal={"user_name": self.user}), "user", 100
         if self.group is not None:
@@ -272,7 +272,7 @@ class Choice:
 
 
 def plan_reindex(choice: Choice, *, force: bool = False) -> BackfillPlan:
-    """Return how many jobs ``reindex`` would enqueue, and the token that stands for exactly these."""
+    """Return how many jobs ``reindex`` would enqueue, and the token of exactly these jobs."""
     rows, word, priority = choice.rows()
     return annotations.plan_backfill(rows, tag=f"reindex.{word}", priority=priority, force=force)
 

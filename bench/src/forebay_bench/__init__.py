@@ -1,14 +1,14 @@
-"""Benchmarks that anybody can repeat on their own database: ``forebay bench <scenario>``.
+"""Benchmarks that you can repeat on your own database: ``forebay bench <scenario>``.
 
-A scenario compares engines on one server, in turns, within one run: figures of different runs or machines
-are never set side by side. Each makes databases of its own and drops them.
+A scenario compares engines on one server, in turns, within one run. Figures of different runs or machines
+are never compared. Each scenario creates databases and drops them.
 
 - ``_place``: the server, and databases on it
 - ``_measure``: turns, medians and spread, CPU time, write-ahead log
-- ``_machine_speed``: how steady the machine was meanwhile
-- ``_report``: what a scenario found, as a table, as a line of JSON, as a plot
-- ``scenarios``: one module each, named as the command names it
-- ``engines``: the ordinary ways to build a queue, small and readable, to compare with
+- ``_machine_speed``: how steady the machine was during the run
+- ``_report``: the result of a scenario, as a table, a line of JSON, a plot
+- ``scenarios``: one module each, with the name that the command uses
+- ``engines``: common ways to build a queue, small and readable, for comparison
 - ``peers``: other libraries, when installed
 """
 

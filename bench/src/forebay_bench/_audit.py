@@ -1,9 +1,9 @@
-"""The audit of a run that has come to rest: plain SQL over an account that Forebay's tables had no part in.
+"""The audit of a finished run: plain SQL over records that are independent of Forebay's tables.
 
-- ``ledger.entry``: written by producers in the transaction that enqueued the job: the witness of its commit
+- ``ledger.entry``: written by producers in the transaction that enqueued the job: the proof of its commit
 - ``ledger.effect``: written by handlers in the transaction that completed their job; nothing unique in it
-- ``ledger.account``: what the producers knew of their transactions, from their own memory
-- ``ledger.note``: what handlers noted in a file, where no rollback takes it back
+- ``ledger.account``: what the producers know of their transactions, from their memory
+- ``ledger.note``: what handlers wrote to a file, which no rollback undoes
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ create table ledger.account (entry bigint not null, outcome text not null);
 create table ledger.note (entry bigint not null);
 """
 
-#: Every end of every job, as often as it was settled; a batch that was settled as a whole is done.
+#: Every settled end of every job; a batch that was settled as a whole is done.
 _ENDS: Final = """
     select coalesce(l.job_id, l.seq) as job_id,
            case when s.offsets is null then 'd'
@@ -35,9 +35,9 @@ _ENDS: Final = """
     where s.offsets is null or u.place = any (s.offsets)
 """
 
-#: Each number of the audit, by itself.
+#: The query of each number of the audit.
 AUDIT: Final[Mapping[str, str]] = {
-    # Known to be committed, or in doubt and there.
+    # Known to be committed, or in doubt and present.
     "counted": """
         select count(*) from ledger.account a left join ledger.entry e using (entry)
         where a.outcome = 'committed' or (a.outcome = 'in doubt' and e.entry is not null)""",
@@ -49,7 +49,7 @@ AUDIT: Final[Mapping[str, str]] = {
                and not exists (select from ledger.effect f where f.entry = e.entry))
            or (a.outcome <> 'rolled back' and not e.effect_in_transaction
                and not exists (select from ledger.note n where n.entry = e.entry))""",
-    # Run although its transaction was rolled back, or there although it was.
+    # Run, or present, although its transaction was rolled back.
     "phantom": """
         select count(*) from (
             select entry from ledger.note union select entry from ledger.effect
@@ -70,7 +70,7 @@ AUDIT: Final[Mapping[str, str]] = {
         select count(*) from (
             select from ledger.note n join ledger.entry e using (entry)
             where not e.effect_in_transaction group by n.entry having count(*) > 1) x""",
-    # Handed to another worker after the lease of the first was lost.
+    # Given to another worker after the lease of the first was lost.
     "sent_back": f"select count(*) from ({_ENDS}) ends where outcome = 'l'",
     "dead": "select count(*) from forebay.dead_letter",
     "in_doubt": "select count(*) from ledger.account where outcome = 'in doubt'",
@@ -81,12 +81,12 @@ AUDIT: Final[Mapping[str, str]] = {
 def draw_up(
     conn: psycopg.Connection[Any], account: Mapping[str, Sequence[int]], notes: Iterable[int]
 ) -> dict[str, int]:
-    """Write down what producers and handlers knew, and return every number of the audit.
+    """Store the records of producers and handlers, and return every number of the audit.
 
     Args:
         conn: to the database of the run.
-        account: entries by what became of them: committed, rolled back, in doubt.
-        notes: an entry for each time that a handler came to its end.
+        account: entries by outcome: committed, rolled back, in doubt.
+        notes: an entry for each time that a handler finished.
     """
     with conn.cursor() as cursor:
         with cursor.copy("copy ledger.account from stdin") as copy:

@@ -1,4 +1,4 @@
-"""What a script of ours says and is_notified, in its own process; ``_processes.Script`` is the other end."""
+"""The messages of a script of the benchmark, in its process; ``_processes.Script`` is the other end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def commands() -> Iterator[Any]:
-    """Say that this process is ready, and yield what it is told until there is nothing more."""
+    """Report that this process is ready, and yield its commands until the input ends."""
     answer("ready")
     for line in sys.stdin:
         yield json.loads(line)

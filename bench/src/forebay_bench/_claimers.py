@@ -1,9 +1,9 @@
-"""A process that claims one job, ends it, and claims the next: as little else as a client in Python can do.
+"""A process that claims one job, ends it, and claims the next, with as little other work as possible in Python.
 
-Started by the scenario ``fleet``: its number, and the address of each engine's database. It holds its connections
-from the start. What it is told: which engine, which lanes, and from when to when, or how many jobs to end in large
-claims. It answers how many jobs it ended.
-Statements are prepared; ours are those that a worker sends.
+Started by the scenario ``fleet``: its number, and the address of each engine's database. It opens its connections
+at the start. A command names the engine, the lanes, and the start and end time, or how many jobs to end in large
+claims. The answer is how many jobs it ended.
+Statements are prepared; Forebay's are those that a worker sends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from forebay_bench.engines import classic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: A process lives no longer; nobody renews its lease.
+#: A process lives no longer than its lease, which is never renewed.
 _LEASE_SECONDS: Final = 3600.0
 
-#: Of a claim, where many jobs are to end quickly.
+#: Jobs of a claim, when many jobs are to end quickly.
 _MANY: Final = 500
 
-#: Nothing was ready: somebody else was faster, or there is no more.
+#: Nothing was ready: another process was faster, or no job is left.
 _EMPTY_PAUSE_SECONDS: Final = 0.001
 
 
@@ -47,10 +47,10 @@ class Ours:
         self._claim_nos = itertools.count(1)
 
     def stepper(self, lanes: list[list[int]], limit: int) -> Callable[[], int]:
-        """Return what claims jobs and settles them, and tells how many: none when there was none in any lane.
+        """Return a step that claims and settles jobs, and returns how many: 0 if no lane had any.
 
         Args:
-            lanes: group and lane. Processes begin with different ones, and stay where there is work.
+            lanes: group and lane. Processes begin with different lanes, and stay where there is work.
             limit: most jobs of a claim.
         """
         conn, lease_id, claim_nos = self._conn, self._lease_id, self._claim_nos
@@ -87,7 +87,7 @@ class Classic:
         self._conn = psycopg.connect(dsn, autocommit=True)
 
     def stepper(self, _lanes: list[list[int]], limit: int) -> Callable[[], int]:
-        """Return what claims jobs and deletes them, and tells how many."""
+        """Return a step that claims and deletes jobs, and returns how many."""
         conn = self._conn
 
         def step() -> int:
@@ -111,7 +111,7 @@ def work_until(step: Callable[[], int], until: float) -> int:
 
 
 def work_off(step: Callable[[], int], count: int) -> int:
-    """Take steps until so many jobs ended, or there are no more; return how many did."""
+    """Take steps until this number of jobs ended, or none is left; return how many did."""
     ended = 0
     while ended < count and (now := step()):
         ended += now
@@ -119,7 +119,7 @@ def work_off(step: Callable[[], int], count: int) -> int:
 
 
 def main() -> None:
-    """Run as the scenario asks."""
+    """Run as the scenario commands."""
     number = int(sys.argv[1])
     clients: dict[str, Ours | Classic] = {}
     for argument in sys.argv[2:]:

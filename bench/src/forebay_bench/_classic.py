@@ -1,4 +1,4 @@
-"""The ordinary table as a engine: a loop that claims and deletes, without a library around it."""
+"""The ordinary table as an engine: a loop that claims and deletes, without a library around it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Queue:
         return ended
 
     async def serve(self, counters: Counters) -> None:
-        """Claim and delete until the counters says stop."""
+        """Claim and delete until the counters say stop."""
         handled = 0
         while not counters.stop:
             jobs = classic.claim(self._conn, BATCH)

@@ -34,17 +34,19 @@ def bench(
         typer.Option(
             "--dsn",
             metavar="ADDRESS",
-            help="A server to measure, on which databases may be created. Without it the embedded"
-            " PostgreSQL is started for this run.",
+            help="A server to measure, on which databases may be created. Default: the embedded"
+            " PostgreSQL, started for this run.",
             show_default=False,
         ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The real thing, minutes instead of seconds.")
+        bool, typer.Option("--full", help="The full measurement: minutes instead of seconds.")
     ] = False,
     scale: Annotated[
         float,
-        typer.Option("--scale", min=0.001, max=100, metavar="X", help="More or less work a round."),
+        typer.Option(
+            "--scale", min=0.001, max=100, metavar="X", help="More or less work per round."
+        ),
     ] = 1.0,
     rounds: Annotated[
         int | None,
@@ -57,24 +59,26 @@ def bench(
         typer.Option(
             "--compare",
             metavar="NAMES",
-            help="Which others take part, with commas: classic, que, staged, procrastinate, pgqueuer;"
-            " 'none' for none. Without it all that the scenario knows and that are installed.",
+            help="Which other engines take part, with commas: classic, que, staged, procrastinate, pgqueuer;"
+            " 'none' for none. Default: all installed ones that the scenario knows.",
             show_default=False,
         ),
     ] = None,
     mix: Annotated[
         str | None,
-        typer.Option("--mix", metavar="MIX", help="For held: which jobs.", show_default=False),
+        typer.Option("--mix", metavar="MIX", help="For held: the mix of jobs.", show_default=False),
     ] = None,
     holder: Annotated[
         str | None,
         typer.Option(
-            "--holder", metavar="HOLDER", help="For held: what holds.", show_default=False
+            "--holder", metavar="HOLDER", help="For held: the holder.", show_default=False
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw it: .svg or .png.", show_default=False),
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw a plot: .svg or .png.", show_default=False
+        ),
     ] = None,
     pg_bin: Annotated[
         str | None,
@@ -86,15 +90,15 @@ def bench(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="End with 1 when a promised ratio is missed.")
+        bool, typer.Option("--check", help="Exit with 1 if a promised ratio is missed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure throughput, latency and the cost of held transactions, beside others, in one run.
+    """Measure throughput, latency and the cost of held transactions, beside other queues, in one run.
 
-    In databases of its own, which go at the end. Nothing that decides durability is switched off.
+    It creates databases and drops them at the end. Settings that decide durability stay on.
     """
-    # The other commands do without it.
+    # The other commands do not need it.
     from forebay_bench import SCENARIOS, Options, run_scenario  # noqa: PLC0415
 
     out = console()
@@ -106,7 +110,7 @@ def bench(
             "SCENARIO", f"is {shown(scenario)}", hint=f"One of: {', '.join(SCENARIOS)}."
         )
     if dsn is not None and pg_bin is not None:
-        raise ConfigError("--pg-bin", "is for a server of its own, and --dsn names another")
+        raise ConfigError("--pg-bin", "starts a server, and --dsn names another one")
     if plot is not None:
         _require_plots(plot)
     options = Options(
@@ -146,7 +150,7 @@ def _listed(scenarios: dict[str, str]) -> Any:
 
 @contextlib.contextmanager
 def _progress(err: Console) -> Iterator[Callable[[str], None]]:
-    """Show one changing line at a terminal, and nothing elsewhere."""
+    """Show one changing line on a terminal, and nothing otherwise."""
     if not err.is_terminal:
         yield lambda _: None
         return

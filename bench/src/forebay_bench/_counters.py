@@ -23,7 +23,7 @@ class Counters:
     """How many jobs were enqueued and how many were handled, and whether to stop.
 
     Args:
-        path: the file; None makes one, which goes when the counters is closed.
+        path: the file; None makes one, which is deleted when the counters are closed.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Counters:
 
     @property
     def stop(self) -> bool:
-        """Whether the worker is to end; written by who started it."""
+        """Whether the worker is to end; written by the process that started it."""
         return self._read(2) != 0
 
     @stop.setter
@@ -83,7 +83,7 @@ class Counters:
 
 
 async def wait_for_stop(counters: Counters, stop: Callable[[], object]) -> None:
-    """Call a function once the counters says stop."""
+    """Call a function once the counters say stop."""
     while not counters.stop:  # noqa: ASYNC110 - the event is in another process
         await asyncio.sleep(_STOP_PAUSE_SECONDS)
     stop()

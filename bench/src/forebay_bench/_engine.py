@@ -1,7 +1,7 @@
-"""A engine in a process of its own: ours and each peer do the same things, told by the same commands.
+"""An engine in a separate process: Forebay and each peer do the same work, by the same commands.
 
-Started by the scenarios ``one``, ``bulk``, ``drain`` and ``mixed``: the name, and the address of its database. What it is
-timed for begins after its imports and connections; a worker's own start and end are part of a drain.
+Started by the scenarios ``one``, ``bulk``, ``drain`` and ``mixed``: the name, and the address of its database. The timed
+work begins after its imports and connections; a drain includes the start and end of its worker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Engine(Protocol):
         """Run a worker until the queue is empty; return how many jobs it ended."""
 
     async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters says stop, and count in it what was handled."""
+        """Run a worker until the counters say stop, and count in it what was handled."""
 
 
 class Runner:
@@ -72,16 +72,16 @@ class Runner:
         return self._script.pid
 
     def call(self, what: str, **values: Any) -> Any:
-        """Have something done, and return the answer."""
+        """Send a command, and return the answer."""
         self.send(what, **values)
         return self.read_message()
 
     def send(self, what: str, **values: Any) -> None:
-        """Have something done, without waiting for it."""
+        """Send a command, without waiting for the answer."""
         self._script.send({"do": what, **values})
 
     def read_message(self) -> Any:
-        """Wait for the answer to what was told."""
+        """Wait for the answer to the command."""
         return self._script.read_message()
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ def runner(
     migrated: bool = False,
     create: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Runner]:
-    """Lend the process of a engine, with a database.
+    """Yield the process of an engine, with a database.
 
     Args:
         name: which.
@@ -116,7 +116,7 @@ def runner(
 
 @contextlib.contextmanager
 def started_engines(place: Place, compare: tuple[str, ...] | None) -> Iterator[dict[str, Runner]]:
-    """Lend ours and the peers that take part, by name, each with a database of its own."""
+    """Yield Forebay and the peers that take part, by name, each with a separate database."""
     with contextlib.ExitStack() as stack:
         runners = {"forebay": stack.enter_context(runner("forebay", place, migrated=True))}
         for peer in installed(compare):
@@ -163,7 +163,7 @@ async def _produce(
     backlog: int,
     per_second: float | None,
 ) -> int:
-    """Enqueue in batches while fewer than so many wait; return how many in all."""
+    """Enqueue in batches while fewer jobs than a limit wait; return how many in all."""
     with Counters(path) as counters:
         began = time.monotonic()
         while (now := time.monotonic()) < began + seconds:

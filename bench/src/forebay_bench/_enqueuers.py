@@ -1,8 +1,8 @@
 """A process that commits one enqueue after the other on one connection for each engine.
 
-Started by the scenario ``one``: the address of our database and of the plain table's. What it is told: which engine,
-from when to when; it answers how many it committed. Eight processes, not threads: what is measured is the server, and the
-threads of one interpreter would take turns.
+Started by the scenario ``one``: the address of our database and of the plain table's. A command names the engine,
+the start and the end; the answer is how many it committed. There are eight processes, not threads, because the threads of one
+interpreter would take turns, and the server is to be measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def steps(ours: str, other: str) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    """Run as the scenario asks."""
+    """Run as the scenario commands."""
     found = steps(sys.argv[1], sys.argv[2])
     for command in commands():
         step = found[command["name"]]

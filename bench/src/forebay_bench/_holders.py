@@ -1,16 +1,16 @@
-"""What keeps PostgreSQL from clearing away old row versions, and other other sessions that a queue has to live with.
+"""Sessions that keep PostgreSQL from removing old row versions, and other sessions beside a queue.
 
-Vacuum may remove a dead row only when no snapshot of its database can still see it. Whoever keeps a snapshot, or a
-transaction with a number, open, keeps all that died since:
+Vacuum may remove a dead row only when no snapshot of its database can still see it. A session that keeps a snapshot, or a
+transaction with a number, open, keeps all rows that died since:
 
 - ``snapshot``: a REPEATABLE READ transaction that has read and then does nothing, such as a report or a dump
 - ``writer``: a transaction that wrote a row into another table and then does nothing
 - ``slot``: a logical replication slot whose exported snapshot is in use, as while a subscription copies its tables. (A
   slot that merely lags keeps old versions of the catalogues and the write-ahead log, and no dead rows of tables.)
-- ``prepared``: a prepared transaction that nobody commits
-- ``standby``: a query on a standby that tells its primary what it still needs; only where the server is our own
+- ``prepared``: a prepared transaction that is never committed
+- ``standby``: a query on a standby that reports to its primary what it still needs; only on a server that the benchmark started
 - ``other_sessions``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
-  producer and the prepared transaction with a job of their own that may still commit
+  producer and the prepared transaction each with a job that may still commit
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from forebay_bench._place import Place
 
-#: Name, and what a plot says of it.
+#: Name, and its label in a plot.
 HOLDERS: Final = {
-    "snapshot": "somebody opens a transaction, reads, and leaves it open",
-    "writer": "somebody opens a transaction, writes elsewhere, and leaves it open",
+    "snapshot": "a session opens a transaction, reads, and leaves it open",
+    "writer": "a session opens a transaction, writes to another table, and leaves it open",
     "slot": "a subscription begins to copy tables",
     "prepared": "a transaction is prepared and forgotten",
     "standby": "a long query begins on a standby",
-    "other_sessions": "an idle producer, a dump, a paused reader and a forgotten transaction",
+    "other_sessions": "an idle producer, a dump, a paused group and a forgotten transaction",
 }
 
 _BALLAST: Final = """
@@ -61,7 +61,7 @@ _WAIT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HeldDatabase:
-    """A database that somebody holds up."""
+    """A database in which a holder is active."""
 
     dsn: str
     write_one: Callable[[psycopg.Connection[Any]], None]
@@ -69,14 +69,14 @@ class HeldDatabase:
 
 
 def check_holder(name: str, place: Place) -> None:
-    """Raise a ``ConfigError`` when there is no such holder, or the server cannot have it."""
+    """Raise a ``ConfigError`` if the holder is unknown, or the server does not support it."""
     if name not in HOLDERS:
         raise ConfigError("--holder", f"is {shown(name)}", hint=f"One of: {', '.join(HOLDERS)}.")
     if name == "standby" and not place.is_own:
         raise ConfigError(
             "--holder",
-            "is standby, and the server is not our own",
-            hint="Leave out --dsn: a copy of the server is made for it.",
+            "is standby, and the server was not started by the benchmark",
+            hint="Omit --dsn: the benchmark then starts a server and copies it.",
         )
     needed = {"prepared": "max_prepared_transactions", "other_sessions": "max_prepared_transactions",
               "slot": "max_replication_slots"}.get(name)  # fmt: skip
@@ -89,9 +89,9 @@ def check_holder(name: str, place: Place) -> None:
 
 @contextlib.contextmanager
 def hold(name: str, place: Place, databases: Sequence[HeldDatabase]) -> Iterator[list[str]]:
-    """Let it hold all the databases while the block runs; yield notes on what was done otherwise.
+    """Hold all the databases while the block runs; yield notes on deviations.
 
-    Vacuum looks at the snapshots of one database at a time, so each has a holder of its own.
+    Vacuum looks at the snapshots of one database at a time, so each needs a separate holder.
     """
     with contextlib.ExitStack() as stack:
         notes: list[str] = []
@@ -160,7 +160,7 @@ def _slot(dsn: str) -> Iterator[None]:
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     address = psycopg.conninfo.make_conninfo(dsn, replication="database")
     with psycopg.connect(address, autocommit=True) as conn:
-        # The snapshot stays until the next command of this session, and there is none. These words must be capitals.
+        # The snapshot stays until the next command of this session, and none follows. These words must be capitals.
         conn.execute(
             sql.SQL(
                 "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
@@ -171,7 +171,7 @@ def _slot(dsn: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dump(place: Place, dsn: str) -> Iterator[list[str]]:
-    """Run pg_dump and do not read what it writes: it stops where it is, with its snapshot and its locks."""
+    """Run pg_dump without reading its output: it stops, with its snapshot and its locks."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(_BALLAST)
     own = place.bin_dir / "pg_dump" if place.bin_dir else None
@@ -192,7 +192,7 @@ def _dump(place: Place, dsn: str) -> Iterator[list[str]]:
     if process is None:
         with _lock_all_tables(dsn):
             yield [
-                "no pg_dump of this server's version: a session with its snapshot and locks stands in"
+                "no pg_dump of this server's version: a session with the same snapshot and locks replaces it"
             ]
         return
     try:
@@ -213,7 +213,7 @@ def _lock_all_tables(dsn: str) -> Iterator[None]:
 
 
 def _pause_a_group(dsn: str) -> None:
-    """Open a second reader of the queue and pause it; only a log has such."""
+    """Open a second consumer group of the queue and pause it; only a log has groups."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         if _value(conn, "select to_regnamespace('forebay') is not null"):
             conn.execute("select forebay.open_group('bench', 'paused', 'beginning')")
@@ -222,7 +222,7 @@ def _pause_a_group(dsn: str) -> None:
 
 @contextlib.contextmanager
 def _standby(place: Place) -> Iterator[EmbeddedServer]:
-    """Copy our own server, and run the copy as its standby, with feedback every second."""
+    """Copy the benchmark's server, and run the copy as its standby, with feedback every second."""
     assert place.data_dir is not None
     assert place.bin_dir is not None
     owner = Owner.current()
@@ -230,7 +230,7 @@ def _standby(place: Place) -> Iterator[EmbeddedServer]:
     owner.make_folder(data)
     if (
         owner.is_other_account
-    ):  # its log is the caller's, and the copy is made by the server's account
+    ):  # the log belongs to this process's account, and the server's account makes the copy
         os.chown(place.data_dir / "server.log", owner.uid, owner.gid)
     try:
         copied = subprocess.run(

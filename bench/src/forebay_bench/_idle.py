@@ -1,4 +1,4 @@
-"""Many idle workers in one process: what they cost the server is what as many processes would cost it.
+"""Many idle workers in one process: they cost the server as much as the same number of processes.
 
 Started by the scenario ``latency``: the address, and how many. Each worker has its connections, its lease, its heartbeats
 and its maintenance; only the interpreter is shared, so that two hundred fit into a small machine.
@@ -17,7 +17,7 @@ from forebay_bench.jobs import app
 
 
 async def work(dsn: str, count: int) -> None:
-    """Start so many workers, say so, and stop them when the standard input ends."""
+    """Start this number of workers, report it, and stop them when the standard input ends."""
     settings = WorkerSettings(queue="pickup")
     workers = [Worker(app._internals, dsn, settings=settings) for _ in range(count)]
     tasks = []
@@ -32,7 +32,7 @@ async def work(dsn: str, count: int) -> None:
 
 
 def main() -> None:
-    """Run as the scenario asks."""
+    """Run as the scenario commands."""
     logging.basicConfig(level=logging.WARNING)
     asyncio.run(work(sys.argv[1], int(sys.argv[2])))
 

@@ -1,4 +1,4 @@
-"""What handlers note at their start, where another process reads it: a file that each line is appended to at once.
+"""Records that handlers write at their start and another process reads: a file, appended to line by line.
 
 The clock is the monotonic one, which all processes of a machine share.
 """
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The environment variable that tells worker processes the file.
+#: The environment variable with the file's path for worker processes.
 VARIABLE: Final = "BENCH_NOTES"
 
 _NOTE: Final = struct.Struct("<qd")
 
 
 class JournalWriter:
-    """The writing end, in the process of the handlers; opened at the first note."""
+    """The writing end, in the process of the handlers; opened at the first record."""
 
     def __init__(self) -> None:
         self._file: int | None = None
 
     def note(self, number: int) -> None:
-        """Note that a job is here, now. One write, which the file's append mode keeps in one piece."""
+        """Record that a job has started. One write, which the file's append mode keeps in one piece."""
         now = time.monotonic()
         if self._file is None:
             self._file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND)
@@ -46,16 +46,16 @@ class Journal:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to know to write here."""
+        """The environment that a process needs to write here."""
         return {VARIABLE: os.fspath(self.path)}
 
     @property
     def count(self) -> int:
-        """How many notes there are."""
+        """How many records the file has."""
         return self.path.stat().st_size // _NOTE.size
 
     def read(self, start: int = 0) -> list[tuple[int, float]]:
-        """Return the notes from the so many-th on: number, and when."""
+        """Return the records from an index on: number, and time."""
         with self.path.open("rb") as file:
             file.seek(start * _NOTE.size)
             data = file.read()

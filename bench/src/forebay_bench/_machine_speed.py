@@ -1,9 +1,9 @@
-"""How fast the machine itself is while something is measured.
+"""The speed of the machine during a measurement.
 
-On a machine that others share it is not the same from one second to the next, nor from one core to the other: a core whose
-twin is at work for somebody else does little more than half. Two turns that follow each other can then differ by more than
-what they compare. So each run also tells how long a loop took that only counts, on each core in turn: its CPU time,
-which waiting for a core does not lengthen, but a slower core does.
+On a shared machine the speed differs from one second to the next, and between cores: a core whose hyper-thread sibling works for
+another guest does little more than half. Two successive turns can then differ by more than
+the engines they compare. So each run also reports the time of a loop that only counts, on each core in turn. It is CPU time:
+waiting for a core does not lengthen it, but a slower core does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import threading
 import time
 from typing import Any, Final, Self
 
-#: Of the loop: about a millisecond.
+#: Steps of the loop: about a millisecond.
 _STEPS: Final = 20_000
 
 _PAUSE_SECONDS: Final = 0.25
 
-#: Between the slowest tenth and the quickest one, from which on single turns are not to be compared.
+#: Ratio of the slowest tenth to the fastest one from which on single turns are not comparable.
 _UNSTEADY_FROM: Final = 1.5
 
 
@@ -46,7 +46,7 @@ class MachineSpeed:
             if self._end.wait(_PAUSE_SECONDS):
                 return
             if core is not None:
-                # This thread's alone. Where the core was taken away meanwhile the loop runs on another.
+                # This thread only. If the core was removed meanwhile, the loop runs on another.
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, {core})
             self._seconds.append(_count())
@@ -68,7 +68,7 @@ class MachineSpeed:
 
 
 def _cores() -> list[int | None]:
-    """Return the cores that this process may use; where the system does not send, one that is not known."""
+    """Return the cores that this process may use; where the system does not report them, one unknown core."""
     return [*os.sched_getaffinity(0)] if hasattr(os, "sched_getaffinity") else [None]
 
 

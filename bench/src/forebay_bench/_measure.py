@@ -1,4 +1,4 @@
-"""Turns, medians and spread; CPU time and write-ahead log of what was measured."""
+"""Turns, medians and spread; CPU time and write-ahead log of the measured work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several rounds of one engine gave."""
+    """The values of one engine in several rounds."""
 
     median: float
     low: float
@@ -43,7 +43,7 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Let each engine run once a round, in alternating order; return what each call returned.
 
-    What disturbs the machine for a while then disturbs all of them, and none always comes first.
+    A temporary disturbance of the machine then affects all engines, and none always runs first.
     """
     found: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(rounds):
@@ -57,8 +57,8 @@ def in_turns(
 def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median of the ratios of equal rounds: steadier than the ratio of the medians.
 
-    In a short turn a disk that stands still may let somebody do nothing at all: infinitely more than that is more. Where neither
-    did anything the round says nothing; nothing in any round is 0.
+    In a short turn a stalled disk may let one engine do nothing: the ratio is then infinite. A round in which neither engine did
+    anything is left out; if all rounds are left out, the median is 0.
     """
     rounds = [(a, b) for a, b in zip(ours, theirs, strict=True) if a or b]
     return statistics.median([a / b if b else math.inf for a, b in rounds] or [0.0])
@@ -78,7 +78,7 @@ def per_second(count: int, work: Callable[[], object]) -> float:
 
 
 def round_figure(value: float | None, digits: int = 3) -> float | None:
-    """Return a figure with so many significant digits; rates keep whole numbers. Infinitely much is no figure: None, as for none."""
+    """Return a figure with this number of significant digits; rates keep whole numbers. None for an infinite value, and for none."""
     if value is None or math.isinf(value):
         return None
     if abs(value) >= 1000:
@@ -87,7 +87,7 @@ def round_figure(value: float | None, digits: int = 3) -> float | None:
 
 
 def wal_bytes(conn: psycopg.Connection[Any]) -> int:
-    """Return the position of the server's write-ahead log: differences are bytes written, by everybody."""
+    """Return the position of the server's write-ahead log: differences are bytes written by all sessions."""
     row = conn.execute(
         "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
     ).fetchone()
@@ -98,10 +98,10 @@ def wal_bytes(conn: psycopg.Connection[Any]) -> int:
 def server_cpu_seconds(postmaster_pid: int) -> float | None:
     """Return CPU seconds that a server on this machine used so far, its ended processes included.
 
-    None where the system does not send (it is read from /proc).
+    None where the system does not report it (it is read from /proc).
     """
     for _ in range(_TRIES):
-        # A process that ends meanwhile would be missed: its time is its parent's a moment later.
+        # A process that ends meanwhile is missed here, but its time is added to its parent's.
         with contextlib.suppress(OSError):
             total = _cpu_seconds(postmaster_pid, with_children=True)
             for pid in _children_of(postmaster_pid):
@@ -111,7 +111,7 @@ def server_cpu_seconds(postmaster_pid: int) -> float | None:
 
 
 def process_cpu_seconds(pid: int) -> float | None:
-    """Return CPU seconds of a process so far; None where the system does not send."""
+    """Return CPU seconds of a process so far; None where the system does not report it."""
     try:
         return _cpu_seconds(pid, with_children=False)
     except OSError:
@@ -119,7 +119,7 @@ def process_cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the memory of a process that is in RAM now; None where the system does not send."""
+    """Return the resident memory of a process; None where the system does not report it."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""Ours as a engine: a worker and producers as any application has them, with the settings' defaults but for the slots."""
+"""Forebay as an engine: a worker and producers as in any application, with default settings except for the slots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from forebay_bench._counters import Counters
 
-#: Jobs at a time: more than the default of 10 for handlers that wait, which ours do not.
+#: Jobs at a time. The default of 10 is for handlers that wait, which these do not.
 CONCURRENCY: Final = 10
 
 #: Jobs of one call of the batch handler.
@@ -29,7 +29,7 @@ KEYS: Final = {"keyed": 100, "one_key": 1}
 
 
 class Queue:
-    """See ``Engine``. A queue for each kind of handler, named like it: async, thread, batch, tx, counters and those of KEYS."""
+    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, tx, counters and those of KEYS."""
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
@@ -99,7 +99,7 @@ class Queue:
         return stats.done
 
     async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters says stop, and count in it what was handled."""
+        """Run a worker until the counters say stop, and count in it what was handled."""
         self._counters, self._handled = counters, 0
         worker = self._app.worker(queues={"counters": 1})
         stopper = asyncio.create_task(wait_for_stop(counters, worker.stop))
@@ -108,7 +108,7 @@ class Queue:
 
 
 def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
-    """Let so many jobs wait for a kind of handler; those with ordering keys come in turns."""
+    """Enqueue this number of jobs for a kind of handler; ordering keys alternate."""
     if handler in KEYS:
         conn.execute(
             "select forebay.enqueue_many(jsonb_agg(jsonb_build_object("

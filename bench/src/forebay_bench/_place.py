@@ -1,4 +1,4 @@
-"""Where a benchmark runs: a server, and databases of its own on it."""
+"""Where a benchmark runs: a server, and the databases it creates there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forebay.upgrade.migrate import migrate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: What the server of its own is given. Durability is never touched: fsync and synchronous_commit stay on.
+#: Settings of a server that the benchmark starts. Durability is not changed: fsync and synchronous_commit stay on.
 SERVER_SETTINGS: Final = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
@@ -34,7 +34,7 @@ SERVER_SETTINGS: Final = {
     "max_wal_senders": "10",
 }
 
-#: Settings that decide what is measured; each report shows them.
+#: Settings that influence the figures; each report shows them.
 SHOWN_SETTINGS: Final = (
     "server_version",
     "shared_buffers",
@@ -50,24 +50,24 @@ SHOWN_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server that a benchmark may make databases on."""
+    """A server on which a benchmark may create databases."""
 
     dsn: str
-    """Address of a database of it, used to make others."""
+    """Address of one of its databases, used to create others."""
     is_own: bool
-    """It was started for this run, and nobody else uses it."""
+    """It was started for this run, and has no other users."""
     data_dir: Path | None = None
-    """Its data folder, when it is our own."""
+    """Its data folder, if it was started for this run."""
     postmaster_pid: int | None = None
-    """Its main process, when it is our own."""
+    """Its main process, if it was started for this run."""
     bin_dir: Path | None = None
-    """The programs it was started from, when it is our own."""
+    """The folder of its programs, if it was started for this run."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Machine, version and settings."""
 
     @contextlib.contextmanager
     def database(self, purpose: str, *, migrated: bool = True) -> Iterator[str]:
-        """Make a database, and drop it at the end; yield its address.
+        """Create a database, and drop it at the end; yield its address.
 
         Args:
             purpose: part of its name.
@@ -94,7 +94,7 @@ def open_place(dsn: str | None, pg_bin: str | None = None) -> Iterator[Place]:
 
     Args:
         dsn: address of a database on a server where databases may be created; None starts the
-            embedded PostgreSQL on a new data folder, which goes at the end.
+            embedded PostgreSQL on a new data folder, which is deleted at the end.
         pg_bin: a folder of PostgreSQL programs to start instead; only without an address.
 
     Raises:
@@ -120,7 +120,7 @@ def open_place(dsn: str | None, pg_bin: str | None = None) -> Iterator[Place]:
         raise ConfigError(
             "--dsn",
             "names a role that may not create databases",
-            hint="A benchmark makes databases of its own and drops them: use a role with CREATEDB.",
+            hint="A benchmark creates databases and drops them: use a role with CREATEDB.",
         )
     yield Place(dsn, is_own=False, facts=_facts(dsn))
 

@@ -1,4 +1,4 @@
-"""Processes that a scenario starts: workers as a user runs them, and scripts of ours that load the server."""
+"""Processes that a scenario starts: workers as a user runs them, and scripts of the benchmark that load the server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 #: The application of ``jobs``, as the command line names it.
 APP: Final = "forebay_bench.jobs:app"
 
-#: What a worker without work has open: claims, settlements, maintenance, wake-up, heartbeat.
+#: Connections of a worker without work: claims, settlements, maintenance, wake-up, heartbeat.
 CONNECTIONS_OF_WORKER: Final = 5
 
-#: Left to others: the scenario's own, the server's workers, somebody who looks.
+#: Connections left for others: the scenario, the server's workers, a person who inspects.
 _CONNECTIONS_LEFT: Final = 20
 
 _START_SECONDS: Final = 60.0
@@ -35,12 +35,12 @@ _PAUSE_SECONDS: Final = 0.02
 
 
 def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
-    """Ask until the answer is true, and return it.
+    """Check until a condition is true, and return its value.
 
     Args:
-        condition: what is asked.
-        seconds: how long to call.
-        what: what is waited for, for the error.
+        condition: the check.
+        seconds: how long to try.
+        what: a description for the error.
 
     Raises:
         ForebayError: it did not become true.
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], T], seconds: float, what: str) -> T:
 
 
 def connections_for_workers(dsn: str) -> int:
-    """Return how many workers the server has connections for."""
+    """Return for how many workers the server has connections."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         row = conn.execute(
             "select current_setting('max_connections')::integer - count(*)::integer"
@@ -84,7 +84,7 @@ class Workers:
         self.members: list[WorkerProcess] = []
 
     def start(self, count: int = 1, *, wait: bool = True) -> None:
-        """Start so many more.
+        """Start more workers.
 
         Args:
             count: how many.
@@ -110,12 +110,12 @@ class Workers:
             wait_until(lambda: pids <= self._at_work(), _START_SECONDS, "workers get their leases")
 
     def restart(self, place: int) -> None:
-        """Put a new process in the place of one that ended, without waiting for it."""
+        """Replace a process that ended, without waiting for the new one."""
         self.start(wait=False)
         self.members[place] = self.members.pop()
 
     def raise_when_one_ended(self) -> None:
-        """Raise a ``ForebayError`` when a process ended that nobody killed."""
+        """Raise a ``ForebayError`` if a process ended that was not killed."""
         for worker in self.members:
             if worker.state != "killed" and not worker.is_alive:
                 raise ForebayError(
@@ -136,7 +136,7 @@ class Workers:
 def workers(
     dsn: str, *, concurrency: int = 10, settings: Mapping[str, str] | None = None
 ) -> Iterator[Workers]:
-    """Lend worker processes, none at first; all end with the block."""
+    """Yield worker processes, none at first; all end with the block."""
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         worker_processes = Workers(
             dsn, Path(folder) / "workers.log", concurrency=concurrency, settings=settings or {}
@@ -148,11 +148,11 @@ def workers(
 
 
 class Script:
-    """A module of ours that runs in a process of its own; it is told and answers lines of JSON.
+    """A module of the benchmark that runs in a separate process; commands and answers are lines of JSON.
 
     Args:
-        module: speaks as ``_child`` does.
-        arguments: of its command line.
+        module: uses the messages of ``_child``.
+        arguments: its command line.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -174,7 +174,7 @@ class Script:
     def send(self, command: object) -> None:
         """Send a command."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # why it is gone is told where it should answer
+        with contextlib.suppress(BrokenPipeError):  # the wait for its answer reports why it ended
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
 
@@ -195,7 +195,7 @@ class Script:
         return json.loads(line)
 
     def dismiss(self) -> None:
-        """Tell it that there is nothing more; it then ends."""
+        """Close its input; it then ends."""
         with contextlib.suppress(BrokenPipeError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -215,7 +215,7 @@ class Script:
 
 @contextlib.contextmanager
 def scripts(module: str, *arguments: list[str]) -> Iterator[list[Script]]:
-    """Lend a process of a module for each list of arguments, once all of them said that they are ready."""
+    """Yield a process of a module for each list of arguments, once all are ready."""
     started = [Script(module, *each) for each in arguments]
     try:
         for script in started:

@@ -1,4 +1,4 @@
-"""What a scenario found: raw figures for programs, a table and notes for people, a plot."""
+"""The result of a scenario: raw figures for programs, a table and notes for people, a plot."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run of a scenario found."""
+    """The result of one run of a scenario."""
 
     figures: dict[str, Any]
-    """Raw figures by the names that docs/benchmarks.md explains."""
+    """Raw figures, by the names in docs/benchmarks.md."""
     tables: Sequence[Table]
     bars: Sequence[Bar] = ()
-    """What the figures promise, and whether they keep it."""
+    """The promised ratios, and whether the run kept them."""
     notes: Sequence[str] = ()
-    """What is unfair to whom, what was left out and why: a line each."""
+    """Where the comparison is unfair, what was left out and why: a line each."""
     draw: Callable[[Figure], None] | None = field(default=None, compare=False)
-    """Draw the plot; None when the scenario has none."""
+    """Draws the plot; None if the scenario has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class Bar:
 
     what: str
     value: float | None
-    """None: not measured in this run, because something it needs is not there."""
+    """None: not measured in this run, because a requirement is missing."""
     at_least: float | None = None
     at_most: float | None = None
 
     @property
     def holds(self) -> bool | None:
-        """Whether it is kept; None when not measured."""
+        """Whether it is kept; None if not measured."""
         if self.value is None:
             return None
         low = self.at_least is None or self.value >= self.at_least
         return low and (self.at_most is None or self.value <= self.at_most)
 
     def facts(self) -> dict[str, Any]:
-        """As it goes into the JSON line."""
+        """Return it for the JSON line."""
         return {
             "what": self.what,
             "value": None if self.value is None else round_figure(self.value),

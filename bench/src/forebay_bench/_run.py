@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from forebay_bench._report import Report
 
-#: Name, and what it measures, in the order in which they are listed.
+#: Name, and what it measures, in the order of the list.
 SCENARIOS: Final = {
     "one": "single committed enqueues, beside the same row into a plain table",
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
-    "mixed": "producers and a worker at once",
+    "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
-    "held": "the cost of a claim while somebody holds a transaction open",
+    "held": "the cost of a claim while a transaction is held open",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
     "fleet": "1 to 64 worker processes on one queue",
@@ -41,16 +41,16 @@ SCENARIOS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a scenario is to be run."""
+    """How to run a scenario."""
 
     full: bool = False
-    """The real thing instead of a quick look of under a minute."""
+    """The full measurement instead of a quick one of under a minute."""
     scale: float = 1.0
-    """Part of the work of each round: 0.01 tries a scenario out, and its figures mean nothing."""
+    """Part of the work of each round: 0.01 only tries a scenario out; its figures mean nothing."""
     rounds: int | None = None
-    """Turns of each engine; None is the scenario's own number."""
+    """Turns of each engine; None: the scenario's number."""
     compare: tuple[str, ...] | None = None
-    """Which other engines and peers take part; None: all that the scenario knows and that are installed."""
+    """Which other engines and peers take part; None: all installed ones that the scenario knows."""
     mix: str | None = None
     """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
     holder: str | None = None
@@ -72,11 +72,11 @@ def run_scenario(
         options: see ``Options``.
         dsn: the server; None starts one for this run.
         pg_bin: see ``open_place``.
-        progress: told what goes on, a line at a time.
+        progress: receives progress messages, a line at a time.
 
     Raises:
-        ConfigError: the server cannot be used, or a engine is not installed.
-        KeyError: there is no such scenario.
+        ConfigError: the server cannot be used, or an engine is not installed.
+        KeyError: the scenario is unknown.
     """
     if name not in SCENARIOS:
         raise KeyError(name)
@@ -92,7 +92,7 @@ def run_scenario(
 
 
 def describe(server: Any) -> dict[str, Any]:
-    """Return the facts that a figure is worthless without."""
+    """Return the facts without which a figure is worthless."""
     return {
         **server,
         "forebay": version("forebay"),

@@ -1,8 +1,8 @@
 """A process that writes and enqueues in one transaction, and rolls some of them back.
 
-Started by the scenario ``crash``: the address, its number, a seed. It works until it is told to stop, through a server
-that crashes, and answers what it knows of each of its entries: committed, rolled back, or in doubt, where the answer
-to a commit was lost. It keeps that in its own memory, which nobody kills, and asks no table of ours.
+Started by the scenario ``crash``: the address, its number, a seed. It works until the command to stop, also while the server
+crashes, and answers with the outcome of each of its entries: committed, rolled back, or in doubt if the answer
+to a commit was lost. It keeps the outcomes in its memory, because this process is not killed, and reads no table of Forebay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forebay_bench._child import answer, commands
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Entries of one process are numbered from its own number times this.
+#: Entries of a process are numbered from its number times this.
 NUMBERS: Final = 10_000_000
 
 _ROLLBACK_SHARE: Final = 0.15
@@ -37,7 +37,7 @@ _ENQUEUE: Final = "select forebay.enqueue(%s, jsonb_build_object('entry', %s::bi
 
 
 class Writer:
-    """One producer and its own account of what it did."""
+    """One producer and its record of what it did."""
 
     def __init__(self, dsn: str, number: int, seed: str) -> None:
         self._dsn = dsn
@@ -49,11 +49,11 @@ class Writer:
         self.in_doubt: list[int] = []
 
     def stop(self) -> None:
-        """Let the transaction in hand be the last one."""
+        """Make the current transaction the last one."""
         self._stop.set()
 
     def run(self) -> None:
-        """Write until told to stop; a lost connection is made anew."""
+        """Write until the command to stop; open a lost connection again."""
         while not self._stop.is_set():
             try:
                 with psycopg.connect(self._dsn, connect_timeout=2) as conn:
@@ -64,7 +64,7 @@ class Writer:
                 self._stop.wait(_RECONNECT_SECONDS)
 
     def _write(self, conn: psycopg.Connection[Any]) -> None:
-        """One transaction, and what became of it."""
+        """Run one transaction, and record its outcome."""
         kept: list[int] = []
         undone: list[int] = []
         outcome = self.rolled_back
@@ -96,7 +96,7 @@ class Writer:
 
 
 def main() -> None:
-    """Run as the scenario asks: the first command is to stop."""
+    """Run as the scenario commands: the first command is to stop."""
     dsn, number, seed = sys.argv[1:]
     writer = Writer(dsn, int(number), seed)
     failures: list[str] = []

@@ -1,6 +1,6 @@
 """The application that worker processes of the scenarios run: ``forebay worker forebay_bench.jobs:app``.
 
-One queue for each scenario, so that a worker serves what it is started for: ``--queue pickup``.
+One queue for each scenario, so that a worker serves only its scenario: ``--queue pickup``.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _notebook = JournalWriter()
 
 @app.job(queue="pickup")
 async def record_start(number: int) -> None:
-    """Note when it was started, and nothing else."""
+    """Record when it was started, and nothing else."""
     _notebook.note(number)
 
 
 @app.job(queue="slow")
 async def wait_a_little() -> None:
-    """Wait as for somebody else's answer; note when that came."""
+    """Wait as for another service's answer; record when it came."""
     await asyncio.sleep(SLOW_SECONDS)
     _notebook.note(0)
 
 
 @app.job(queue="crash", transaction=True)
 async def write_effect(ctx: Context, entry: int, seconds: float) -> None:
-    """Write a row in the transaction that completes the job: there once, or the promise is broken."""
+    """Write a row in the transaction that completes the job: the row must exist once."""
     await ctx.conn.execute(
         "insert into ledger.effect (entry, job_id) values (%s, %s)", [entry, ctx.job.job_id]
     )
@@ -45,6 +45,6 @@ async def write_effect(ctx: Context, entry: int, seconds: float) -> None:
 
 @app.job(queue="crash")
 async def record_effect(entry: int, seconds: float) -> None:
-    """Do something outside the database, which a kill may let happen again."""
+    """Do something outside the database, which may happen again after a kill."""
     await asyncio.sleep(seconds)
     _notebook.note(entry)

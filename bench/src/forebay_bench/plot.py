@@ -1,4 +1,4 @@
-"""Plots: one look for all of them. Needs matplotlib, which the extra ``bench`` brings."""
+"""Plots, all in one style. Needs matplotlib, which the extra ``bench`` installs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOURS: Final = {
 
 def save(draw: Callable[[Figure], None], path: Path) -> None:
     """Draw a figure and write it; the suffix decides the format."""
-    # Here and not above: a scenario's figures need no plot, and no matplotlib.
+    # Imported here, because figures without a plot need no matplotlib.
     import matplotlib as mpl  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -50,7 +50,7 @@ def save(draw: Callable[[Figure], None], path: Path) -> None:
 
 
 def label_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    """Name a line at its end: easier to read than a legend."""
+    """Label a line at its end, which is easier to read than a legend."""
     axes.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", color=colour, va="center"
     )

@@ -1,8 +1,8 @@
-"""A broker, as small as can be: a server on a TCP port with one queue in memory. It stands in for the big ones.
+"""A minimal broker: a server on a TCP port with one queue in memory. It stands in for real ones.
 
-It is a good one: what it confirmed it keeps until a consumer has confirmed it. A line of JSON is a command, and is answered
-with one: {"publish": ...}, {"take": 100}, {"done": 100}, {"count": null}. What was taken and not confirmed when its consumer leaves is
-queued again.
+It is reliable: it keeps what it confirmed until a consumer has confirmed it. A line of JSON is a command, and is answered
+with one: {"publish": ...}, {"take": 100}, {"done": 100}, {"count": null}. Messages that a consumer took and did not confirm before it
+disconnected are queued again.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ class Broker:
 
 
 class Client:
-    """A connection to the broker, made anew after each failure."""
+    """A connection to the broker, opened again after each failure."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, command: dict[str, Any]) -> Any:
-        """Return what the broker answers.
+    async def call(self, command: dict[str, Any]) -> Any:
+        """Return the broker's answer.
 
         Raises:
             OSError: it did not.
@@ -83,7 +83,7 @@ class Client:
 async def main() -> None:
     server = await asyncio.start_server(Broker().serve, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until whoever started it is gone
+    await asyncio.to_thread(sys.stdin.read)  # until the parent process has ended
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What can be counted in both databases with plain SQL, by anybody."""
+"""Counts in both databases, by plain SQL."""
 
 from dataclasses import dataclass, field
 from typing import Any, LiteralString
@@ -8,7 +8,7 @@ import psycopg
 ITEMS = "select annotation_id, version from annotation where not deleted"
 COPIES = "select id, version from documents where not gone"
 JOBS = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int from forebay.depth('mirror')"
-#: Every write that was answered made a version of an annotation one higher, beginning with one.
+#: Every answered write incremented the version of an annotation, which begins with one.
 WRITES = "select coalesce(sum(version), 0)::int from annotation where 'load' = any (tags)"
 OLD_ITEMS = "select annotation_id from old_annotation"
 OLD_COPIES = "select id from old_documents where not gone"
@@ -42,7 +42,7 @@ class Counts:
 
 
 class Ledger:
-    """Counts in both databases, past everything that is between them and the service."""
+    """Counts in both databases, on direct connections that bypass the cut."""
 
     def __init__(self, dsn: str, target: str) -> None:
         self._items: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(slots=True)
 class Record:
-    """Everything that was seen, with times in seconds since the load began.
+    """All observations, with times in seconds since the load began.
 
     Attributes:
         requests: in the order in which they ended.
@@ -132,6 +132,6 @@ class Record:
 
 
 def percentile(requests: list[Request], share: float) -> float:
-    """Return so many milliseconds as so large a share of the requests took at most; 0 when there are none."""
+    """Return the milliseconds that a share of the requests did not exceed; 0 if there are none."""
     took = sorted(request.seconds for request in requests)
     return round(1000 * took[min(len(took) - 1, int(share * len(took)))], 1) if took else 0.0

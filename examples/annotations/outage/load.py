@@ -1,11 +1,11 @@
-"""People at work: a process that writes, edits, deletes and reads at a steady rate, and tells how long each answer took.
+"""The load: a process that writes, edits, deletes and reads at a steady rate, and reports how long each answer took.
 
-A request is made at its time, whether those before it were answered or not, and its waiting for a free connection counts: a
-service that stands still is seen by everybody who comes meanwhile. It first finds out how much the machine can do, and
-then asks for no more than six tenths of that.
+Each request starts at its planned time, whether earlier ones were answered or not, and its wait for a free connection counts: all
+requests during a stall show it. The process first measures how much the machine can do, and then
+uses six tenths of that.
 
 Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. Its output
-are lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
+is lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
 time.monotonic() has it.
 """
 
@@ -28,7 +28,7 @@ _WARM_SECONDS = 3.0
 
 
 class Http:
-    """As much of HTTP as the service speaks, over some connections that are kept."""
+    """The part of HTTP that the service uses, over some kept connections."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -41,7 +41,7 @@ class Http:
             writer.transport.abort()
         self._idle.clear()
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Return status and content of an answer."""
         content = b"" if body is None else json.dumps(body).encode()
         request = (
@@ -66,7 +66,7 @@ class Http:
 
 
 class People:
-    """What is done, one thing after another: mostly new annotations, some changes and deletions of them, some reading."""
+    """The sequence of requests: mostly new annotations, some changes and deletions of them, some reads."""
 
     def __init__(self, http: Http, old: Http) -> None:
         self._http = http
@@ -78,15 +78,15 @@ class People:
         self.done: list[tuple[str, float, float, bool]] = []
 
     async def prepare(self) -> None:
-        """Look at some pages, to have something to say."""
-        _, pages = await self._http.ask("GET", "/api/pages")
+        """Read some pages, to have text to write."""
+        _, pages = await self._http.request("GET", "/api/pages")
         self._pages = [page["name"] for page in pages]
         for name in self._random.sample(self._pages, min(40, len(self._pages))):
-            _, page = await self._http.ask("GET", f"/api/pages/{quote(name)}")
+            _, page = await self._http.request("GET", f"/api/pages/{quote(name)}")
             self._texts += [(name, note["line"], note["text"]) for note in page["annotations"]]
 
     async def write(self) -> None:
-        """Write something; the changes and deletions are of what was written here."""
+        """Write something; changes and deletions apply to annotations written here."""
         chance = self._random.random()
         if chance < 0.7 or len(self._mine) < 100:
             await self._timed("create", self._create)
@@ -98,7 +98,7 @@ class People:
             await self._timed("delete", lambda: self._delete(name))
 
     async def read(self) -> None:
-        """Look at a page: what has nothing to do with the index must not notice that it is gone."""
+        """Read a page: a request that does not need the index must not be affected by its outage."""
         name = quote(self._random.choice(self._pages))
         await self._timed("read", lambda: self._is(200, "GET", f"/api/pages/{name}"))
 
@@ -114,7 +114,7 @@ class People:
         return {"page": page, "line": line, "text": text, "user": user, "tags": ["load"]}
 
     async def _create(self) -> bool:
-        status, found = await self._http.ask("POST", "/api/annotations", self._note())
+        status, found = await self._http.request("POST", "/api/annotations", self._note())
         if status == 201:
             self._mine.append(found["id"])
         return status == 201
@@ -132,7 +132,7 @@ class People:
     async def _is(
         self, wanted: int, method: str, path: str, body: Any = None, http: Http | None = None
     ) -> bool:
-        status, _ = await (http or self._http).ask(method, path, body)
+        status, _ = await (http or self._http).request(method, path, body)
         return status == wanted
 
     async def _timed(self, kind: str, act: Callable[[], Awaitable[bool]]) -> None:
@@ -144,14 +144,14 @@ class People:
         self.done.append((kind, at, time.monotonic() - at, is_done))
 
 
-def tell(people: People) -> None:
+def report(people: People) -> None:
     if people.done:
         print(json.dumps({"done": people.done}), flush=True)
         people.done = []
 
 
 async def find_rate(people: People, most: float) -> float:
-    """Return six tenths of what eight people who never pause can do."""
+    """Return six tenths of the rate of eight clients that never pause."""
     until = time.monotonic() + _WARM_SECONDS
 
     async def never_pause() -> None:
@@ -165,7 +165,7 @@ async def find_rate(people: People, most: float) -> float:
 async def steadily(
     rate: float, count: int | None, act: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Begin something so many times a second, so many times, and wait for all of it."""
+    """Start an action at a rate, a number of times, and wait for all of them."""
     begun = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     try:
@@ -186,12 +186,12 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
     rate = await find_rate(people, rate_max)
     print(json.dumps({"rate": rate}), flush=True)
     warm = len(people.done)
-    tell(people)
+    report(people)
 
     async def telling() -> None:
         while True:
             await asyncio.sleep(0.1)
-            tell(people)
+            report(people)
 
     beside = [
         asyncio.create_task(telling()),
@@ -202,7 +202,7 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
-    tell(people)
+    report(people)
     here.close()
     there.close()
 

@@ -1,7 +1,7 @@
-"""The old order, to compare with: commit, then publish to the broker; a consumer indexes what was published.
+"""The old order, for comparison: commit, then publish to the broker; a consumer indexes what was published.
 
-If the broker does not confirm in time, the request is answered all the same: the annotation is saved, and an error would make
-people write it again. From then on nobody knows that the index lacks it. Do not build it like this.
+If the broker does not confirm in time, the request still succeeds: the annotation is saved, and an error would make
+people write it again. From then on no component knows that the index lacks it. Do not build a service like this.
 
     uvicorn annotations.outage.old_order:service       the service
     python -m annotations.outage.old_order             the consumer
@@ -52,7 +52,7 @@ async def create(request: Request) -> Response:
             (made.page, made.line, made.user, made.group, made.text, made.tags),
         )
         (name,) = await cursor.fetchone()
-    # Committed. Whatever goes wrong from here on, the annotation is there and the index does not have it.
+    # Committed. If anything fails from here on, the annotation exists and the index does not have it.
     clients: list[Client] = request.app.state.clients
     client = clients.pop() if clients else Client(broker_port())
     indexed = False
@@ -60,7 +60,7 @@ async def create(request: Request) -> Response:
         body = {"page": made.page, "text": made.text, "tags": made.tags}
         body |= {"user_name": made.user, "group_name": made.group}
         async with asyncio.timeout(PUBLISH_SECONDS):
-            await client.ask({"publish": {"id": name, "body": body}})
+            await client.call({"publish": {"id": name, "body": body}})
         indexed = True
     except OSError:
         pass  # the log has it, with a thousand others
@@ -80,19 +80,19 @@ service = Starlette(lifespan=lifespan, routes=[Route("/api/annotations", create,
 
 
 async def consume() -> None:
-    """Index what comes out of the broker, and confirm it when it is done."""
+    """Index what the broker delivers, and confirm it afterwards."""
     client, target = Client(broker_port()), old_target()
     while True:
         messages: list[Any] = []
         try:
             async with asyncio.timeout(2 * PUBLISH_SECONDS):
-                messages = await client.ask({"take": _BATCH})
+                messages = await client.call({"take": _BATCH})
             documents = [Document(each["id"], 1, each["body"]) for each in messages]
             if documents:
                 async with asyncio.timeout(5.0):
                     await target.write(documents)
                 async with asyncio.timeout(2 * PUBLISH_SECONDS):
-                    await client.ask({"done": len(documents)})
+                    await client.call({"done": len(documents)})
         except Exception:
             client.close()
         await asyncio.sleep(0.0 if len(messages) == _BATCH else 0.2)

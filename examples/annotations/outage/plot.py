@@ -9,7 +9,7 @@ _NEW, _OLD, _HOLE = "#0072B2", "#D55E00", "#000000"
 
 
 def draw(record: Record, deadline_ms: int, path: Path) -> Path:
-    """Write the plot; the suffix decides the format. Return where it is."""
+    """Write the plot; the suffix decides the format. Return its path."""
     import matplotlib as mpl  # noqa: PLC0415 - everything else does without it
     from matplotlib.figure import Figure  # noqa: PLC0415
 

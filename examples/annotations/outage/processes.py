@@ -15,8 +15,8 @@ EXAMPLES = Path(__file__).parents[2]
 _STOP_SECONDS = 15.0
 
 
-class Crew:
-    """Some processes, with one file for what they say on their standard error."""
+class ProcessGroup:
+    """Some processes, with one file for their standard error."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -66,7 +66,7 @@ class Crew:
             time.sleep(0.05)
 
     def check(self) -> None:
-        """Look whether all are alive.
+        """Check that all are alive.
 
         Raises:
             ForebayError: one is not.
@@ -82,7 +82,7 @@ class Crew:
         )
 
     def stop(self) -> None:
-        """End all, those first that were started last."""
+        """End all, in the reverse order of their start."""
         for _, process in reversed(self._started):
             with contextlib.suppress(OSError):
                 process.terminate()
@@ -100,8 +100,8 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(log: Path) -> Generator[Crew, None, None]:
-    found = Crew(log)
+def process_group(log: Path) -> Generator[ProcessGroup, None, None]:
+    found = ProcessGroup(log)
     try:
         yield found
     finally:
@@ -109,13 +109,13 @@ def crew(log: Path) -> Generator[Crew, None, None]:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process says."""
+    """Return the next line of a process's output."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Tell a process something, and wait for its answer."""
+def send(process: subprocess.Popen[str], line: str) -> None:
+    """Send a process a line, and wait for its answer."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

@@ -18,14 +18,14 @@ import forebay
 from annotations import corpus, store
 from annotations.outage import old_order
 from annotations.outage.ledger import Counts, Ledger, Record, Request, percentile
-from annotations.outage.processes import Crew, crew, line_of, tell
+from annotations.outage.processes import ProcessGroup, line_of, process_group, send
 from annotations.outage.view import View
 from forebay.embedded import EmbeddedServer, default_server, start_or_find, temporary_server
 from forebay.mirror import PostgresTarget
 
 DATABASE = "forebay_outage"
 
-#: As many writes as the outage lost that this is about.
+#: As many writes as were lost in the outage that motivated this demo.
 WRITES = 21_500
 
 _RATE_MAX = 300.0
@@ -34,7 +34,7 @@ _OLD_RATE = 40.0
 #: When the outage begins and ends, as shares of the writes.
 _CUT_AT, _HEAL_AT = 0.12, 0.92
 
-#: For so long at least everything is well, at the steady rate: with few writes the outage begins later.
+#: Minimum time at the steady rate before the outage: with few writes the outage begins later.
 _STEADY_SECONDS = 5.0
 
 _DEADLINE_MS = 250
@@ -52,27 +52,27 @@ _SECONDS_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it; the names are those of the line of JSON.
+    """The result; the names are those of the line of JSON.
 
     Attributes:
         writes: annotations created, changed and deleted under load.
         failed_writes: of these, not answered with success.
         lost_writes: answered with success, and not in the database.
         deadline_ms: the longest that a write may wait for the index.
-        write_p99_ms_before: 99 of 100 writes took at most so long before the outage.
-        write_p99_ms_during: in it.
+        write_p99_ms_before: the time that 99 of 100 writes did not exceed, before the outage.
+        write_p99_ms_during: the same during the outage.
         write_p99_ms_after: after it, while the index was brought up to date.
-        read_p99_ms_before: requests that have nothing to do with the index, before the outage.
-        read_p99_ms_during: in it.
+        read_p99_ms_before: requests that do not need the index, before the outage.
+        read_p99_ms_during: the same during the outage.
         outage_seconds: how long broker and index did not answer.
         outage_writes: writes in that time.
-        behind_at_most: annotations of which the index had no right copy, at the worst.
+        behind_at_most: the largest number of annotations without a right copy in the index.
         missing_after: annotations without a copy, at the end.
         stale_after: with an old copy.
         orphaned_after: copies without an annotation.
         jobs_after: jobs that have not ended.
         recovery_seconds: from the end of the outage until the index was right and no job was left.
-        old_order: what the service with the old order used as its broker.
+        old_order: the broker of the service with the old order.
         old_order_writes: what that service saved and answered with success.
         old_order_lost: of these, not in its index in the end.
         old_order_p99_ms_during: its writes in the outage.
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether the promises were kept, and the old order shown to break them."""
+        """Whether the guarantees held, and the old order broke them."""
         nothing = (
             *(self.failed_writes, self.lost_writes, self.jobs_after),
             *(self.missing_after, self.stale_after, self.orphaned_after),
@@ -127,7 +127,7 @@ class Result:
 
 
 def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Result:
-    """Run it and return what came of it.
+    """Run the outage and return the result.
 
     Args:
         view: where it is shown.
@@ -147,7 +147,7 @@ def run_outage(view: View, *, keep: bool, writes: int, plot: Path | None) -> Res
         os.environ |= {"FOREBAY_DATABASE_URL": dsn, "ANNOTATIONS_INDEX_URL": target}
         loaded = _prepare(dsn, target)
         view.event(f"{loaded:,} docstrings of the standard library loaded as annotations")
-        people = stack.enter_context(crew(folder / "log"))
+        people = stack.enter_context(process_group(folder / "log"))
         outage = _Outage(people, view, folder, dsn=dsn, target=target, writes=writes)
         stack.callback(outage.close)
         outage.run()
@@ -165,9 +165,9 @@ class _Outage:
     """The services at work, cut off in the middle."""
 
     def __init__(
-        self, people: Crew, view: View, folder: Path, *, dsn: str, target: str, writes: int
+        self, people: ProcessGroup, view: View, folder: Path, *, dsn: str, target: str, writes: int
     ) -> None:
-        self._crew = people
+        self._processes = people
         self._view = view
         self._folder = folder
         self._dsn, self._target = dsn, target
@@ -184,7 +184,7 @@ class _Outage:
     def run(self) -> None:
         self._start()
         self._begun = time.monotonic()
-        load = self._crew.start(
+        load = self._processes.start(
             "the load", "annotations.outage.load",
             *(str(self._folder / "new"), str(self._folder / "old")),
             *(str(self._writes), str(_RATE_MAX), str(_OLD_RATE)),
@@ -201,22 +201,22 @@ class _Outage:
                 and done >= _CUT_AT * self._writes
                 and steady >= _STEADY_SECONDS
             ):
-                tell(self._wire, "cut")
+                send(self._wire, "cut")
                 record.cut_at = time.monotonic() - self._begun
-                self._view.event("broker and index are a black hole: they accept and never answer", "bold red")  # fmt: skip
+                self._view.event("broker and index are black holes: they accept and never answer", "bold red")  # fmt: skip
             elif record.healed_at is None and done >= _HEAL_AT * self._writes:
-                tell(self._wire, "heal")
+                send(self._wire, "heal")
                 record.healed_at = time.monotonic() - self._begun
                 self._view.event("broker and index answer again", "bold yellow")
             if record.ended_at is None and not listener.is_alive():
                 record.ended_at = now
                 if load.wait() != 0 or len(record.writes()) < self._writes:
-                    raise self._crew.failure("the load")
-                self._view.event("all has been written; jobs bring the index up to date")
+                    raise self._processes.failure("the load")
+                self._view.event("all writes are done; jobs bring the index up to date")
             if now >= next_count or record.ended_at is not None:
                 counts = self._ledger.counts()
                 record.counts.append((now, counts))
-                # To count costs something, and must not be what the load is slowed down by.
+                # Counting has a cost, which must not slow down the load.
                 next_count = now + max(0.5, 20 * (time.monotonic() - self._begun - now))
             self._view.draw(record, counts, self._writes, _DEADLINE_MS)
             if record.ended_at is not None and counts.behind == counts.jobs == 0:
@@ -228,21 +228,21 @@ class _Outage:
                 self._left = counts
                 self._view.event(f"not right after {_SECONDS_MAX:.0f} s", "bold red")
                 break
-            self._crew.check()
+            self._processes.check()
             time.sleep(0.25)
         self._let_the_old_order_finish()
 
     def _start(self) -> None:
-        broker = self._crew.start("the broker", "annotations.outage.broker")
+        broker = self._processes.start("the broker", "annotations.outage.broker")
         self._broker_port = int(line_of(broker))
         (self._folder / "wire").mkdir()
         there = conninfo.conninfo_to_dict(self._target)
         name = f".s.PGSQL.{there['port']}"
-        self._wire = self._crew.start(
+        self._wire = self._processes.start(
             "the wire", "annotations.outage.wire",
             f"0={self._broker_port}", f"{self._folder / 'wire' / name}={there['host']}/{name}",
         )  # fmt: skip
-        self._crew.environment = {
+        self._processes.environment = {
             "FOREBAY_DATABASE_URL": self._dsn,
             "ANNOTATIONS_INDEX_URL": conninfo.make_conninfo(
                 self._target, host=str(self._folder / "wire")
@@ -250,14 +250,14 @@ class _Outage:
             "ANNOTATIONS_BROKER_PORT": line_of(self._wire),
             **_SETTINGS,
         }
-        self._crew.start(
+        self._processes.start(
             "the worker", "forebay", "worker", "annotations.app:app", "--log-level", "error",
-            # Twice a second is often enough to look, and leaves the machine to those who write.
+            # Twice a second is enough, and leaves the machine to the load.
             settings={"FOREBAY_POLL_SECONDS": "0.5", "FOREBAY_LISTEN": "never"},
         )  # fmt: skip
-        self._crew.start("the consumer", "annotations.outage.old_order")
-        self._crew.serve("the service", "annotations.service:service", self._folder / "new")
-        self._crew.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
+        self._processes.start("the consumer", "annotations.outage.old_order")
+        self._processes.serve("the service", "annotations.service:service", self._folder / "new")
+        self._processes.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
         self._view.event(
             "two services run: row and job in one transaction; and commit, then publish"
         )
@@ -273,7 +273,7 @@ class _Outage:
                 self.record.requests.append(Request(kind, at - self._begun, seconds, is_done))
 
     def _let_the_old_order_finish(self) -> None:
-        """Wait until its broker is empty: what then is not in its index, is lost."""
+        """Wait until its broker is empty: annotations that are then missing in its index are lost."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             if _waiting_in(self._broker_port) == 0:

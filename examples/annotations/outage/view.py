@@ -1,4 +1,4 @@
-"""What the outage looks like: live on a terminal, as lines elsewhere, and a table at the end."""
+"""The display of the outage: live on a terminal, otherwise as lines, and a table at the end."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 #: Seconds of the past that the small curves show.
 _PAST = 40
 
-#: Over so many seconds the percentiles are taken that are shown as of now.
+#: Window of the current percentiles, in seconds.
 _NOW = 3.0
 
 
 class View:
-    """Events as they happen, and a picture of the state that is drawn anew.
+    """Events as they happen, and a picture of the state that is redrawn.
 
     Args:
-        console: where to; a terminal gets the picture, anything else the events only.
+        console: the output; a terminal gets the picture, anything else only the events.
     """
 
     def __init__(self, console: Console) -> None:
@@ -58,7 +58,7 @@ class View:
         self._live.stop()
 
     def event(self, text: str, style: str = "default") -> None:
-        """Say that something happened."""
+        """Show an event."""
         line = Text(f"{time.monotonic() - self._started_at:6.1f} s  ", style="dim")
         self._console.print(line.append(text, style=style))
 
@@ -75,7 +75,7 @@ class View:
             ("p99 now", _milliseconds(done, record, deadline_ms), "default"),
             ("", _curve(done, record), "cyan"),
             ("index behind by", f"{counts.behind:,}", "yellow" if counts.behind else "green"),
-            ("jobs that know it", f"{counts.jobs:,}", "default"),
+            ("jobs for these", f"{counts.jobs:,}", "default"),
         ]
         old_rows = [
             ("saved and answered", f"{counts.old_items:,}", "green"),
@@ -83,7 +83,7 @@ class View:
             ("p99 now", _milliseconds(old, record, None), "default"),
             ("", _curve(old, record), "cyan"),
             ("not in the index", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
-            ("anybody who knows it", "nobody" if counts.old_missing else "-", "default"),
+            ("jobs for these", "none" if counts.old_missing else "-", "default"),
         ]  # fmt: skip
         state = Text("broker and index: ")
         if record.cut_at is None:
@@ -139,7 +139,7 @@ class View:
             f"ms p99 in it; the deadline for the index is {result.deadline_ms} ms",
         )
         gap()
-        add(result.behind_at_most, "annotations the index was behind, at the worst")
+        add(result.behind_at_most, "annotations missing or outdated in the index, at most")
         add(result.recovery_seconds, "seconds from the end of the outage until it was right")
         add(result.missing_after, "missing in the index", must_be_zero=True)
         add(result.stale_after, "stale there", must_be_zero=True)
@@ -148,7 +148,8 @@ class View:
         gap()
         add(result.old_order_writes, "writes in the old order, all answered with success")
         rows.add_row(
-            Text(f"{result.old_order_lost:,}", "bold red"), "never indexed, and nobody knows which"
+            Text(f"{result.old_order_lost:,}", "bold red"),
+            "never indexed, and no component knows which",
         )
         add(result.old_order_p99_ms_during, "ms p99 in the outage")
         self._console.print()
@@ -156,7 +157,7 @@ class View:
         self._console.print()
         if result.is_right:
             self._console.print(
-                Text("Nothing was lost, and nobody waited for the index.", "bold green")
+                Text("Nothing was lost, and no request waited for the index.", "bold green")
             )
         else:
             self._console.print(Text("This must not happen: please report it.", "bold red"))

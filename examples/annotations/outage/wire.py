@@ -1,9 +1,9 @@
-"""The way to the broker and to the index: a process that passes on what it gets, until it is told to be a black hole.
+"""A proxy before the broker and the index: a process that forwards data, until a command makes it a black hole.
 
-While it is one it accepts connections, reads what is sent, and never answers. When it is told to heal, the connections that
-lost something are reset, as by servers that were started anew.
+As a black hole it accepts connections, reads what is sent, and never answers. The command to heal resets the connections that
+lost data, as restarted servers would.
 
-Usage: python -m annotations.outage.wire SOCKET=SOCKET|PORT=PORT ...; port 0 is any, and told on the first line of output.
+Usage: python -m annotations.outage.wire SOCKET=SOCKET|PORT=PORT ...; port 0 is any, and is printed on the first line of output.
 It reads "cut" and "heal" from its input, answers each with a line, and ends with its input.
 """
 
@@ -20,7 +20,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.is_cut = False
-        #: Those that lost something, or never had another end.
+        #: Connections that lost data, or never had another end.
         self._broken: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
 

@@ -21,7 +21,7 @@ class Refused extends Error {
   constructor(status, said) { super(said); this.status = status; }
 }
 
-async function ask(path, { method = "GET", body } = {}) {
+async function request(path, { method = "GET", body } = {}) {
   let answer;
   try {
     answer = await fetch(path, {
@@ -60,7 +60,7 @@ const user = () => me.value.trim() || "guest";
 let pages = [];
 
 async function loadPages() {
-  pages = await ask("/api/pages");
+  pages = await request("/api/pages");
   drawPages();
 }
 
@@ -132,7 +132,7 @@ let sheet = null; // the page that is shown
 
 async function showPage(name, id, mine) {
   if (sheet?.name !== name || !sheet.root.isConnected) {
-    const found = await ask(`/api/pages/${encodeURIComponent(name)}`);
+    const found = await request(`/api/pages/${encodeURIComponent(name)}`);
     if (mine !== turn) return;
     sheet = new Sheet(found);
     draw(`${name} – Annotations`, sheet.root);
@@ -265,7 +265,7 @@ class Sheet {
     this.line = line;
     this.now = null;
     this.open(noteForm({ title: `Line ${line}`, done: "Save", leave: () => this.close() }, async ({ text, tags }) => {
-      const found = await ask("/api/annotations", { method: "POST", body: { page: this.name, line, text, tags, user: user() } });
+      const found = await request("/api/annotations", { method: "POST", body: { page: this.name, line, text, tags, user: user() } });
       this.notes.push(found);
       this.written(found, "Saved");
     }));
@@ -277,7 +277,7 @@ class Sheet {
     this.now = null;
     this.cards.get(note.id).hidden = true;
     this.open(noteForm({ title: `Line ${note.line}`, done: "Save", note, leave: () => this.choose(note.id) }, async ({ text, tags }) => {
-      const found = await ask(`/api/annotations/${note.id}`, { method: "PUT", body: { text, tags, version: note.version } });
+      const found = await request(`/api/annotations/${note.id}`, { method: "PUT", body: { text, tags, version: note.version } });
       Object.assign(note, found);
       this.written(found, "Changed");
     }));
@@ -294,7 +294,7 @@ class Sheet {
 
   async remove(note) {
     try {
-      const found = await ask(`/api/annotations/${note.id}`, { method: "DELETE" });
+      const found = await request(`/api/annotations/${note.id}`, { method: "DELETE" });
       this.notes = this.notes.filter((each) => each !== note);
       this.now = null;
       this.draw();
@@ -302,7 +302,7 @@ class Sheet {
         act: "Undo",
         on: async () => {
           try {
-            const back = await ask(`/api/annotations/${note.id}/restore`, { method: "POST" });
+            const back = await request(`/api/annotations/${note.id}/restore`, { method: "POST" });
             this.notes.push(back);
             this.written(back, "Back again");
           } catch (error) { failed(error); }
@@ -333,7 +333,7 @@ class Sheet {
 
 function card(note, acts) {
   const element = h("article", { className: "note", "data-id": note.id },
-    h("p", { className: "by" }, h("b", {}, note.user), h("span", {}, note.group === "everybody" ? "" : note.group), h("span", { className: "where" }, `line ${note.line}`)),
+    h("p", { className: "by" }, h("b", {}, note.user), h("span", {}, note.group === "all" ? "" : note.group), h("span", { className: "where" }, `line ${note.line}`)),
     h("p", { className: "what" }, note.text),
     tagsOf(note),
     h("div", { className: "acts" },
@@ -381,7 +381,7 @@ $("#search").addEventListener("submit", (event) => {
 async function showResults(words, mine) {
   let results;
   try {
-    ({ results } = await ask(`/api/search?q=${encodeURIComponent(words)}`));
+    ({ results } = await request(`/api/search?q=${encodeURIComponent(words)}`));
   } catch (error) {
     if (mine !== turn) return;
     if (error.status !== 503) throw error;
@@ -415,7 +415,7 @@ let state = { waiting: 0, index: "up" };
 
 function drawStatus() {
   clearTimeout(drawStatus.timer);
-  ask("/api/status").then((found) => { state = found; }, () => { state = { waiting: 0, index: "gone" }; }).then(() => {
+  request("/api/status").then((found) => { state = found; }, () => { state = { waiting: 0, index: "gone" }; }).then(() => {
     const [look, said] = stateSaid();
     $("#status .dot").className = `dot ${look}`;
     $("#status .said").textContent = said;
@@ -464,7 +464,7 @@ function showIndex() {
   const send = async (dry) => {
     if (!form.reportValidity()) return;
     try {
-      const found = await ask("/api/reindex", { method: "POST", body: { ...wanted(), dry_run: dry } });
+      const found = await request("/api/reindex", { method: "POST", body: { ...wanted(), dry_run: dry } });
       told.textContent = dry ? `${count(found.count, "annotation")} would be done.` : `${count(found.jobs, "annotation")} on the way.`;
       if (!dry) drawStatus();
     } catch (error) { told.textContent = error.message; }

@@ -1,1 +1,1 @@
-"""Queues as they are usually built on PostgreSQL, small and readable, to compare with."""
+"""Queues as they are usually built on PostgreSQL, small and readable, for comparison."""

@@ -56,12 +56,12 @@ def create(conn: psycopg.Connection[Any]) -> None:
 
 
 def fill(conn: psycopg.Connection[Any], count: int, *, delay_seconds: float = 0) -> None:
-    """Enqueue so many jobs in one statement."""
+    """Enqueue this number of jobs in one statement."""
     conn.execute(ENQUEUE_MANY, ["bench", "noop", delay_seconds, count])
 
 
 def claim(conn: psycopg.Connection[Any], limit: int) -> list[Any]:
-    """Take up to so many jobs; commits where the connection does."""
+    """Take up to this number of jobs; commits where the connection does."""
     return conn.execute(CLAIM, ["bench", limit], prepare=True).fetchall()
 
 

@@ -1,4 +1,4 @@
-"""The usual queue behind the interface that a loop drives all engines with."""
+"""The usual queue behind the common interface of the engines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ClassicQueue:
             classic.create(self.conn)
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement."""
+        """Enqueue this number of jobs in one statement."""
         classic.fill(self.conn, count, delay_seconds=delay_seconds)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(classic.ENQUEUE, ["bench", "noop", "{}"])
 
     def claim(self, limit: int) -> list[Taken]:
@@ -38,11 +38,11 @@ class ClassicQueue:
         ]
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Claim, and count what was read for it."""
+        """Claim, and count the pages read for it."""
         return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
-        """Delete what is done and make ready what failed, in one transaction."""
+        """Delete done jobs and make failed ones ready again, in one transaction."""
         if not failed:
             classic.finish(self.conn, [job.key for job in done])
             return

@@ -1,7 +1,7 @@
-"""Forebay's own log, spoken to as a worker does but without one: polls, claims and settlements on a plain connection.
+"""Forebay's log, used with a worker's calls but without a worker: polls, claims and settlements on a plain connection.
 
-What is left is the cost of the SQL, one job after the other, where a worker would hide it behind its handlers.
-Maintenance is not done here: a scenario runs it beside, with ``forebay_bench._maintenance``.
+This measures the cost of the SQL, one call after the other, which a worker would hide behind its handlers.
+A scenario runs maintenance beside it, with ``forebay_bench._maintenance``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The lease of a scenario lives as long as the scenario: nobody sends heartbeats.
+#: The lease lasts as long as the scenario, because no heartbeats are sent.
 _LEASE_SECONDS: Final = 86_400.0
 
 ENQUEUE: Final = "select forebay.enqueue(%s, %s, %s)"
@@ -34,7 +34,7 @@ select forebay.enqueue_many(
     delay => make_interval(secs => nullif(%s, 0)))
 """
 
-#: Half of them with an ordering key, half with a unique one: both at once are refused.
+#: Half of them with an ordering key, half with a unique one: a job cannot have both.
 _ENQUEUE_KEYED: Final = """
 select forebay.enqueue_many(jsonb_agg(
     jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))
@@ -62,7 +62,7 @@ class Log:
     Args:
         dsn: a migrated database.
         queue: whose group is opened.
-        keys: jobs have ordering keys and unique keys in turns, out of so many each; None: neither.
+        keys: jobs have ordering keys and unique keys in turns, of this number of keys each; None: neither.
     """
 
     def __init__(self, dsn: str, queue: str = "bench", *, keys: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Log:
     # --- what every engine can do ---------------------------------------------------------------
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement; those with a unique key that is held are none."""
+        """Enqueue this number of jobs in one statement; jobs whose unique key is taken are not counted."""
         if self._keys is None:
             self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
             return count
@@ -101,11 +101,11 @@ class Log:
         return len(made)
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(ENQUEUE, ["noop", "{}", self.queue])
 
     def claim(self, limit: int) -> list[Taken]:
-        """Ask which lanes are ready, as a worker does at every poll, and take jobs: retries first."""
+        """Poll for ready lanes, as a worker does, and take jobs: retries first."""
         taken: list[Taken] = []
         for lane in in_order(self.ready()):
             taken += self._take(limit - len(taken), lane)
@@ -114,7 +114,7 @@ class Log:
         return taken
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Ask and take, and count what was read for it. A claim is its own transaction, so each is counted by itself."""
+        """Poll and claim, and count the pages read. Each claim is a transaction, so each is counted separately."""
         taken: list[Taken] = []
         lanes, pages = counted(self.conn, self.ready)
         for lane in in_order(lanes):
@@ -156,13 +156,13 @@ class Log:
     # --- one call at a time -----------------------------------------------------------------------
 
     def ready(self) -> list[protocol.ReadyLane]:
-        """Ask which lanes have something."""
+        """Poll for lanes with jobs."""
         return self.run(protocol.ready(self.group_ids))
 
     def claim_lane(
         self, limit: int, lane: int | None = None, group_id: int | None = None
     ) -> tuple[int, list[protocol.ClaimedJob]]:
-        """Claim from one lane, the queue's public one unless told otherwise; the claim's number, and the jobs."""
+        """Claim from one lane, by default the queue's public one; the claim's number, and the jobs."""
         self._claim_no += 1
         jobs = self.run(
             protocol.claim(
@@ -195,7 +195,7 @@ class Log:
         return pages
 
     def empty(self, limit: int = 10_000) -> int:
-        """Work off everything that waits in the public lane; how many jobs it was."""
+        """Claim and settle all jobs in the public lane; return how many there were."""
         total = 0
         while count := self.claim_and_settle(limit)[1]:
             total += count
@@ -234,7 +234,7 @@ class Log:
 
 
 def in_order(lanes: Sequence[protocol.ReadyLane]) -> list[protocol.ReadyLane]:
-    """Return lanes as a worker asks them: those of retries first."""
+    """Return lanes in a worker's order: those of retries first."""
     return sorted(lanes, key=lambda each: not each.is_private)
 
 

@@ -1,4 +1,4 @@
-"""No queue at all: the row of a job in a plain table, with our columns and our index. What the work costs anyway."""
+"""No queue at all: the row of a job in a plain table, with Forebay's columns and index. This is the cost of the work itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def create(conn: psycopg.Connection[Any]) -> None:
 
 
 def insert_select(conn: psycopg.Connection[Any], count: int) -> None:
-    """Insert so many rows by one statement."""
+    """Insert this number of rows by one statement."""
     conn.execute(
         "insert into plain_job (lane, kind, args)"
         " select 1, 'noop', jsonb_build_object('number', i) from generate_series(1, %s) i",
@@ -47,7 +47,7 @@ def insert_select(conn: psycopg.Connection[Any], count: int) -> None:
 
 
 def copy(conn: psycopg.Connection[Any], count: int) -> None:
-    """Copy so many rows from an iterator, as text that needs no conversion on the way."""
+    """Copy rows from an iterator, as text that needs no conversion."""
     with (
         conn.cursor() as cursor,
         cursor.copy("copy plain_job (lane, kind, args) from stdin") as copying,

@@ -8,7 +8,7 @@ What makes it better with dead rows in front, each a switch:
 
 - ``batch``: lock several jobs in one walk, so that the way through the dead rows is walked once for all of them
 - ``remember``: begin behind the last job that was worked
-- ``forget_seconds``: begin at the start again now and then, or a job that commits late with an early key waits for ever;
+- ``forget_seconds``: begin at the start again now and then, or a job that commits late with an early key waits forever;
   the time is drawn anew each time, so that workers do not forget together
 """
 
@@ -86,10 +86,10 @@ class Que:
     """One worker's session.
 
     Args:
-        dsn: a database of its own.
-        batch: lock several jobs at once; without it one, whatever is asked for.
+        dsn: a separate database.
+        batch: lock several jobs at once; otherwise one, whatever number is requested.
         remember: begin behind the last job.
-        forget_seconds: how long at most it is remembered; None is for ever.
+        forget_seconds: how long at most it is remembered; None: forever.
         clock: seconds that only go up.
     """
 
@@ -112,16 +112,16 @@ class Que:
         self._forget_at = self._next_forget()
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement."""
+        """Enqueue this number of jobs in one statement."""
         self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
         conn.execute(_WRITE_ONE)
 
     def claim(self, limit: int) -> list[Taken]:
-        """Walk, and take what could be locked and is still there."""
+        """Walk, and take the jobs that could be locked and still exist."""
         if self._clock() >= self._forget_at:
             self._last = None
             self._forget_at = self._next_forget()
@@ -139,7 +139,7 @@ class Que:
         return [Taken(row[2], row[2], row[5], row[1].timestamp()) for row in rows]
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Walk, and count what was read for it."""
+        """Walk, and count the pages read for it."""
         return counted(self.conn, lambda: self.claim(limit))
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
@@ -149,7 +149,7 @@ class Que:
                 self.conn.execute(_DONE, [[job.key for job in done]], prepare=True)
             if failed:
                 self.conn.execute(_FAILED, [[job.key for job in failed]], prepare=True)
-        # Only now: an unlocked job whose end is not committed would be taken again.
+        # Unlock after the commit: otherwise another session would take the job again.
         self.conn.execute(_UNLOCK, [[job.key for job in (*done, *failed)]], prepare=True)
 
     def dead_rows(self) -> int:
@@ -157,7 +157,7 @@ class Que:
         return dead_rows_of(self.conn, "que_job")
 
     def close(self) -> None:
-        """Hang up, which lets go of every lock."""
+        """Close the connection, which releases every lock."""
         self.conn.close()
 
     def _next_forget(self) -> float:

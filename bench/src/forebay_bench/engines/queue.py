@@ -1,4 +1,4 @@
-"""What every engine can do, so that one loop can drive them all."""
+"""The interface of every engine, so that one loop can drive them all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: For the sessions of every engine: look jobs up through the index made for it. A table that statistics take for empty is
-#: read and sorted as a whole otherwise, a hundred times as slow, which has nothing to do with who holds what.
+#: For the sessions of every engine: look jobs up through the intended index. Otherwise a table that looks empty in the statistics
+#: is read and sorted as a whole, which is a hundred times slower and unrelated to held transactions.
 STEADY_PLANS: Final = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off"
 
-#: Pages that this session asked for since it last reported: tables, indexes and sequences, those of the system left out.
+#: Pages that this session read since it last reported: tables, indexes and sequences, those of the system left out.
 _PAGES: Final = """
 select coalesce(sum(pg_stat_get_xact_blocks_fetched(oid)), 0)::bigint from pg_class
 where relnamespace <> 'pg_catalog'::regnamespace
@@ -23,35 +23,35 @@ where relnamespace <> 'pg_catalog'::regnamespace
 
 
 class Taken(NamedTuple):
-    """A job that was handed out."""
+    """A claimed job."""
 
     key: Any
-    """What the engine needs to end it."""
+    """What the engine needs to end the job."""
     number: int
-    """The same at each of its attempts."""
+    """The job's number, the same at each attempt."""
     attempts: int
     """Before this one."""
     written_at: float
-    """When it was enqueued, or for an engine that keeps only that, when it was due: seconds since 1970."""
+    """When it was enqueued, or, for an engine that keeps only the due time, when it was due: seconds since 1970."""
 
 
 class Queue(Protocol):
     """An engine on one connection."""
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue so many jobs in one statement, due after a delay; how many it made."""
+        """Enqueue this number of jobs in one statement, due after a delay; return how many it made."""
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Enqueue one job in a transaction of somebody else."""
+        """Enqueue one job in another session's transaction."""
 
     def claim(self, limit: int) -> list[Taken]:
-        """Take up to so many jobs."""
+        """Take up to this number of jobs."""
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Take up to so many jobs; also how many pages the server read for it, in memory or not; None: not only the server."""
+        """Take up to this number of jobs; also return how many pages the server read, cached or not; None: other programs took part."""
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
-        """End what the last claim took; what failed is ready again at once."""
+        """End the jobs of the last claim; failed jobs are ready again at once."""
 
     def dead_rows(self) -> int:
         """Return how many dead rows the statistics count in its tables."""
@@ -69,9 +69,9 @@ def dead_rows_of(conn: psycopg.Connection[Any], table: str) -> int:
 
 
 def counted(conn: psycopg.Connection[Any], call: Callable[[], T]) -> tuple[T, int]:
-    """Call in a transaction of its own; return the result, and how many pages the server read for it, in memory or not.
+    """Call in a new transaction; return the result, and how many pages the server read for it, cached or not.
 
-    That is the work itself, whatever else the machine is doing and however quick it is.
+    The number of pages is independent of the machine's speed and other load.
     """
     with conn.transaction():
         before = _pages(conn)

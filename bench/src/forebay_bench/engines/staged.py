@@ -2,8 +2,8 @@
 
 Rows are deleted a thousand at a time, in the transaction that ends after Redis has them: a crash in between carries them
 twice, none is lost. Redis is a private one on a unix socket that writes every command to its disk before it answers, as a
-commit of PostgreSQL does. What a worker takes goes to a list of its own until it is done, so that a crash leaves it
-there; finding it again is not built.
+commit of PostgreSQL does. A job that a worker takes goes to a separate list until it is done, so that a crash leaves it
+there; recovery from that list is not implemented.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _START_SECONDS: Final = 10.0
 
 
 def missing() -> str | None:
-    """Return what it lacks to run here, or None."""
+    """Return the missing requirement, or None."""
     if importlib.util.find_spec("redis") is None:
         return "the Python package redis is not installed"
     if shutil.which("redis-server") is None:
@@ -99,11 +99,11 @@ def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 class Staged:
-    """The stager and a worker in one: each takes its turn when Redis has nothing left.
+    """The stager and a worker in one: the stager moves jobs when Redis has none left.
 
     Args:
-        dsn: a database of its own.
-        socket: of a Redis of its own.
+        dsn: a separate database.
+        socket: of a private Redis.
     """
 
     def __init__(self, dsn: str, socket: Path) -> None:
@@ -114,12 +114,12 @@ class Staged:
         self.redis = redis.Redis(unix_socket_path=str(socket))
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Stage so many jobs in one statement."""
+        """Stage this number of jobs in one statement."""
         self.conn.execute(_ENQUEUE_MANY, [delay_seconds, count], prepare=True)
         return count
 
     def write_one(self, conn: psycopg.Connection[Any]) -> None:
-        """Stage one job in a transaction of somebody else."""
+        """Stage one job in another session's transaction."""
         conn.execute(_WRITE_ONE)
 
     def move(self) -> int:
@@ -139,11 +139,11 @@ class Staged:
         return [Taken(text, job[0], job[4], job[3]) for text, job in found]
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Take jobs; Redis has no pages."""
+        """Take jobs; Redis does not count pages."""
         return self.claim(limit), None
 
     def end(self, done: Sequence[Taken], failed: Sequence[Taken]) -> None:
-        """Strike off what was taken; what failed goes back behind the others."""
+        """Remove the taken jobs; failed ones go back behind the others."""
         del done
         with self.redis.pipeline(transaction=True) as pipe:
             if failed:

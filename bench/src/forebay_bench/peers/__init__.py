@@ -1,8 +1,8 @@
-"""Other libraries, used when installed, at the best settings that they document.
+"""Other libraries, used if installed, with the best settings that they document.
 
-Each module has ``NAME``, ``NOTE`` (the settings it is given, for the report), ``create`` (install its schema in an empty
-database) and ``Queue``, a ``Engine``, which runs in a process of its own. A library that is not installed is left out,
-and a report says so.
+Each module has ``NAME``, ``NOTE`` (its settings, for the report), ``create`` (install its schema in an empty
+database) and ``Queue``, a ``Engine``, which runs in a separate process. A library that is not installed is left out,
+and the report says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def installed(compare: tuple[str, ...] | None) -> list[ModuleType]:
     """Return the peers that take part.
 
     Args:
-        compare: names of engines, of which those that are no peers are somebody else's; None takes every
+        compare: names of engines; names of other engines than peers are ignored; None takes every
             installed one.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Settings, after its guide to performance and its own benchmark: the asyncpg driver on one connection, uvloop (which its
 command line uses), a large ``batch_size``, its autovacuum settings applied after the installation, and the durability
-that its guide calls the default: ``durable``, as everything here is. Many jobs go by the list form of ``enqueue``.
+that its guide calls the default: ``durable``, like everything here. Many jobs go by the list form of ``enqueue``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Queue:
         return handled
 
     async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters says stop, and count in it what was handled."""
+        """Run a worker until the counters say stop, and count in it what was handled."""
         handled = 0
 
         def count() -> None:

@@ -1,8 +1,8 @@
 """procrastinate: one table, jobs fetched one at a time by a function of the database.
 
 Settings: psycopg, a worker that runs many jobs at a time (``concurrency``, with as many connections in the pool as it can
-use), ended jobs deleted (``delete_jobs``) so that the table stays small, uvloop. Its pool is ours, without the check that
-its own makes of each connection before use, which costs a round trip. Many jobs go by ``batch_defer``.
+use), ended jobs deleted (``delete_jobs``) so that the table stays small, uvloop. Its pool is created here, without the default check
+of each connection before use, which costs a round trip. Many jobs go by ``batch_defer``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Queue:
         await self._task.batch_defer_async(*arguments)
 
     async def enqueue_all(self, numbers: Iterable[int]) -> None:
-        """Enqueue any number of jobs of an iterator; each chunk is a transaction of its own."""
+        """Enqueue any number of jobs of an iterator; each chunk is a separate transaction."""
         iterator = iter(numbers)
         while chunk := list(itertools.islice(iterator, CHUNK)):
             await self.enqueue_some(range(chunk[0], chunk[-1] + 1))
@@ -108,7 +108,7 @@ class Queue:
         return handled
 
     async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters says stop, and count in it what was handled."""
+        """Run a worker until the counters say stop, and count in it what was handled."""
         handled = 0
 
         def count() -> None:

@@ -1,4 +1,4 @@
-"""The load of ``held``: an engine, the jobs it is given in its turns, its clock, and what was seen of it."""
+"""The load of ``held``: an engine, the jobs of its turns, its clock, and its figures."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SAMPLES_PER_TURN: Final = 3
 
 ENQUEUE_ROWS: Final = 500
 CLAIM_ROWS: Final = 100
-#: Of a part of a turn: claims whose pages are counted.
+#: Claims whose pages are counted, in a part of a turn.
 _COUNTED: Final = 5
-#: Of its own speed, what an engine is given to do. At 0.7 autovacuum alone makes jobs wait for seconds on two cores.
+#: The load of an engine, as a share of its speed. At 0.7 autovacuum alone makes jobs wait for seconds on two cores.
 LOAD: Final = 0.5
-#: A look at the speed takes no more jobs.
+#: Maximum number of jobs in a measurement of the speed.
 _SPEED_JOBS_MAX: Final = 40_000
 _FAILING: Final = 5
 
@@ -46,7 +46,7 @@ class Turn:
     enqueues: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    """What the server read for claims that were counted and not timed."""
+    """Pages that the server read for claims that were counted and not timed."""
     counted: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Turn:
 
     @property
     def claim_pages(self) -> float | None:
-        """The median number of pages that a claim reads: a few read more, when a plan is made anew or a segment begins."""
+        """The median number of pages that a claim reads: a few read more, when a plan is made again or a segment begins."""
         return statistics.median(self.pages) if self.pages else None
 
     @property
@@ -76,13 +76,13 @@ def median_ms(seconds: Sequence[float]) -> float | None:
 
 
 class Engine:
-    """An engine, its load, its clock, and what was seen of it.
+    """An engine, its load, its clock, and its figures.
 
     Args:
         queue: the engine.
         mix: which jobs.
         delay_seconds: after which a job is due.
-        due_is_kept: the engine tells when a job was due, and not when it was enqueued.
+        due_is_kept: the engine keeps when a job was due, and not when it was enqueued.
     """
 
     def __init__(self, queue: Queue, mix: str, *, delay_seconds: float, due_is_kept: bool) -> None:
@@ -102,7 +102,7 @@ class Engine:
         self._due = 0
 
     def measure_speed(self, seconds: float) -> None:
-        """Enqueue for a while, wait until all is due, work it off; the median of three looks is its speed."""
+        """Enqueue for a while, wait until all jobs are due, run them; the median of three measurements is the speed."""
         speeds = []
         for _ in range(3):
             speeds.append(self._speed(seconds / 6))
@@ -129,7 +129,7 @@ class Engine:
         return self.finished / (enqueue_seconds + busy)
 
     def take_turn(self, seconds: float) -> None:
-        """Enqueue what is owed by now, take and end jobs, for so long."""
+        """For a time, enqueue the jobs that are due by now, and take and end jobs."""
         turn = Turn()
         self._starts.append(time.time())
         self._before.append(self._active)
@@ -192,7 +192,7 @@ class Engine:
         return len(done)
 
     def _record_pickups(self, part: Turn, taken: Sequence[Taken], now: float) -> None:
-        """Note how long each job could have run already, by the engine's own clock."""
+        """Record how long each job has been able to run, by the engine's clock."""
         part.pickups += [
             max(0.0, now - self._own_time(job.written_at + self._since_written))
             for job in taken
@@ -232,8 +232,8 @@ class Engine:
 class Original(Engine):
     """The original load: 50 jobs a second, taken one at a time by 8 workers that need 10 ms for each.
 
-    A worker is a thread with a session of its own. One of ours claims for all its free slots at once; here each
-    slot is a worker that claims for itself, as the others do.
+    A worker is a thread with a separate session. A real worker of Forebay claims for all its free slots at once; here each
+    slot is a worker that claims for itself, as with the other engines.
     """
 
     def __init__(self, queue: Queue, make: Callable[[], Queue], *, due_is_kept: bool) -> None:
@@ -291,6 +291,6 @@ class Original(Engine):
                 self.finished += len(taken)
 
     def close(self) -> None:
-        """Hang up the workers."""
+        """Close the workers' connections."""
         for worker in self._workers:
             worker.close()

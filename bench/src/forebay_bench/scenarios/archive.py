@@ -1,11 +1,11 @@
 """archive: what a claim and an enqueue cost by the number of old segments.
 
-Nothing is ever deleted from the log row by row: what is done stays where it is, and old segments are the archive. Each size
-has a database of its own on one server, cut into small segments of equally many rows whatever the size, so that the cost of small
-segments is not taken for the cost of many. So many segments are filled, worked off and sealed, by real enqueues, claims
-and settlements; then the sizes take turns as in ``backlog``. Segments ahead are equally many everywhere.
+The log deletes no single rows: done jobs stay where they are, and old segments are the archive. Each size
+has a separate database on one server, cut into small segments with the same number of rows at every size, so that the cost of small
+segments is not taken for the cost of many. Real enqueues, claims and settlements fill, work off and seal the segments; then the
+sizes take turns as in ``backlog``. Every size has the same number of segments ahead.
 
-``rows_per_segment`` is 1,000 in the full run. A segment has 1,000,000 in a database that nobody tunes: 1,000 of them
+``rows_per_segment`` is 1,000 in the full run. By default a segment has 1,000,000: 1,000 of them
 would be a thousand million jobs.
 """
 
@@ -81,7 +81,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _archive(log: Log, count: int, rows: int) -> None:
-    """Fill and work off so many segments, and seal them."""
+    """Fill and work off this number of segments, and seal them."""
     # One row more: a segment is sealed when a number beyond it was drawn.
     left = count * rows + 1
     while left:

@@ -1,13 +1,13 @@
 """backfill: a job for each row of a table, beside the bare INSERT ... SELECT of the same rows, alone and under load.
 
 The rows are those of a table with an id and some text. Bare is ``insert into ... select`` into the plain table of the other
-scenarios, with our columns and our index; and, for what an index costs, into one without any. Ours is ``forebay.backfill`` in
+scenarios, with Forebay's columns and index; and, to show the cost of an index, into one without any. Forebay's is ``forebay.backfill`` in
 one statement, with the token of a dry run, and in chunks.
 
 Under load a producer commits 200 jobs a second at random moments in another queue, and a worker process runs them, while
-either statement is at work; measured is the time from the commit to the handler's start, of the jobs committed meanwhile.
+either statement runs. The time from the commit to the handler's start is measured, for the jobs committed meanwhile.
 
-A dry run comes first: what it counted is compared with what was enqueued, and its token must be refused when a row changed.
+A dry run comes first: its count is compared with the enqueued jobs, and its token must be refused after a row changed.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _rounds(
 
 
 def _waits_beside(dsn: str, notes: Journal, work: Callable[[], object]) -> list[float]:
-    """Let a producer commit jobs while some work is done; return how long those jobs waited for their start."""
+    """Let a producer commit jobs during some work; return how long those jobs waited for their start."""
     before = notes.count
     committed: dict[int, float] = {}
     is_over = threading.Event()
@@ -197,7 +197,7 @@ def _waits_beside(dsn: str, notes: Journal, work: Callable[[], object]) -> list[
 
 
 def _prove(conn: psycopg.Connection[Any], client: Client, rows: Rows) -> dict[str, Any]:
-    """Return what a dry run said and what then came of it; and whether its token is refused after a change."""
+    """Return the count of a dry run, the enqueued jobs, and whether its token is refused after a change."""
     plan = client.plan_backfill("prove", rows, queue=_QUEUE)
     client.backfill("prove", rows, queue=_QUEUE, token=plan.token)
     row = conn.execute("select count(*) from forebay.log where kind = 'prove'").fetchone()
@@ -286,7 +286,7 @@ def _report(
         [
             f"{count:,} rows at a time; the plain tables are emptied before each turn, the log grows",
             f"the load is {_LOAD_PER_S} jobs a second of another queue, in all rounds together",
-            "the plain table has our columns and our index, and checks nothing",
+            "the plain table has Forebay's columns and index, and checks nothing",
         ],
         draw=partial(_draw, spreads),
     )

@@ -1,12 +1,12 @@
 """backlog: what a claim and an enqueue cost by the number of jobs that wait.
 
-Each size has a database of its own on one server, filled through the public function, ten thousand jobs a call, on two
+Each size has a separate database on one server, filled through the public function, ten thousand jobs a call, on two
 connections, while no worker and no maintenance runs: the state after workers were down for a night. Then maintenance starts, and the sizes
-take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that as many
-wait afterwards as before. A round gives the medians of its steps; a size is compared with the smallest one round by round.
+take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that the number of waiting
+jobs stays the same. A round gives the medians of its steps; a size is compared with the smallest one round by round.
 
 ``claim_p50_ms`` is the claim alone, at its p50 over all rounds; ``enqueue_p50_ms`` an enqueue with its commit.
-``claim_pages`` is how many pages the server reads for a claim, in memory or not, at the median of some that are counted and not timed.
+``claim_pages`` is how many pages the server reads for a claim, cached or not: the median of some claims that are counted and not timed.
 ``enqueue_errors`` counts calls that failed while the queue was filled.
 """
 
@@ -41,7 +41,7 @@ _ROUNDS: Final = 5
 _CLAIM_ROWS: Final = 10
 _QUICK_STEPS: Final = 60
 _FULL_STEPS: Final = 300
-#: Of a round: claims whose pages are counted.
+#: Claims whose pages are counted, per round.
 _COUNTED: Final = 5
 _FILL_ROWS: Final = 10_000
 _FILL_CONNECTIONS: Final = 2
@@ -49,19 +49,19 @@ _FILL_CONNECTIONS: Final = 2
 
 @dataclass
 class Size:
-    """A log of some size, and what was measured on it, a list for each round."""
+    """A log of some size, and its figures, a list for each round."""
 
     size: int
     log: Log
     claims: list[list[float]] = field(default_factory=list)
     enqueues: list[list[float]] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    """What the server read for claims that were counted and not timed."""
+    """Pages that the server read for claims that were counted and not timed."""
 
     def take_turn(self, steps: int) -> None:
-        """Measure so many steps."""
+        """Measure this number of steps."""
         claims, enqueues = [], []
-        # What was asked last of this size lies a while back: let it warm up as a worker at work is warm.
+        # The last call for this size was a while ago: warm up first, since a busy worker is warm.
         for number in range(-5, steps):
             seconds, count = self.log.claim_and_settle(_CLAIM_ROWS)
             each = [self.log.enqueue_one() for _ in range(_CLAIM_ROWS)]
@@ -93,7 +93,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     with contextlib.ExitStack() as stack:
         measured: list[Size] = []
         for size in sizes:
-            progress(f"{size:,} jobs are enqueued while nobody works")
+            progress(f"{size:,} jobs are enqueued without workers")
             dsn = stack.enter_context(place.database(f"backlog_{size}"))
             log = Log(dsn)
             stack.callback(log.conn.close)
@@ -118,7 +118,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         )
         for each in measured[1:]
     ]
-    bars.append(Bar("enqueues that failed with nobody at work", errors, at_most=0))
+    bars.append(Bar("enqueues that failed without workers", errors, at_most=0))
     return Report(
         figures,
         [table(measured, "waiting")],
@@ -132,7 +132,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def fill(dsn: str, count: int) -> Filled:
-    """Enqueue so many jobs, ten thousand a call on two connections."""
+    """Enqueue this number of jobs, ten thousand a call on two connections."""
     left = [min(_FILL_ROWS, count - done) for done in range(0, count, _FILL_ROWS)]
     lock = threading.Lock()
     errors = 0
@@ -170,7 +170,9 @@ def measure(
     """Let the sizes take turns, in alternating order."""
     with psycopg.connect(measured[0].log.conn.info.dsn, autocommit=True) as conn:
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-            conn.execute("checkpoint")  # What the filling left to be written disturbs nobody then.
+            conn.execute(
+                "checkpoint"
+            )  # Pages that are dirty from the filling then do not disturb the measurement.
     for number in range(rounds):
         for each in measured if number % 2 == 0 else reversed(measured):
             progress(f"round {number + 1} of {rounds}: {each.size:,}")

@@ -1,7 +1,7 @@
 """bulk: a million jobs at once, from an iterator in Python and by one statement of SQL.
 
 From an iterator: ``handler.enqueue_many(conn, numbers)`` in one transaction, whose memory does not grow with the number
-of jobs, beside COPY of the same rows from the same iterator into a plain table with our columns and our index. By SQL:
+of jobs, beside COPY of the same rows from the same iterator into a plain table with Forebay's columns and index. By SQL:
 ``forebay.enqueue_many(kind, array(select ...))`` beside ``insert into ... select`` into that table. The quick form does
 the same with 100,000.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forebay_bench._place import Place
     from forebay_bench._run import Options
 
-#: What a peer enqueues of the whole, so that the slow ones do not take all the time.
+#: A peer's share of the jobs, so that slow peers do not take all the time.
 _SHARES: Final = {"procrastinate": 0.1}
 
 _LABELS: Final = {

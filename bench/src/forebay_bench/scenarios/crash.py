@@ -1,19 +1,19 @@
-"""crash: load, and worker processes killed in the middle of it; then every job is accounted for.
+"""crash: load, and worker processes killed in the middle of it; then an audit of every job.
 
-Producers in processes of their own write rows and enqueue jobs in one transaction, and roll some of them back, whole or
-to a savepoint. Worker processes with default settings run them. One of these is killed every three seconds (SIGKILL) and
-another put in its place. ``--full`` also kills the server itself, all its processes at once, where it is one of our own.
+Producers in separate processes write rows and enqueue jobs in one transaction, and roll some of them back, whole or
+to a savepoint. Worker processes with default settings run the jobs. Every three seconds one of them is killed (SIGKILL) and
+replaced. ``--full`` also kills the server, all its processes at once, if the benchmark started it.
 
-At the end of the load everything that is claimed or waiting is waited for, and then compared by plain SQL
-with what producers and handlers wrote down elsewhere (``_audit``):
+After the load the scenario waits until no job is claimed or waiting. Then it compares the result by plain SQL
+with the records of producers and handlers (``_audit``):
 
 - ``counted``: jobs whose transaction committed
 - ``lost``: committed jobs that took no effect, and commits that were confirmed and are gone
-- ``phantom``: effects of what was rolled back
+- ``phantom``: effects of transactions that were rolled back
 - ``double``: jobs that ended for good more than once, and effects that were applied twice by a handler whose transaction
   also completes the job
 
-A handler outside such a transaction may run again after a kill; that is promised, and counted as ``run_again``.
+A handler outside such a transaction may run again after a kill; the guarantees allow that, and it is counted as ``run_again``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONCURRENCY: Final = 5
 
 _KILL_EVERY_SECONDS: Final = 3.0
 
-#: A kill of the server takes the place of every third kill of a worker.
+#: Every third kill of a worker is replaced by a kill of the server.
 _SERVER_KILL_EVERY: Final = 3
 
 #: Leases of killed workers are noticed after some seconds, backoffs of their jobs come on top.
@@ -80,11 +80,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 for writer in writers:
                     writer.send("stop")
                 for writer in writers:
-                    told = writer.read_message()
-                    if told["failures"]:
-                        raise ForebayError(f"a producer failed: {told['failures'][0]}")
+                    answer = writer.read_message()
+                    if answer["failures"]:
+                        raise ForebayError(f"a producer failed: {answer['failures'][0]}")
                     for outcome, entries in account.items():
-                        entries.extend(told[outcome.replace(" ", "_")])
+                        entries.extend(answer[outcome.replace(" ", "_")])
             progress("waiting until everything is done")
             wait_until(lambda: _unfinished(dsn) == 0, _REST_SECONDS, "everything is done")
             worker_processes.raise_when_one_ended()
@@ -97,7 +97,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _server(place: Place) -> EmbeddedServer | None:
-    """Return a hand on the server, where it is one of our own."""
+    """Return control of the server, if the benchmark started it."""
     if place.data_dir is None:
         return None
     settings = {"dynamic_shared_memory_type": "mmap", **SERVER_SETTINGS}
@@ -111,14 +111,14 @@ def _kill(
     seconds: float,
     progress: Callable[[str], None],
 ) -> tuple[int, int]:
-    """Kill workers, and the server where there is a hand on it, for so long; return how many of each."""
+    """Kill workers for a time, and the server if it can be controlled; return how many of each."""
     kills = server_kills = 0
     every = min(_KILL_EVERY_SECONDS, seconds / 2)
     end = time.monotonic() + seconds
     while time.monotonic() + every < end or not kills:
         seen = notes.count
         time.sleep(every)
-        # Nothing is killed that nobody uses.
+        # An unused process is not killed.
         wait_until(lambda seen=seen: notes.count > seen, _REST_SECONDS, "jobs are run")  # type: ignore[misc]
         worker_processes.raise_when_one_ended()
         if server is not None and (kills + server_kills) % _SERVER_KILL_EVERY == 2:
@@ -135,7 +135,7 @@ def _kill(
 
 
 def _unfinished(dsn: str) -> int | None:
-    """Return how many jobs are not at their end; None while the server recovers."""
+    """Return how many jobs have not ended; None while the server recovers."""
     with contextlib.suppress(psycopg.OperationalError):
         with psycopg.connect(dsn, autocommit=True) as conn:
             row = conn.execute(_UNFINISHED).fetchone()
@@ -174,10 +174,10 @@ def _report(
     }
     rows = [(label, f"{figures[name]:,}") for name, label in labels.items()]
     notes = [
-        "lost, phantom and double are counted by SQL against what producers and handlers wrote down",
+        "lost, phantom and double are counted by SQL against the records of producers and handlers",
         "a handler outside the completing transaction may run again after a kill",
     ]
     if not can_kill_server:
-        notes.append("the server itself is killed with --full only, and only one of our own")
+        notes.append("the server is killed with --full only, and only if the benchmark started it")
     bars = [Bar(name, found[name], at_most=0) for name in ("lost", "phantom", "double")]
     return Report(figures, [Table(["", "jobs"], rows, right=["jobs"])], bars, notes)

@@ -1,13 +1,13 @@
 """drain: a queue filled beforehand, emptied by one worker process.
 
-Handlers that do nothing, so that what is measured is the queue: a coroutine, a function in a thread, a batch of up to
-500, and one that settles in its own transaction. A worker is what ``App.worker`` returns, in a process of its own, run
-until nothing is left; its start and its end are part of the time, the start of Python is not. ``classic`` is a loop that
-claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine the same one with
-ordering keys: jobs of a hundred keys in turns, and of a single one.
+Handlers do nothing, so that only the queue is measured: a coroutine, a function in a thread, a batch of up to
+500, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
+until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
+claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
+ordering keys: jobs of a hundred keys in turns, and of a single key.
 
-Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, everything
-included that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
+Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
+everything that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _FULL_FACTOR: Final = 10
 
 @dataclass(slots=True)
 class Costs:
-    """What the jobs of the turns cost, each turn's per job."""
+    """The cost per job in each turn."""
 
     wal_bytes: list[float] = field(default_factory=list)
     server_seconds: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ def _costed(
     count: int,
     costs: Costs,
 ) -> float:
-    """Drain by the coroutine, and note what it cost."""
+    """Drain with the coroutine, and record the cost."""
     written = wal_bytes(conn)
     _ours.fill(conn, "async", count)
     before = _server_cpu(place)
@@ -149,7 +149,7 @@ def _drained(engine: Runner, handler: str, count: int) -> float:
 
 
 def _check(found: dict[str, Any], count: int) -> None:
-    """A worker that left something, or did something twice, is not to be timed."""
+    """Raise an error if a worker left a job, or ran one twice."""
     if found["ended"] != count:
         raise ForebayError(f"{found['ended']} jobs ended, of {count} that waited")
 
@@ -220,7 +220,7 @@ def _report(
             "a peer's handler counts, which costs it a few percent at most; ours is counted by the worker",
             "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",
-            "server CPU is that of all its processes; unknown for a server that is not our own",
+            "server CPU is that of all its processes; unknown for a server that the benchmark did not start",
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads, order),

@@ -1,22 +1,22 @@
-"""fleet: many worker processes on one queue, the worst way to claim, and slots that are kept busy.
+"""fleet: many worker processes on one queue: the worst way to claim, and how busy the slots are.
 
 Two measurements:
 
 **One job per claim.** 1 to 64 processes claim one job, end it, and claim the next, with plain psycopg and prepared
-statements: ``claim_v1`` with a limit of one and ``settle_v1``, against a claim of one row and its ``delete``. That is how
-no worker of ours works - it claims as many as it has free slots - and the case in which a lane, whose claims follow each
-other, has the least to offer. Once with nothing held; then while a session keeps a REPEATABLE READ snapshot, after
-20,000 jobs (80,000 with ``--full``) have come and gone under it.
+statements: ``claim_v1`` with a limit of one and ``settle_v1``, against a claim of one row and its ``delete``. A real
+worker claims as many jobs as it has free slots. One job per claim is the worst case for a lane, whose claims take
+turns. It is measured once with no snapshot held, and once while a session keeps a REPEATABLE READ snapshot, after
+20,000 jobs (80,000 with ``--full``) have been enqueued and ended under it.
 
-``ours`` is a queue as it is made, one lane in order of commit. ``sharded`` is a queue that has given up that order, so
-that its claims need not follow each other.
+``ours`` is a default queue, one lane in order of commit. ``sharded`` is a queue that has given up that order, so
+that its claims need not take turns.
 
-**Slow handlers.** Real worker processes, 10 slots each, and handlers that wait 100 ms: which share of the time that the
-slots have is spent in handlers, in the middle of the run. A handler counts as 100 ms, however long a busy machine lets
-it wait; so 1 is never quite reached.
+**Slow handlers.** Real worker processes, 10 slots each, and handlers that wait 100 ms: the share of the slots' time
+that is spent in handlers, in the middle of the run. A handler counts as 100 ms, even if a busy machine makes
+it wait longer; so the share never quite reaches 1.
 
-On a small machine all processes share the cores with the server: with many of them the figures say how claims behave
-in a lease count, not how fast a server is that has its cores to itself.
+On a small machine all processes share the cores with the server. With many processes the figures then show how claims behave
+under contention, not how fast a server with dedicated cores is.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 _QUICK: Final = (1, 4, 16)
 _FULL: Final = (1, 2, 4, 8, 16, 32, 64)
 
-#: Where the promises are about.
+#: The number of processes of the promised ratios.
 _BAR_AT: Final = 16
 
 _SLOTS: Final = 10
 
-#: Lanes of the sharded queue: as many as processes claim where the promises are about.
+#: Shards of the sharded queue: as many as the processes of the promised ratios.
 _SPREAD: Final = 16
 
 #: More than all processes together end in a second.
@@ -96,7 +96,7 @@ class Engine:
     name: str
     dsn: str
     fill: Callable[[psycopg.Connection[Any], int], None]
-    """Let so many jobs wait."""
+    """Enqueue this number of jobs."""
     lanes: Callable[[psycopg.Connection[Any]], list[list[int]]]
     """Group and lane of each lane that has work; empty where there are no lanes."""
 
@@ -182,7 +182,7 @@ def _turn(engine: Engine, worker_processes: Sequence[Script], seconds: float) ->
 
 
 def _end_many(engine: Engine, script: Script, count: int) -> None:
-    """Let one process end so many jobs, in large claims."""
+    """Let one process end this number of jobs, in large claims."""
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         engine.fill(conn, count)
         lanes = engine.lanes(conn)
@@ -264,12 +264,12 @@ def _use_slots(
                 progress(f"{size} worker processes with slow handlers")
                 worker_processes.start(size - len(worker_processes.members))
                 settle_seconds = min(seconds, 0.5 + 0.1 * size)
-                # They have something to do from before the measurement until after it.
+                # There are enough jobs from before the measurement until after it.
                 lasts = settle_seconds + seconds + _SPARE_SECONDS
                 conn.execute(_FILL_SLOW, [int(size * _SLOTS * lasts / jobs.SLOW_SECONDS)])
                 before = notes.count
                 wait_until(partial(_has, notes, before + size * _SLOTS), 30, "slots are in use")
-                # Processes that have just started measure their handlers first, and share the cores meanwhile.
+                # Processes that have just started first measure their handlers, and share the cores meanwhile.
                 began = time.monotonic() + settle_seconds
                 time.sleep(began + seconds - time.monotonic())
                 until = time.monotonic()
@@ -277,9 +277,9 @@ def _use_slots(
                 shares[size] = ended * jobs.SLOW_SECONDS / (size * _SLOTS * (until - began))
                 worker_processes.raise_when_one_ended()
                 if _one(conn, "select coalesce(sum(ready), 0) from forebay.depth('slow')") == 0:
-                    raise ForebayError("the slots ran out of jobs while they were watched")
+                    raise ForebayError("the slots ran out of jobs during the measurement")
             for worker in worker_processes.members:
-                worker.kill()  # an orderly end is of no use to a database that is dropped
+                worker.kill()  # an orderly end is not needed, since the database is dropped
     return shares
 
 
@@ -345,10 +345,10 @@ def _report(
         f"one job per claim, medians of {rounds} rounds; a process ends a job before it claims the next",
         "our claim does not wait for the disk, the settlement does; the classic claim and delete both wait",
         f"held: a REPEATABLE READ snapshot under which {ended_while_held:,} jobs ended before anything is measured",
-        "the classic table gets the slower the more jobs end under the snapshot; the scenario held follows that",
-        "before each turn both are filled up; the classic table is vacuumed and analyzed besides",
+        "the classic table gets slower as more jobs end under the snapshot; the scenario held shows how",
+        "before each turn both are filled up; the classic table is also vacuumed and analyzed",
         "the maintenance of a worker runs beside ours, autovacuum beside the classic table",
-        "slots: a handler counts as 100 ms, however long a busy machine lets it wait",
+        "slots: a handler counts as 100 ms, even if a busy machine makes it wait longer",
     ]
     if sizes[-1] < _FULL[-1]:
         notes.append(

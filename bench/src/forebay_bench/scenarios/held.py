@@ -1,47 +1,47 @@
-"""held: what a queue does while somebody keeps a transaction open.
+"""held: how a queue performs while a session keeps a transaction open.
 
 The experiment is Brandur Leach's of 2015 ("Postgres Job Queues & Failure By MVCC"): a queue in a steady state, then a
-transaction in the same database that is left open, and a look at how long a worker needs to get its next job. Vacuum may
-not remove what died since, so an index that a queue takes its jobs from fills up with dead entries that each look for work
-has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to be felt; here a minute is to be
-enough, so each engine gets some hundred times as many: half of what it managed at the start of the run, when it was let
-go as fast as it could. (More would leave no room for autovacuum on a small machine. One that keeps its speed keeps its
-queue empty; one that slows down by more than half lets jobs wait.) His own load is the mix ``original``: 50 jobs a second, one job at a time, 8 workers, 10 ms each; with ``--scale 15 --full``
+transaction in the same database stays open, and the time that a worker needs to get its next job is measured. Vacuum must
+keep the rows that died since, so the index from which a queue takes its jobs fills up with dead entries that each claim
+has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to show. Here a minute must be
+enough, so each engine gets about a hundred times as many: half of its speed at the start of the run, when it ran
+without a limit. (More would leave no capacity for autovacuum on a small machine. An engine that keeps its speed keeps its
+queue empty; in one that slows down by more than half, jobs wait.) His load is the mix ``original``: 50 jobs a second, one job at a time, 8 workers, 10 ms each; with ``--scale 15 --full``
 it takes its quarter of an hour for each engine.
 
-Every engine has a database of its own and a holder in it, since vacuum looks at the snapshots of one database at a time.
-They take turns on one server, ten each while the holders hold, and time stands still for an engine that does not have its
-turn: its clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
-ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of the lease count.
+Every engine has a separate database with a holder, since vacuum looks at the snapshots of one database at a time.
+The engines take turns on one server, ten each while the holders hold. Between its turns an engine's
+clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
+ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of contention.
 
 Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
 ``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
-rest a unique key, of a thousand each, for ours alone.
+rest a unique key, of a thousand each, for Forebay only.
 
-Holders are described in ``forebay_bench._holders``. With ``other_sessions`` our log is cut into segments of 1,000 rows, so
-that hundreds are written, and the bars compare with the time before the other sessions came.
+Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut into segments of 1,000 rows, so
+that hundreds are written, and the ratios compare with the time before the other sessions began.
 
-What is unfair to whom:
+Where the comparison is unfair:
 
-- ours does more: it asks first which lanes are ready, as its workers do; records every claim, so that a crash is found;
-  keeps what is done; and notes each failure. Its maintenance runs beside it all the time and takes its CPU from whoever has
+- Forebay does more: it polls for ready lanes, as its workers do; records every claim, so that a crash is found;
+  keeps done jobs; and records each failure. Its maintenance runs beside it all the time and takes CPU from the engine that has
   the turn.
-- the usual table, the advisory locks and the staging table are spoken to in their cheapest form, and keep nothing.
-- every rival's session is told to use its index, as our functions send themselves: a plan made when statistics took its
-  table for empty would cost it a second for each look, held transaction or not.
-- ``staged`` moves a thousand rows at a time and its workers take them from Redis, which is no part of PostgreSQL. Time to
-  get a job includes the moves, which few of the claims make: look at the pickup for what they do to it.
-- ``que`` is given jobs in batches like the others, which its version 0 did not do; ``que-single`` takes them one by one,
+- The usual table, the advisory locks and the staging table are used in their cheapest form, and keep nothing.
+- Every rival's session is set to use its index, as Forebay's functions are: a plan made while the statistics showed an empty
+  table would cost a second for each claim, with or without a held transaction.
+- ``staged`` moves a thousand rows at a time and its workers take them from Redis, outside PostgreSQL. The time to
+  get a job includes the moves, which few of the claims make: the pickup shows their effect.
+- ``que`` takes jobs in batches like the others, which its version 0 did not do; ``que-single`` takes them one by one,
   ``que-remember`` begins behind the last job for up to a minute.
 
-Time depends on the machine too, which on a small shared one changes its speed by half from one second to the next, each core
-by itself. So some claims are counted instead of timed: the pages that the server reads for one, in memory or not. That is the work, and
-what dead rows add to; a rise of the time without it is the machine's.
+Time also depends on the machine: the speed of a small shared one changes by half from one second to the next, separately for each
+core. So some claims are counted instead of timed: the pages that the server reads, cached or not. Dead rows add to this
+work; if the time rises without it, the cause is the machine.
 
-Jobs a second are compared with those of the first turn, and not with more than were offered, where that turn also worked off what a slow
-second before it had left.
+Jobs a second are compared with those of the first turn, but at most with the offered number, since the first turn may also have
+worked off jobs that a slow second before it had left.
 
-Read it so: a ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the ten.
+A ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the ten.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
 
-#: What a plot calls the engines, and in whose colour it draws them.
+#: Labels and colours of the engines in a plot.
 LABELS: Final = {
     "ours": "Forebay",
     "classic": "usual jobs table",
@@ -98,7 +98,7 @@ _RIVALS: Final = ("classic", "que", "staged")
 _ON_REQUEST: Final = ("que-single", "que-remember")
 
 _TURNS: Final = 10
-#: Turns before anybody holds: in the first caches fill.
+#: Turns before the holders begin: in the first one caches fill.
 _TURNS_BEFORE: Final = 2
 _FULL_TURN_SECONDS: Final = 6.0
 #: All turns of a quick run together; with the start of the server and the measuring of speeds it stays below 60 s.
@@ -121,7 +121,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     names, notes = _engines(options)
     if "keyed" in mixes:
         notes.append(
-            "keyed: a unique key or an ordering key for each job, of a thousand each; the others have neither"
+            "keyed: a unique key or an ordering key for each job, of a thousand each; the other engines have neither"
         )
     runs = {mix: ["ours"] if mix == "keyed" else names for mix in mixes}
     seconds = _turn_seconds(options, sum(map(len, runs.values())))
@@ -144,12 +144,12 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     for mix in mixes:
         bars += _bars(mix, holder, found[mix], segments[mix], options)
     notes += [
-        f"each engine is given {LOAD:.0%} of the speed it showed at the start, in a database of its own"
+        f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database"
         if mixes != ["original"]
         else "50 jobs a second, one at a time, 8 workers, 10 ms each",
         f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
-        "ours also asks for ready lanes, records claims, keeps what is done; its maintenance runs during everybody's turns",
-        *(["staged: Redis is outside PostgreSQL, on the same machine, and mirrors each command"]
+        "Forebay also polls for ready lanes, records claims, keeps done jobs; its maintenance runs during all turns",
+        *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command to disk"]
           if "staged" in runs[mixes[0]] else []),
     ]  # fmt: skip
     first = found[mixes[0]]
@@ -171,7 +171,7 @@ def _mixes(options: Options) -> list[str]:
 
 
 def _engines(options: Options) -> tuple[list[str], list[str]]:
-    """Return who takes part, and notes on who does not."""
+    """Return the engines that take part, and notes on those left out."""
     lacking = staged.missing()
     chosen = _RIVALS if options.compare is None else options.compare
     names = ["ours"] + [name for name in (*_RIVALS, *_ON_REQUEST) if name in chosen]
@@ -200,7 +200,7 @@ def _hold_up(
     *,
     progress: Callable[[str], None],
 ) -> tuple[list[str], dict[str, Engine], int]:
-    """Let the engines take their turns; return notes, what was seen of each, and how many segments were filled."""
+    """Let the engines take their turns; return notes, the figures of each, and how many segments were filled."""
     delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
     with contextlib.ExitStack() as stack:
         engines: dict[str, Engine] = {}
@@ -245,7 +245,7 @@ def _hold_up(
             for name in order:
                 progress(f"{mix}, turn {number} of {_TURNS}: {name}")
                 if name == "ours" and holder == "other_sessions":
-                    # Ten segments a second are more than the maintenance makes, which is meant for a million rows in each.
+                    # Ten segments a second are more than maintenance makes, which is designed for a million rows in each.
                     forebay_log.extend(log.conn)
                 engines[name].take_turn(seconds)
         return notes, engines, log.sealed_segments() - sealed
@@ -318,7 +318,7 @@ def _bars(
         ]  # fmt: skip
         if options.full:
             bars.append(Bar(f"{mix}: segments filled while held", segments, at_least=200))
-    # The experiment shows something only when the holder holds: others must be seen to suffer.
+    # The experiment is valid only if the holder has an effect: the other engines must get slower.
     for name in ("classic", "que"):
         if name in found and mix == "plain":
             theirs = found[name].turns[_TURNS_BEFORE:]
@@ -360,10 +360,10 @@ def _cell(value: float | None) -> str:
 
 
 def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
-    """Two panels for people who never heard of row versions: how long, and how many wait."""
+    """Draw two panels for readers who do not know row versions: the time to get a job, and jobs waiting."""
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     figure.suptitle(
-        "What happens to a job queue when somebody leaves a transaction open", fontsize=15, x=0.02, ha="left"
+        "What happens to a job queue while a transaction stays open", fontsize=15, x=0.02, ha="left"
     )  # fmt: skip
     for axes, key, title, label_height in (
         (
@@ -375,7 +375,7 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         (
             bottom,
             "waiting",
-            f"jobs waiting (each queue is given {LOAD:.0%} of what it could do at the start)",
+            f"jobs waiting (each queue gets {LOAD:.0%} of its speed at the start)",
             0.1,
         ),
     ):
@@ -412,12 +412,12 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
 
 
 def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
-    """Name each line at its end, and move names apart that would lie on each other.
+    """Label each line at its end, and move overlapping labels apart.
 
     Args:
         axes: the panel.
-        ends: of each line where it ends, its name and its colour.
-        height: of a name, as a part of the panel's.
+        ends: the end, label and colour of each line.
+        height: of a label, as a share of the panel's.
     """
     low, high = axes.get_ylim()
     place = low - (high - low)

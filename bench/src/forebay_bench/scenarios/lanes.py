@@ -1,12 +1,12 @@
-"""lanes: what idle lanes cost a worker that serves them all, beside one that is busy.
+"""lanes: what idle lanes cost a worker that serves them all, beside one busy lane.
 
-A lane is a queue and a priority; here each is a queue of its own, as for a thousand customers. Each has had a job once, so
-that it has a cursor, and is idle since, except for one. Each number of lanes has a database of its own on one server, and
+A lane is a queue and a priority; here each lane is a separate queue, as for a thousand customers. Each has had a job, so
+that it has a cursor, and is idle since then, except for one. Each number of lanes has a separate database on one server, and
 they take turns in rounds.
 
-``claim_p50_ms`` is the claim of 10 jobs from the busy lane. ``idle_poll_ms`` is a poll of all lanes when none has anything,
+``claim_p50_ms`` is the claim of 10 jobs from the busy lane. ``idle_poll_ms`` is a poll of all lanes when none has a job,
 which a worker makes every 50 to 100 ms while it has nothing to do; ``busy_poll_ms`` is the poll that finds the busy one,
-which comes before a worker's claims. A worker at a thousand lanes pays the poll once for all lanes it then claims from.
+which precedes a worker's claims. A worker of a thousand lanes needs one poll for all lanes from which it then claims.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _POLLS: Final = 20
 
 @dataclass
 class Lanes:
-    """A log with so many lanes, and the medians of each round."""
+    """A log with a number of lanes, and the medians of each round."""
 
     count: int
     log: Log
@@ -61,7 +61,7 @@ class Lanes:
         self._settle_down()
 
     def take_turn(self, steps: int) -> None:
-        """Measure so many claims, and some polls of each sort."""
+        """Measure this number of claims, and some polls of each sort."""
         self._settle_down()
         self.idle_polls.append(statistics.median(self._poll()[0] for _ in range(_POLLS)))
         claims, polls = [], []
@@ -82,7 +82,7 @@ class Lanes:
         return time.perf_counter() - started, lanes
 
     def _settle_down(self) -> None:
-        """Work until a poll finds nothing any more."""
+        """Work until a poll finds nothing."""
         while lanes := self.log.ready():
             for lane in lanes:
                 self.log.claim_and_settle(1000, lane.lane, lane.group_id)
@@ -136,7 +136,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         bars,
         notes=[
             f"claims of {_CLAIM_ROWS} jobs; {rounds} rounds of {steps} claims; ratios are medians over rounds",
-            "every lane is a queue of its own with one group; a poll asks all of them in one call",
+            "every lane is a separate queue with one group; a poll covers all of them in one call",
         ],
         draw=lambda figure: _draw(figure, figures),
     )
@@ -154,7 +154,7 @@ def _figures(each: Lanes) -> dict[str, Any]:
 def _draw(figure: Figure, found: list[dict[str, Any]]) -> None:
     costs(
         figure,
-        "The cost of a claim, and of asking all lanes, by the number of lanes",
+        "The cost of a claim, and of polling all lanes, by the number of lanes",
         "lanes, one of them busy",
         [each["lanes"] for each in found],
         [

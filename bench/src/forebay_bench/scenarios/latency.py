@@ -1,19 +1,19 @@
-"""latency: from the commit of a job to the start of its handler, and what workers without work cost the server.
+"""latency: from the commit of a job to the start of its handler, and the cost of idle workers for the server.
 
-One worker process with its default settings, ``forebay worker``, and handlers that do nothing but note the time.
-Producers commit at random moments (exponential gaps, so that nothing heartbeats in time with the polls), each job in a
-transaction of its own. The clock starts when the producer is_notified that its commit is done, and stops in the first line
+One worker process with its default settings, ``forebay worker``, and handlers that only record the time.
+Producers commit at random moments (exponential gaps, so that no commit pattern is in step with the polls), each job in a
+separate transaction. The clock starts when the producer learns that its commit is done, and stops in the first line
 of the handler; both read the monotonic clock of the same machine.
 
 - ``listen``: the wake-up is on, as it is by default where transactions cannot be prepared.
-- ``poll``: the wake-up is off, so that only the worker's looks for work find anything.
+- ``poll``: the wake-up is off, so that only the worker's polls find jobs.
 - ``slow_commit``: the wake-up is on, and each transaction stays open for 100 ms after its enqueue. Counted from the commit.
   From 200 transactions a second on each has several jobs, so that some twenty are open at a time.
 
-What is counted as the handler's start is not before the commit is known: a worker that is faster than the producer's own
-answer gives a figure near zero, or just below it.
+The clock starts only when the commit is known: a worker that is faster than the answer to the
+producer gives a figure near zero, or just below it.
 
-The idle cost is the server's CPU time alone, as a share of one core, while workers look for work that is not there.
+The idle cost is the server's CPU time only, as a share of one core, while workers poll without finding jobs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ RATES: Final = {10: (4.0, 30.0), 200: (2.0, 15.0), 2000: (1.5, 10.0)}
 
 _HOLD_SECONDS: Final = 0.1
 
-#: More transactions a second are not opened where each stays open; then each has several jobs.
+#: Most transactions a second when each stays open; at higher rates each has several jobs.
 _HELD_PER_SECOND_MAX: Final = 200
 
 _IDLE_WORKERS: Final = 200
@@ -79,7 +79,7 @@ _ARRIVAL_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What some idle workers cost the server."""
+    """The cost of some idle workers for the server."""
 
     workers: int
     core_share: float | None
@@ -88,7 +88,7 @@ class Idle:
 
 @dataclass(slots=True)
 class Case:
-    """One way and rate, and what its rounds gave."""
+    """One way and rate, and the figures of its rounds."""
 
     way: str
     per_s: int
@@ -97,7 +97,7 @@ class Case:
     seconds: float = 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return it as the report has it."""
+        """Return it for the report."""
         return {
             "case": self.way,
             "per_s": self.per_s,
@@ -139,7 +139,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: Journal) -> None:
-    """Let producers commit jobs at the case's rate; add what came of it to the case."""
+    """Let producers commit jobs at the case's rate; add the figures to the case."""
     _set_wakeup(dsn, on=case.way != "poll")
     is_held = case.way == "slow_commit"
     jobs_each = math.ceil(case.per_s / _HELD_PER_SECOND_MAX) if is_held else 1
@@ -217,7 +217,7 @@ def _arrivals(per_s: float, seconds: float) -> list[float]:
 
 
 def _set_wakeup(dsn: str, *, on: bool) -> None:
-    """Say for sessions that begin from now on whether enqueues notify."""
+    """Set for sessions that begin from now on whether enqueues notify."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         statement = sql.SQL("alter database {} set forebay.wakeup = {}").format(
             sql.Identifier(conn.info.dbname), sql.Literal("on" if on else "off")
@@ -231,7 +231,7 @@ def _set_wakeup(dsn: str, *, on: bool) -> None:
 def _many_idle(
     place: Place, options: Options, seconds: float, progress: Callable[[str], None]
 ) -> Idle:
-    """Measure many idle workers, on a server that has room for their connections."""
+    """Measure many idle workers, on a server with enough connections."""
     count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
     room = connections_for_workers(place.dsn)
     with contextlib.ExitStack() as stack:
@@ -263,8 +263,8 @@ def _many_idle(
 
 def _measure_idle(place: Place, dsn: str, count: int, seconds: float) -> Idle:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        # What starting cost is over then, they know how many they are, and the server has counted what it did: a session
-        # that has nothing to do says within ten seconds how many transactions it had.
+        # By then the cost of the start is over, the workers know their number, and the server's counters are
+        # up to date: an idle session reports its transactions within ten seconds.
         time.sleep(min(12.0, 4.8 * seconds))
         cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
         time.sleep(seconds)
@@ -297,7 +297,7 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
     share = None if many.core_share is None or many.workers != _IDLE_WORKERS else many.core_share
     at_200 = {case.way: case for case in cases if case.per_s == 200}
     notes = [
-        "the clock starts when the producer is_notified that its commit is done, and stops in the handler's first line",
+        "the clock starts when the producer learns that its commit is done, and stops in the handler's first line",
         "jobs come at random moments; a worker process with default settings looks for work every 50 ms",
         f"each case in {rounds} round{'s' * (rounds > 1)}, all waits together",
         "with few jobs the 99th percentile is nearly the longest wait",
@@ -305,7 +305,9 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
         "idle workers share a few Python processes: the server's CPU time is measured, not theirs",
     ]
     if many.core_share is None:
-        notes.append("the server's CPU time is known only for a server of our own on Linux")
+        notes.append(
+            "the server's CPU time is known only on Linux, for a server that the benchmark started"
+        )
     elif many.workers != _IDLE_WORKERS:
         notes.append(f"idle_core_share is that of {many.workers} workers, not of {_IDLE_WORKERS}")
     figures = {

@@ -1,10 +1,10 @@
-"""mixed: a producer and a worker at once, with a bounded number of jobs waiting.
+"""mixed: a producer and a worker at the same time, with a bounded number of waiting jobs.
 
-The producer commits 100 jobs at a time, by the call that its library has for many jobs, and pauses while 5,000 wait;
-the worker's handler counts. What is told is how many handlers ran a second in the middle of the run, after which the
-producer ends and the worker empties the queue: every job that was committed must have been handled, once.
+The producer commits 100 jobs at a time, with its library's call for many jobs, and pauses while 5,000 wait;
+the worker's handler counts. The figure is the number of handlers per second in the middle of the run. Then the
+producer ends and the worker empties the queue: every committed job must have been handled once.
 
-The memory of our worker is watched meanwhile. In the full form it is watched instead in ten minutes of their own, with
+The memory of Forebay's worker is measured meanwhile. In the full form it is measured instead in a separate run of ten minutes, with
 100,000 jobs a minute.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Jobs of one transaction of the producer.
 _BATCH: Final = 100
 
-#: Most jobs that wait; fewer for who needs long to work them off.
+#: Most waiting jobs; fewer for engines that need long to run them.
 _BACKLOG: Final = 5_000
 _BACKLOGS: Final = {"procrastinate": 200}
 
@@ -62,7 +62,7 @@ _MEGABYTE: Final = 1e6
 
 @dataclass(slots=True)
 class Memory:
-    """What the worker held in RAM at the moments it was looked at, in megabytes."""
+    """The worker's resident memory at each measurement, in megabytes."""
 
     values: list[float] = field(default_factory=list)
 
@@ -107,13 +107,13 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _fixed_rate_seconds(options: Options) -> float:
-    """Return how long the memory is watched in the full form: ten minutes, unless that is scaled."""
+    """Return how long the full form measures memory: ten minutes, unless scaled."""
     return max(5.0, _FIXED_RATE_SECONDS * options.scale)
 
 
 @contextlib.contextmanager
 def _producers(workers: dict[str, Runner]) -> Iterator[dict[str, Runner]]:
-    """Lend a second process for each engine, on the same database."""
+    """Yield a second process for each engine, on the same database."""
     producers = {name: Runner(name, worker.dsn) for name, worker in workers.items()}
     try:
         yield producers
@@ -186,18 +186,18 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
             ratio_of_rounds(found["forebay"], found["pgqueuer"]) if "pgqueuer" in found else None,
             at_least=2.5,
         ),
-        Bar("memory of our worker, in MB", most, at_most=150),
+        Bar("memory of Forebay's worker, in MB", most, at_most=150),
     ]
     if options.full:
         growth = None if first is None or last is None else last / first
-        watched = f"memory after {_fixed_rate_seconds(options):.0f} s, of what it was at first"
+        watched = f"memory after {_fixed_rate_seconds(options):.0f} s, against the beginning"
         bars.append(Bar(watched, growth, at_most=1.05))
     columns = ["", "jobs/s", f"{rounds} rounds"]
     tables = [Table(columns, rows, right=columns[1:])]
     if first is not None and last is not None and most is not None:
         tables.append(
             Table(
-                ["memory of our worker", "MB"],
+                ["memory of Forebay's worker", "MB"],
                 [("at first", f"{first:.0f}"), ("last", f"{last:.0f}"), ("most", f"{most:.0f}")],
                 right=["MB"],
             )
@@ -212,7 +212,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
             f"memory: {_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute"
             if options.full
-            else "memory: during these few seconds; --full watches it for ten minutes",
+            else "memory: during these few seconds; --full measures it for ten minutes",
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads),
@@ -234,7 +234,7 @@ def _draw(spreads: dict[str, Spread], figure: Figure) -> None:
 
     rates(
         figure,
-        "A producer and a worker at once",
+        "A producer and a worker at the same time",
         {
             "Forebay" if name == "forebay" else name: (spread, name)
             for name, spread in spreads.items()

@@ -1,11 +1,11 @@
-"""one: a committed enqueue at a time, on one connection and on eight.
+"""one: single committed enqueues, on one connection and on eight.
 
-The rival is the cheapest thing that could be done instead: the same row into a plain table with the same columns and
-the same index, in a transaction of its own. Both as a prepared statement of psycopg with the same arguments, each
-connection in a process of its own.
+The rival is the cheapest alternative: the same row into a plain table with the same columns and
+the same index, in a separate transaction. Both are prepared statements of psycopg with the same arguments, each
+connection in a separate process.
 
-Beside the peers stands our enqueue in Python, ``handler.enqueue(conn, ...)``, since theirs is in Python too: arguments
-are checked and encoded in it.
+The peers are compared with Forebay's enqueue in Python, ``handler.enqueue(conn, ...)``, since theirs is in Python too: it
+checks and encodes arguments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LABELS: Final = {
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    # Many short turns: a shared machine changes its speed within a second, and does not call whose turn it is.
+    # Many short turns: a shared machine changes its speed within a second, whichever engine has its turn.
     rounds = options.rounds or (50 if options.full else 12)
     seconds = (1.0 if options.full else 0.35) * options.scale
     peers = installed(options.compare)
@@ -73,7 +73,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 
 def _turn(name: str, worker_processes: Sequence[Script], seconds: float) -> float:
-    """Let the processes enqueue at once; return how many a second they committed together."""
+    """Let the processes enqueue at the same time; return their commits per second in all."""
     begins = time.monotonic() + 0.05
     until = begins + seconds
     for script in worker_processes:
@@ -124,7 +124,7 @@ def _report(
         notes=[
             "every enqueue is a transaction that waits for the disk; no worker runs, so nothing notifies",
             "peers enqueue on one connection from Python, as 'Forebay, from Python' does",
-            "the plain row names its lane itself, checks nothing and has no reader",
+            "the plain row names its lane itself, checks nothing and is not consumed",
             *notes,
         ],
         draw=partial(_draw, spreads, order),
