@@ -114,9 +114,9 @@ def counters(**counts):
     ]
 
 
-def settle_with(reader, claim_no, tallies, conn=None, **flush):
+def settle_with(reader, claim_no, counted, conn=None, **flush):
     """Settle a batch together with what is to be counted; return the status."""
-    flushes = [{"claim_no": claim_no, "flush_no": 1, "tallies": tallies} | flush]
+    flushes = [{"claim_no": claim_no, "flush_no": 1, "counters": counted} | flush]
     query = "select status from forebay.settle_v1(%s, %s::jsonb)"
     return one(conn or reader.conn, query, reader.lease_id, json.dumps(flushes))
 
@@ -162,7 +162,7 @@ async def test_without_its_place_behind_the_settlement_too_much_is_counted(datab
     place = "claim_no := (v_flush ->> 'claim_no')::bigint;"
     early = (
         "perform forebay._record_counters(t.value, v_worker)"
-        " from jsonb_array_elements(v_flush -> 'tallies') t;"
+        " from jsonb_array_elements(v_flush -> 'counters') t;"
     )
     break_function(database, "settle_v1", (place, f"{place} {early}"))
     with violation():
@@ -407,8 +407,8 @@ def beat(conn, dsn, count=1):
     """Complete so many of the waiting jobs, as a worker would, some seconds ago at most."""
     with Reader(dsn, "mirror") as reader:
         batch = reader.claim(count)
-        tallies = counters(**{"completed.up_to_date": len(batch.jobs)})
-        assert settle_with(reader, batch.claim_no, tallies) == "settled"
+        counted = counters(**{"completed.up_to_date": len(batch.jobs)})
+        assert settle_with(reader, batch.claim_no, counted) == "settled"
         reader.conn.execute("select forebay.close_lease_v1(%s)", [reader.lease_id])
 
 

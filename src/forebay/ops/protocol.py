@@ -130,14 +130,14 @@ class Ended:
 
 @dataclass(slots=True)
 class Flush:
-    """One settlement of a batch. ``done`` None means the whole batch; ``tallies``: counters recorded with it."""
+    """One settlement of a batch. ``done`` None means the whole batch; ``counters``: counters recorded with it."""
 
     claim_no: int
     flush_no: int
     done: list[int] | None = None
     millis: list[int] | None = None
     ended: list[Ended] = field(default_factory=list)
-    tallies: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    counters: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,10 @@ class _PipeToParent:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            self.send(ChildReport(offset=job.row.offset, tallies=_taken(job)))
+            self.send(ChildReport(offset=job.row.offset, counters=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        self.send(ChildReport(offset=job.row.offset, ended=ended, solo=solo, tallies=_taken(job)))
+        self.send(ChildReport(offset=job.row.offset, ended=ended, solo=solo, counters=_taken(job)))
 
     def settled_by_handler(self, job: HeldJob) -> None:
         self.send(ChildReport(offset=job.row.offset, settled=True))
@@ -99,8 +99,8 @@ class _PipeToParent:
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
     """Return the counters of the call; the first report carries them."""
-    tallies, job.batch.tallies = job.batch.tallies, []
-    return tallies
+    counters, job.batch.counters = job.batch.counters, []
+    return counters
 
 
 def load_app(start: Start) -> Application:

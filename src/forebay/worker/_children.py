@@ -185,7 +185,7 @@ class Children:
                         self._on_progress(helds, *answer.progress)
                     else:
                         answers[answer.offset] = answer
-                        batch.tallies += answer.tallies
+                        batch.counters += answer.counters
         except TimeoutError:
             await child.kill()
             log.warning("job %s and its process stopped after %g s", key, hard)

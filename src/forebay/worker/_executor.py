@@ -322,7 +322,7 @@ class Executor:
                 endeds = _running.endings(call, result)
                 self._record_duration(helds, endeds)
                 if isinstance(result, Endings) and result.counters and not helds[0].ended:
-                    helds[0].batch.tallies.append(result.counters)
+                    helds[0].batch.counters.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
         except BaseException as error:  # a handler may raise anything; the worker continues
             may_be_released = kind.transaction or isinstance(error, NoThreadError)

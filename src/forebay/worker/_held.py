@@ -64,7 +64,7 @@ class Batch:
     millis: list[int] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     #: Counters to record with the settlement.
-    tallies: list[dict[str, Any]] = field(default_factory=list)
+    counters: list[dict[str, Any]] = field(default_factory=list)
     #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
@@ -100,8 +100,8 @@ class Batch:
             millis=_in_order(self.done, self.millis) if whole else self.millis,
             ended=self.ended,
         )
-        if self.tallies:
-            flush.tallies, self.tallies = self.tallies, []
+        if self.counters:
+            flush.counters, self.counters = self.counters, []
         self.untouched = False
         self.done, self.millis, self.ended = [], [], []
         return flush

@@ -48,7 +48,7 @@ class ChildReport(msgspec.Struct):
     solo: bool = False
     ended: Ended | None = None
     progress: tuple[float, str] | None = None
-    tallies: list[dict[str, Any]] = []
+    counters: list[dict[str, Any]] = []
     ready: bool = False
     broken: str | None = None
     #: Set by the parent: the child died, and which of its several jobs killed it is unknown.

@@ -7510,7 +7510,7 @@ $$;
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
---    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
+--    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost).
@@ -7574,8 +7574,8 @@ begin
                               where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
             on conflict do nothing;
             if found then
-                if v_flush ? 'tallies' then
-                    perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+                if v_flush ? 'counters' then
+                    perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
                 end if;
                 status := 'settled';
                 return next;
@@ -7650,8 +7650,8 @@ begin
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
-        if v_flush ? 'tallies' then
-            perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'tallies') t;
+        if v_flush ? 'counters' then
+            perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
         end if;
         status := 'settled';
         return next;
