@@ -113,7 +113,7 @@ def test_limits_are_set_shown_and_removed(forebay, conn):
     def limit(*given):
         return forebay("queues", "limit", *given)
 
-    assert limit().out.strip() == "no queue has limits or limit keys"
+    assert limit().out.strip() == "No limits."
     assert limit("mail").out.strip() == "queue mail: no limits"
     set_ = limit("mail", "--concurrency", 5, "--key-rate", 0.5)
     assert set_.out.strip() == "queue mail: concurrency 5, key rate 0.5"
@@ -235,15 +235,15 @@ def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):
     """
     The number of lanes is answered; one that is none is refused by the command line itself.
     """
-    assert forebay("queues", "spread", "mail", "4", "--json").json == {
+    assert forebay("queues", "shard", "mail", "4", "--json").json == {
         "queue": "mail",
         "lanes": 4,
         "before": 1,
     }
-    assert "gives up" in forebay("queues", "spread", "mail").out
+    assert "8 shards" in forebay("queues", "shard", "mail").out
     assert one(conn, "select lanes from forebay.queue_shards where queue = 'mail'") == 8
-    assert "keeps" in forebay("queues", "spread", "mail", "1").out
-    assert forebay("queues", "spread", "mail", "65").code == 2
+    assert "1 shard," in forebay("queues", "shard", "mail", "1").out
+    assert forebay("queues", "shard", "mail", "65").code == 2
 
 
 # --- schema ---
