@@ -129,7 +129,7 @@ def test_limits_are_set_shown_and_removed(forebay, conn):
     removed = limit("mail", "--remove", "key-rate", "--remove", "concurrency")
     assert removed.out.strip() == "queue mail: max waiting 10,000, rate 2"
     assert limit("mail", "--remove", "all").out.strip() == "queue mail: no limits"
-    assert "even shares" in limit().out
+    assert "share equally" in limit().out
     forebay("enqueue", "work", "--queue", "mail", "--limit-key", "b")
     (shown,) = limit("mail", "--json").json
     assert shown["keys_waiting"] == 2

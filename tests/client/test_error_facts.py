@@ -74,7 +74,7 @@ CASES = {
     "a full queue": (
         ["enqueue('send', queue => 'small')"],
         QueueFull,
-        {"queue": "small", "waiting": 1, "limit": 1, "index": None},
+        {"queue": "small", "waiting": 1, "max_waiting": 1, "index": None},
     ),
     "a lease that is not open": (["settle_v1(4711, '[]')"], LeaseLost, {"lease": 4711}),
     "no such job": (["cancel(4711)"], JobNotFound, {"job_id": 4711}),

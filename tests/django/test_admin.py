@@ -66,9 +66,9 @@ def test_jobs_are_cancelled(send_welcome):
     ids = [send_welcome.enqueue(connection, user_id=n) for n in range(3)]
     admin = browser(is_superuser=True)
     text = page(admin.post(f"/admin/forebay/job/{ids[0]}/change/", follow=True))
-    assert "1 job asked to be cancelled" in text
+    assert "1 job requested to cancel" in text
     text = page(admin.post("/admin/forebay/job/", {"chosen": ids[1:]}, follow=True))
-    assert "2 jobs asked to be cancelled" in text
+    assert "2 jobs requested to cancel" in text
     assert "Nothing was chosen" in page(admin.post("/admin/forebay/job/", {}, follow=True))
     assert "there is no job" in page(
         admin.post("/admin/forebay/job/", {"chosen": [999999, "x"]}, follow=True)

@@ -1,4 +1,4 @@
-"""A job as a handler and an operator see it."""
+"""A job as handlers and operators see it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the state never changes again, short of a redrive.
+        """Whether the state never changes again, except by a redrive.
 
         >>> JobState.DEAD.is_final, JobState.LEASED.is_final
         (True, False)
@@ -37,15 +37,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job, for one group.
 
     Attributes:
-        job_id: stays the same over all attempts. After a database crash or failover that lost
-            commits a number can be given out again: outside the database, name a job by
+        job_id: the same in all attempts. After a crash or failover of the database that lost
+            commits, a number can be assigned again: outside the database, identify a job by
             ``job_id``, ``enqueued_at`` and ``group`` together.
         attempt: number of this attempt, from 1.
-        max_attempts: attempts allowed in all.
+        max_attempts: maximum number of attempts.
         args: the arguments as decoded JSON.
-        expires_at: from this instant on the job is not started any more.
-        group: the reader of the queue this view belongs to.
-        ordering_key: jobs of the queue with the same key run one at a time, in order; None has no order to keep.
+        expires_at: from this instant on the job is not started.
+        group: the consumer group.
+        ordering_key: jobs of the queue with the same key run one at a time, in order; None for no order.
     """
 
     job_id: int
