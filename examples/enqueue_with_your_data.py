@@ -22,5 +22,5 @@ with psycopg.connect(app.dsn, autocommit=True) as conn:
 
 app.run_worker(until_idle=True)
 
-waiting = app.client().jobs(state="deferred")
+waiting = app.client().jobs(state="scheduled")
 assert [job.args for job in waiting] == [{"user_id": 1, "locale": "it"}]

@@ -25,10 +25,10 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from forebay.db.examine import read_catalog
-from forebay.db.migrate import migrate
+from forebay.doctor.examine import read_catalog
 from forebay.embedded import temporary_server
 from forebay.sql import latest_version, loader, split_statements
+from forebay.upgrade.migrate import migrate
 from tools.build_schema import BODIES_CHECKED, BODIES_UNCHECKED, SCHEMA, SQL, build, is_released
 
 MIGRATIONS: Final = SQL / "migrations"

@@ -227,7 +227,7 @@ async def waiting(conn: AsyncConnection[Any]) -> int:
     """Return how many changes are not proved to be in the index yet."""
     found = await _rows(
         conn,
-        "select coalesce(sum(ready + leased + deferred), 0)::int as n from forebay.depth(%s)",
+        "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int as n from forebay.depth(%s)",
         annotations.handler.kind.queue,
     )
     return int(found[0]["n"])

@@ -229,8 +229,8 @@ async def test_strangers_slow_nothing_down(app, conn, database):
     assert many_leases <= alone * 1.3
     assert one(conn, "select max(segment_id) from forebay.seal") >= 15
     assert segments >= 0
-    ready, leased, _ = depth(conn)["paused"]
-    assert (ready, leased) == (total, 0)
+    ready, held, _ = depth(conn)["paused"]
+    assert (ready, held) == (total, 0)
 
 
 def pages(conn: psycopg.Connection) -> int:

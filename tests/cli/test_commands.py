@@ -8,7 +8,7 @@ import pytest
 from forebay.config import GROUPS
 from forebay.ops import protocol
 from forebay.sql import latest_version
-from tests.support.engine import Reader, enqueue, one, small_segments
+from tests.support.engine import Reader, enqueue, one, shift_clock, small_segments
 
 JOB_KEYS = {
     "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "ended_at",
@@ -61,7 +61,7 @@ def test_all_options_of_a_job_can_be_given(forebay, monkeypatch):
     ).json  # fmt: skip
     (job,) = forebay("jobs", "show", made["job_id"], "--json").json
 
-    assert job["state"] == "deferred"
+    assert job["state"] == "scheduled"
     assert job["args"] == {"deep": {"list": [1, None]}}
     assert (job["priority"], job["max_attempts"], job["correlation_id"]) == (-5, 3, "c")
     assert job["headers"] == {"a": "b=c", "d": ""}
@@ -209,7 +209,7 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
 
 def test_queues_show_depth_and_pause(forebay, database, conn):
     """
-    What waits, runs, is deferred and died, and whether the queue is paused.
+    What waits, for a worker or for its time, what workers have, and what died, and whether the queue is paused.
     """
     write_dead_letter(database, conn, queue="mail")
     for _ in range(3):
@@ -218,8 +218,13 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     with Reader(database, queue="mail") as reader:
         reader.claim_ready(1)
         (line,) = forebay("queues", "list", "--json").json
-    counts = {name: line[name] for name in ("ready", "leased", "deferred", "dead")}
-    assert counts == {"ready": 2, "leased": 1, "deferred": 1, "dead": 1}
+    counts = {
+        name: line[name]
+        for name in ("scheduled", "ready", "claimed", "running", "retrying", "dead")
+    }
+    assert counts == {
+        "scheduled": 1, "ready": 2, "claimed": 1, "running": 0, "retrying": 0, "dead": 1,
+    }  # fmt: skip
     assert line["paused_at"] is None
     assert line["claimed_at"] is not None
 
@@ -229,6 +234,34 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     assert line["paused_at"] is not None
     assert "paused" in forebay("queues", "list").out
     assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
+
+
+def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
+    """
+    Retrying, and due for which attempt of how many; in the list, of one job, and among the dead.
+    """
+    job = enqueue(conn)
+    assert forebay("jobs", "show", job, "--json").json[0]["attempt"] == 1
+    error = {"type": "T", "message": "no", "traceback": "", "max_attempts": 7}
+    with Reader(database) as reader:
+        for outcome in ("retried", "dead"):
+            batch = reader.claim_ready()
+            ended = [{"offset": 1, "outcome": outcome, "after": 1, "error": error}]
+            assert reader.settle(batch.claim_no, ended=ended) == "settled"
+            if outcome == "retried":
+                (line,) = forebay("queues", "list", "--json").json
+                assert (line["retrying"], line["scheduled"]) == (1, 0)
+                (shown,) = forebay("jobs", "list", "--state", "retrying", "--json").json
+                assert (shown["job_id"], shown["attempt"], shown["max_attempts"]) == (job, 2, 7)
+                assert "2 of 7" in forebay("jobs", "list").out
+                assert "2 of 7" in forebay("jobs", "show", job).out
+                assert "attempt 1 of 7" in forebay("jobs", "show", job).out
+                shift_clock(conn, 10)
+                conn.execute("select forebay.promote_v1()")
+    assert "2 of 7" in forebay("dead", "list").out
+    (letter,) = forebay("dead", "list", "--json").json
+    assert (letter["attempt"], letter["max_attempts"]) == (2, 7)
+    assert "attempt 2 of 7" in forebay("dead", "show", letter["dead_id"]).out
 
 
 def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):

@@ -468,11 +468,11 @@ def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
     A job whose time has come is the business of any worker; if none runs, it waits.
     """
     enqueue(conn, delay="1 hour")
-    assert levels(findings("deferred")) == {"ok"}
+    assert levels(findings("scheduled")) == {"ok"}
     conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
-    (found,) = findings("deferred")
+    (found,) = findings("scheduled")
     assert found["level"] == "warning"
-    assert "1 deferred job is due and not brought, the oldest for 5 min" in found["what"]
+    assert "1 job is due and not ready yet, the oldest for 5 min" in found["what"]
 
 
 def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):

@@ -136,7 +136,7 @@ def test_a_job_enqueued_by_name_has_what_was_given(client):
     assert (job.kind, job.queue, job.priority, job.tag) == ("send", "mail", 7, "signup")
     assert (job.max_attempts, job.correlation_id) == (3, "r-1")
     assert job.headers == {"trace": "abc"}
-    assert job.state is JobState.DEFERRED
+    assert job.state is JobState.SCHEDULED
     assert 3500 < (job.run_at - job.enqueued_at).total_seconds() <= 3600
 
 
@@ -229,7 +229,7 @@ def test_lists_are_newest_first_filtered_and_in_pages(client):
     assert [job.job_id for job in client.jobs()] == [later, *reversed(ids)]
     assert [job.args["n"] for job in client.jobs(kind="odd")] == [7, 5, 3, 1]
     assert [job.args["n"] for job in client.jobs(queue="q0", state="ready")] == [6, 3, 0]
-    assert [job.job_id for job in client.jobs(state=JobState.DEFERRED)] == [later]
+    assert [job.job_id for job in client.jobs(state=JobState.SCHEDULED)] == [later]
     first = client.jobs(limit=4)
     second = client.jobs(limit=4, before=first[-1].place)
     assert [job.job_id for job in first + second] == [later, *reversed(ids)][:8]
@@ -241,14 +241,16 @@ def test_lists_are_newest_first_filtered_and_in_pages(client):
 
 def test_depth_counts_by_queue_and_priority(client):
     """
-    Ready and deferred jobs are counted apart.
+    Ready and scheduled jobs are counted apart.
     """
     for n in range(3):
         client.enqueue_now("send", queue="mail", priority=n % 2)
     client.enqueue_now("send", queue="mail", priority=0, delay=60)
     client.enqueue_now("send", queue="other")
 
-    found = [(d.priority, d.ready, d.leased, d.deferred) for d in client.depth("mail")]
+    found = [
+        (d.priority, d.ready, d.claimed + d.running, d.scheduled) for d in client.depth("mail")
+    ]
     assert found == [(0, 2, 0, 1), (1, 1, 0, 0)]
     assert {d.queue for d in client.depth()} == {"mail", "other"}
 

@@ -89,7 +89,7 @@ def test_calls_of_several_kinds_and_options_keep_their_order(conn):
         ("send", 100, None, "ready"),
         ("index", 100, None, "ready"),
         ("send", 1, "t", "ready"),
-        ("send", 100, None, "deferred"),
+        ("send", 100, None, "scheduled"),
         ("brief", 100, None, "ready"),
     ]
     third, last = newest_first[2], newest_first[0]

@@ -182,7 +182,7 @@ def test_looking_and_managing_work_there(driver):
     (listed,) = driver.client("jobs", queue="mail", kind="send_welcome", state="ready", limit=5)
     assert listed.job_id == job_id
     (depth,) = driver.client("depth", "mail")
-    assert (depth.ready, depth.deferred) == (1, 0)
+    assert (depth.ready, depth.scheduled) == (1, 0)
     assert driver.client("open_group", "mail") > 0
     assert driver.client("open_group", "mail", "audit", start="now") > 0
     assert driver.client("cancel", job_id, group="default") == "requested"

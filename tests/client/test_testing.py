@@ -106,7 +106,7 @@ def test_jobs_run_until_none_is_left(database, conn):
     assert seen == [(1, "en")]
     assert stats.done == 1
     (job,) = enqueued(conn, later)
-    assert job.state == "deferred"
+    assert job.state == "scheduled"
 
 
 @pytest.mark.anyio

@@ -185,7 +185,7 @@ def test_claim_and_revoke(stage):
     def check(context, outcome):
         remaining = stage.remaining(context)
         assert remaining == [context.job]
-        assert state(stage.conn, context.job) == "leased"
+        assert state(stage.conn, context.job) == "claimed"
 
     stage.race(
         {

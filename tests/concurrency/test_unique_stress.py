@@ -206,7 +206,7 @@ class UniqueStress:
                     enqueued[key][job_id] = enqueued_at
                     if state in ("done", "dead", "cancelled", "expired"):
                         ended.add(job_id)
-                    elif state == "leased" or not replaced:
+                    elif state == "claimed" or not replaced:
                         live[key].append((state, job_id))
                 for key, jobs in live.items():
                     self.hold_against(key, jobs, enqueued[key])
@@ -214,7 +214,7 @@ class UniqueStress:
                 self.samples += 1
 
     def hold_against(self, key: str, jobs: list[tuple[str, int]], enqueued: dict[int, Any]) -> None:
-        waiting = [job for job in jobs if job[0] != "leased"]
+        waiting = [job for job in jobs if job[0] != "claimed"]
         if self.mode in ("once", "idempotent"):
             assert len(jobs) <= 1, (key, jobs)
         elif self.mode == "throttle":
@@ -227,7 +227,7 @@ class UniqueStress:
     def come_to_rest(self) -> None:
         deadline = time.monotonic() + 60
         with connect(self.dsn) as conn:
-            query = "select coalesce(sum(ready + leased + deferred), 0) from forebay.depth()"
+            query = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0) from forebay.depth()"
             while one(conn, query) and not self.errors:
                 assert time.monotonic() < deadline, "jobs are left"
                 time.sleep(0.05)

@@ -76,7 +76,7 @@ def test_options_of_a_task_arrive(tasks):
     later = timezone.now() + timedelta(hours=1)
     result = tasks.add_later.using(run_after=later).enqueue(1)
     (job,) = app.client().job(int(result.id))
-    assert (job.queue, job.priority, job.state, job.run_at) == ("mail", 50, "deferred", later)
+    assert (job.queue, job.priority, job.state, job.run_at) == ("mail", 50, "scheduled", later)
     assert job.kind == "tests.support.django_project.tasks.add_later"
     with pytest.raises(InvalidTask):
         tasks.add.using(queue_name="nobody").enqueue(1)

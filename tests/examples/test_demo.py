@@ -123,10 +123,10 @@ def test_the_plan_rolls_back_whole_transactions_and_single_savepoints():
     documents = find_documents()
     made = plan(documents, producers=4, seed=1)
     assert [p.document for batch in made for p in batch] == documents
-    fates = [{p.fate for p in batch} for batch in made]
-    assert {"rollback"} in fates
-    assert all(len(each) == 1 for each in fates if "rollback" in each)
-    assert any("rollback to savepoint" in each for each in fates)
+    outcomes = [{p.outcome for p in batch} for batch in made]
+    assert {"rollback"} in outcomes
+    assert all(len(each) == 1 for each in outcomes if "rollback" in each)
+    assert any("rollback to savepoint" in each for each in outcomes)
     assert {p.producer for batch in made for p in batch} == {0, 1, 2, 3}
     assert plan(documents, producers=4, seed=1) == made
 

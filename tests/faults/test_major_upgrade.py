@@ -31,7 +31,7 @@ def upgrade(old: EmbeddedServer, new: EmbeddedServer, folder: Path) -> None:
     """Bring the data of a stopped server into the empty, stopped one."""
     owner = Owner.current()
     folder.mkdir()
-    if owner.lent:
+    if owner.is_other_account:
         shutil.chown(folder, owner.uid, owner.gid)
     # From 18 on a new cluster has checksums; both must be alike.
     run(new, "pg_checksums", "--disable", f"--pgdata={new.data_dir}", user=_user(owner))
@@ -57,7 +57,7 @@ def said(new: EmbeddedServer) -> str:
 
 
 def _user(owner: Owner) -> int | None:
-    return owner.uid if owner.lent else None
+    return owner.uid if owner.is_other_account else None
 
 
 def test_after_pg_upgrade_nothing_runs_until_the_log_is_adopted(old_bin, pg_bin):

@@ -152,9 +152,9 @@ def adopted_once(dsn: str, *, resume: bool) -> None:
         assert sqlstate(conn, "select forebay.adopt_v1(true)") == "JQ031"
 
         waiting = sum(len(e) for e in open_jobs.values())
-        ready, leased, deferred = zip(*depth(conn, QUEUE).values(), strict=True)
+        ready, held, deferred = zip(*depth(conn, QUEUE).values(), strict=True)
         # A deferred job that no group has had yet is one row for both of them.
-        assert sum(leased) == 0
+        assert sum(held) == 0
         assert sum(ready) + sum(deferred) == (waiting if resume else 0) + 2 * len(native)
         if resume:
             assert discarded == 0

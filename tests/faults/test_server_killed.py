@@ -191,7 +191,7 @@ def test_an_asynchronous_claim_is_lost_in_a_crash(own_server, own_database):
             "select status from forebay.settle_v1(%s, %s::jsonb)", [old.lease_id, retried]
         ).fetchall()
         assert answers == [("unknown_batch",)]
-        assert [state(conn, i) for i in ids] == ["leased"] * 4 + ["ready"] * 6
+        assert [state(conn, i) for i in ids] == ["claimed"] * 4 + ["ready"] * 6
         assert one(conn, "select forebay._revoke(%s, 'revoked', true)", old.lease_id) == 0
 
         new.finish(smaller)
@@ -274,7 +274,7 @@ def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
         assert (
             maintenance.execute("select lease_id from forebay.revoke_lost_v1()").fetchone() is None
         )
-        assert [state(maintenance, i) for i in ids] in (["leased", "ready"], ["ready", "ready"])
+        assert [state(maintenance, i) for i in ids] in (["claimed", "ready"], ["ready", "ready"])
 
 
 @pytest.mark.slow

@@ -1,12 +1,21 @@
 """The sources of the schema, and the migration that is built from them."""
 
+import re
 import shutil
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tools.build_schema import SCHEMA, TARGET, build, grants, is_released, segment_functions
+from tools.build_schema import (
+    SCHEMA,
+    TARGET,
+    build,
+    functions_of,
+    grants,
+    is_released,
+    segment_functions,
+)
 from tools.write_migration import build_into, contents, differences
 
 
@@ -89,8 +98,10 @@ def test_a_public_function_without_a_plain_grant_is_not_built(schema: Path, head
 
 def test_planner_settings_are_those_of_a_named_set(schema: Path):
     """
-    The settings of the hot path stand in planner.sql only; a name that is not there is refused.
+    Planner settings stand in planner.sql only; a name that is not there is refused.
     """
+    for file in functions_of(schema):
+        assert not re.search(r"^set (jit|enable_|plan_)", file.read_text(), re.MULTILINE), file
     made = build(schema)
     claim = made[made.index("create function forebay.claim_v1(") :]
     assert claim.index("set plan_cache_mode = force_generic_plan") < claim.index("as $$")
@@ -103,8 +114,12 @@ def test_planner_settings_are_those_of_a_named_set(schema: Path):
 
 def test_a_fragment_stands_where_it_is_included(schema: Path):
     """
-    It is indented like the line that names it, comes without its head, and has to exist.
+    It is indented like the line that names it, comes without its head, and has to exist. One that stands in one place only
+    belongs there.
     """
+    sources = "".join(file.read_text() for file in functions_of(schema))
+    for fragment in (schema / "fragments").glob("*.sql"):
+        assert sources.count(f"-- include: {fragment.stem}\n") > 1, fragment
     (schema / "fragments" / "extra.sql").write_text("-- About it.\n\nselect 1;\nselect 2;\n")
     file = schema / "first_rows.sql"
     file.write_text("do $$ begin\n    -- include: extra\nend $$;\n")

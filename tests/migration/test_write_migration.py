@@ -117,8 +117,8 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
     )
     checkout.edit(
         "tables/failure.sql",
-        "worker      text\n",
-        "worker      text,\n    node        text default 'a'\n",
+        "    max_attempts integer ",
+        "    max_attempts integer,\n    node         text default 'a' ",
     )
     checkout.edit(
         "tables/failure.sql",
@@ -164,12 +164,14 @@ def test_what_has_to_be_thought_about_fails_until_it_is_written(checkout: Checko
     A column of another type, and a new one that existing rows can not have: each is named, and nothing migrates.
     """
     checkout.edit(
-        "tables/failure.sql", "attempt     integer not null", "attempt     bigint not null"
+        "tables/failure.sql",
+        "    attempt      integer not null",
+        "    attempt      bigint not null",
     )
     checkout.edit(
         "tables/failure.sql",
-        "worker      text\n",
-        "worker      text,\n    node        text not null\n",
+        "    max_attempts integer ",
+        "    max_attempts integer,\n    node         text not null ",
     )
     done = checkout.run("write_migration", "node")
     assert done.returncode != 0

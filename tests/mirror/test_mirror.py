@@ -86,7 +86,7 @@ async def test_a_job_exists_if_the_change_committed_and_ends_with_the_copy_right
             at_once = mirror.changed(conn, 1, delay=0)
         async with running(app):
             await all_done(conn, [at_once])
-            assert state(conn, later) == "deferred"
+            assert state(conn, later) == "scheduled"
         assert target.versions() == {1: 3}
         wait = one(conn, "select extract(epoch from run_at - enqueued_at) from forebay.deferred")
         assert 59 < wait <= 61
@@ -264,9 +264,9 @@ async def test_refused_items_back_off_and_the_others_are_done(app, conn):
             jobs = [mirror.changed(conn, name) for name in range(10)]
         async with running(app):
             await all_done(conn, jobs[:3] + jobs[4:])
-            await wait_for_async(lambda: state(conn, jobs[3]) == "deferred")
+            await wait_for_async(lambda: state(conn, jobs[3]) == "retrying")
         (status,) = app.client().job(jobs[3])
-        assert status.attempt == 1
+        assert status.attempt == 2
         assert "3 is refused" in str(app.client().job_history(jobs[3])[0].errors)
 
 

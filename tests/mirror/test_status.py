@@ -357,7 +357,13 @@ async def test_what_waits_is_known_by_tag_and_priority_wherever_it_waits(
         facts = mirror.status().facts
         by = {(line.tag, line.priority): (line.due, line.later, line.tried) for line in facts.by}
         assert by == {("a", 100): (4, 0, 1), ("b", 7): (3, 0, 0), ("b", 100): (0, 2, 0)}
-        assert (facts.waiting, facts.due, facts.leased, facts.tried) == (9, 7, 1, 1)
+        assert (facts.waiting, facts.due, facts.claimed, facts.running, facts.tried) == (
+            9,
+            7,
+            1,
+            0,
+            1,
+        )
         rows = conn.execute(
             "select job_id, state from forebay.unfinished('mirror.pages', 'mirror')"
         ).fetchall()
@@ -366,7 +372,8 @@ async def test_what_waits_is_known_by_tag_and_priority_wherever_it_waits(
             (status.job_id, status.state)
             for job in jobs
             for status in app.client().jobs(kind="mirror.pages", limit=100)
-            if status.job_id == job and status.state in ("ready", "leased", "deferred")
+            if status.job_id == job
+            and status.state in ("scheduled", "ready", "claimed", "retrying")
         ]
         assert sorted(rows) == sorted(seen)
         assert [(stuck.attempts, stuck.error) for stuck in facts.stuck] == [(1, "no")]

@@ -1,6 +1,6 @@
 """Random sequences of what can happen to the log, compared with a small model of it.
 
-The model knows for each group where each job is: deferred, ready, leased, or ended. The machine
+The model knows for each group where each job is: ready, held by a worker, deferred, or ended. The machine
 drives a real server through several connections and compares, after every step, what
 ``forebay.depth()`` says, and at the end and now and then what ``forebay.job()`` says of every job.
 Short by default; more ``--stress-seconds`` than 5 make it longer in proportion.
@@ -42,8 +42,8 @@ from tests.support.mutant import break_function, violation
 GROUPS = ("first", "second")
 DAY = 86_400.0
 
-READY, LEASED, DEFERRED = "ready", "leased", "deferred"
-WAITING = (READY, LEASED, DEFERRED)
+READY, HELD, DEFERRED = "ready", "claimed", "deferred"
+WAITING = (READY, HELD, DEFERRED)
 
 
 @dataclass
@@ -233,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert job.expires_at > now - 1, f"expired {job} was handed out"
                 assert row["attempt"] == job.attempt[reader.group]
                 assert lane["is_suspect"] == (reader.group in job.suspect)
-                job.place[reader.group] = LEASED
+                job.place[reader.group] = HELD
                 held.open[row["batch_offset"]] = job
             self.held.append(held)
             return held
@@ -418,8 +418,8 @@ class EngineMachine(RuleBasedStateMachine):
                 if job.place[group] in WAITING:
                     counted[WAITING.index(job.place[group])] += 1
                     swept += job.place[group] == READY and group in job.swept
-            ready, leased, deferred = told.get(group, (0, 0, 0))
-            assert (leased, deferred) == (counted[1], counted[2]), (group, told, counted)
+            ready, held, deferred = told.get(group, (0, 0, 0))
+            assert (held, deferred) == (counted[1], counted[2]), (group, told, counted)
             assert ready == counted[0], (group, told, counted, swept)
 
     def every_job_is_where_the_model_says(self):
@@ -429,6 +429,8 @@ class EngineMachine(RuleBasedStateMachine):
                 expected = job.place[group]
                 if expected == DEFERRED and group in job.cancelled:
                     expected = "cancelled"
+                elif expected == DEFERRED:
+                    expected = "retrying" if job.attempt[group] else "scheduled"
                 elif expected == READY and group in job.swept:
                     expected = "expired"
                 assert told.get(group) == expected, (job, told)

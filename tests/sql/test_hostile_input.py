@@ -247,7 +247,7 @@ def test_callers_of_every_isolation_level_enqueue(database, conn, level):
         caller.rollback()
         assert reader.claim().job_ids == [kept, bulk[0]]
         assert reader.claim().jobs == []
-        assert [state(conn, i) for i in (dropped, undone, bulk[1])] == [None, None, "deferred"]
+        assert [state(conn, i) for i in (dropped, undone, bulk[1])] == [None, None, "scheduled"]
 
 
 def test_serializable_producers_of_a_known_lane_do_not_conflict(database, conn):

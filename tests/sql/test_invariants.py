@@ -178,7 +178,7 @@ def late_deferred_job_is_promoted(dsn: str) -> None:
         assert one(conn, "select forebay.promote_v1()") == 1
         assert one(conn, "select forebay.promote_v1()") == 0
         assert [b.job_ids for b in reader.claim_all()] == [[late]]
-        assert state(conn, far) == "deferred"
+        assert state(conn, far) == "scheduled"
 
 
 def test_nothing_is_lost_when_a_deferred_job_commits_after_its_time(database):
@@ -249,7 +249,7 @@ def sending_back_and_closing_is_one_commit(dsn: str) -> None:
         ended = [{"offset": n, "outcome": o} for n, o in enumerate(outcomes, 1)]
         with conn.transaction(force_rollback=True):
             assert reader.settle(batch.claim_no, ended=ended, conn=conn) == "settled"
-        assert [state(conn, i) for i in ids] == ["leased"] * 5
+        assert [state(conn, i) for i in ids] == ["claimed"] * 5
         assert reader.settle(batch.claim_no, ended=ended) == "settled"
         assert [state(conn, i) for i in ids] == ["ready"] * 5
         assert sorted(i for b in reader.claim_all() for i in b.job_ids) == ids
@@ -343,7 +343,7 @@ def overlapping_settlements_are_refused(dsn: str) -> None:
         assert reader.settle(batch.claim_no, [5], flush_no=5) == "refused"
         assert reader.settle(batch.claim_no, [0], flush_no=6) == "refused"
         assert reader.settle(batch.claim_no, [3, 3], flush_no=7) == "refused"
-        assert [state(conn, i) for i in ids] == ["done", "done", "leased", "leased"]
+        assert [state(conn, i) for i in ids] == ["done", "done", "claimed", "claimed"]
         assert reader.settle(batch.claim_no, [3, 4], flush_no=8) == "settled"
         assert reader.claim_all() == []
 
@@ -538,7 +538,7 @@ def test_bounded_duplicates(database):
 
         again = [i for b in living.claim_all() for i in b.job_ids]
         assert sorted(again) == sorted([*unsettled, part.job_ids[3]])
-        assert {state(conn, i) for i in held.job_ids} == {"leased"}
+        assert {state(conn, i) for i in held.job_ids} == {"claimed"}
         assert {state(conn, i) for i in whole.job_ids} == {"done"}
         assert state(conn, part.job_ids[4]) == "dead"
         assert len(ids) == 40

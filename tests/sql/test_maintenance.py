@@ -269,7 +269,7 @@ def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, 
         one(conn, "select forebay.trim_v1(p_pass => true)")
         assert one(conn, "select count(*) from forebay.batch where seqs is not null") < 10
         assert state(conn, ids[0]) is None
-        assert state(conn, running) == "leased"
+        assert state(conn, running) == "claimed"
         reader.finish(held)
         later = enqueue(conn)
         assert [b.job_ids for b in reader.claim_all()] == [[later]]
@@ -317,5 +317,5 @@ def test_a_settlement_with_offsets_out_of_range_is_refused_whatever_else_happene
         for offset in (0, -1, 2, 32767, None):
             ended = [{"offset": offset, "outcome": "retried"}]
             assert reader.settle(batch.claim_no, ended=ended) == "refused"
-        assert state(conn, job) == "leased"
+        assert state(conn, job) == "claimed"
         assert reader.settle(batch.claim_no, [1], flush_no=2) == "settled"

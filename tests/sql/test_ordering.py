@@ -80,7 +80,7 @@ def test_jobs_of_a_key_that_somebody_holds_wait_and_come_in_order(database, conn
         assert take(second) == []
         assert first.settle(batch.claim_no, [3], flush_no=2) == "settled"
         assert ids(take(second)) == jobs[3:] + later
-        assert state(conn, jobs[4]) == "leased"
+        assert state(conn, jobs[4]) == "claimed"
         assert state(conn, jobs[0]) == "done"
 
 
@@ -577,7 +577,7 @@ def test_who_holds_a_key_gets_more_of_it(database, conn):
         # More than enough is open: what comes now waits in the log.
         assert reader.claim_ready(10).jobs == []
         assert state(conn, jobs[60]) == "ready"
-        assert state(conn, jobs[59]) == "leased"
+        assert state(conn, jobs[59]) == "claimed"
         for batch in batches:
             reader.finish(batch)
         assert drained(other, 30) == jobs[60:]

@@ -227,7 +227,7 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
         )
     assert one(conn, "select count(*) from forebay.log") == 4
     assert one(conn, "select count(*) from forebay.deferred") == 1
-    assert [state(conn, i) for i in (1, 2, 3)] == ["cancelled", "done", "deferred"]
+    assert [state(conn, i) for i in (1, 2, 3)] == ["cancelled", "done", "scheduled"]
 
 
 def test_row_triggers_and_rules_of_others_cannot_be_added(database):

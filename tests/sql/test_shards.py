@@ -142,7 +142,7 @@ def test_a_retry_of_a_sharded_queues_job_is_for_its_group_alone(database, conn):
         first.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
         assert [b.job_ids for b in first.claim_all()] == [[job]]
         assert [b.job_ids for b in second.claim_all()] == [[job]]
-        assert state(conn, job, "one") == state(conn, job, "two") == "leased"
+        assert state(conn, job, "one") == state(conn, job, "two") == "claimed"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import psycopg
 import pytest
 
-from forebay.db.migrate import migrate
+from forebay.upgrade.migrate import migrate
 from tests.support.engine import (
     Reader,
     connect,

@@ -297,7 +297,7 @@ def test_jobs_of_one_call_are_told_apart_and_bad_ones_named(conn):
     assert ids[1] == held.job_id
     assert ids[2] == ids[4]
     assert len({*ids}) == 5
-    assert state(conn, ids[5]) == "deferred"
+    assert state(conn, ids[5]) == "scheduled"
     before = one(conn, "select count(*) from forebay.log")
     for bad, code in (
         ({"once": ""}, "JQ001"),
@@ -622,7 +622,12 @@ def test_the_state_of_a_key_is_the_state_of_its_job(database, conn, reader):
     What a key goes by agrees with forebay.job, for jobs in all states and also when many batches and
     segments lie behind.
     """
-    expected = {"deferred": "waiting", "ready": "waiting", "leased": "running"}
+    expected = {
+        "scheduled": "waiting",
+        "ready": "waiting",
+        "retrying": "waiting",
+        "claimed": "running",
+    }
     lane = lane_of("default", conn)
     late = psycopg.connect(database)
     late_id = ask(late, {"once": "late"}).job_id

@@ -174,7 +174,7 @@ def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):
         ids = enqueue_many(conn, [job(MODES[mode])] * 3)
         assert len({*ids}) == 1
         assert state(conn, ids[0]) == "ready"
-    for mode, waits in (("replace", "ready"), ("debounce", "deferred")):
+    for mode, waits in (("replace", "ready"), ("debounce", "scheduled")):
         ids = enqueue_many(conn, [job(MODES[mode], args={"n": n}) for n in range(3)])
         assert ids == sorted({*ids})
         assert state(conn, ids[2]) == waits
@@ -212,7 +212,7 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
     replaces = mode in ("replace", "debounce")
     assert (ids[7] == made.job_id) == (ending == "commit" and not replaces)
     assert [ids[8], ids[19]] == late or (replaces and ids[8] > late[0] and ids[19] > late[1])
-    waits = [state(conn, job_id) in ("ready", "deferred") for job_id in ids]
+    waits = [state(conn, job_id) in ("ready", "scheduled") for job_id in ids]
     assert all(waits)
     if replaces:
         query = "select count(*) from forebay.tombstone where reason = 'r'"

@@ -101,7 +101,7 @@ def pgbouncer(server: EmbeddedServer, **settings: object) -> Iterator[PgBouncer]
     """Lend one before a server."""
     owner = Owner.current()
     folder = Path(tempfile.mkdtemp(prefix="fb-", dir=temporary_parent(owner)))
-    if owner.lent:
+    if owner.is_other_account:
         os.chown(folder, owner.uid, owner.gid)
     found = PgBouncer(folder, owner, server, **settings)
     try:

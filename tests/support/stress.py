@@ -99,7 +99,7 @@ class StressRun:
             self._writing.clear()
 
     def _come_to_rest(self) -> None:
-        """Wait until nothing is ready, leased or deferred; give up quietly: the ledger will tell."""
+        """Wait until nothing is ready, held by a worker, or waiting for a time; give up quietly: the ledger will tell."""
         deadline = time.monotonic() + 30
         with connect(self.dsn) as conn:
             while time.monotonic() < deadline and not self.errors:
@@ -298,9 +298,9 @@ class StressRun:
 
 
 def count_independently(conn: psycopg.Connection[Any], queue: str) -> dict[str, tuple[int, ...]]:
-    """Count ready, leased and deferred jobs of each group from rows alone, without any cursor.
+    """Count ready, held and deferred jobs of each group from rows alone, without any cursor.
 
-    Ready are the rows that no batch has handed out or skipped; leased those handed out and not
+    Ready are the rows that no batch has handed out or skipped; held those handed out and not
     settled; deferred the rows that no row of the log carries on.
     """
     rows = conn.execute(

@@ -138,7 +138,7 @@ def record_committed(ledger: Ledger, entries: Mapping[int, str]) -> None:
 
 
 def wait_until_drained(dsn: str, seconds: float = 90, describe=lambda: "") -> None:
-    """Wait until no group has anything ready, leased or deferred."""
+    """Wait until no group has anything ready, held by a worker, or waiting for a time."""
 
     def drained() -> bool:
         try:

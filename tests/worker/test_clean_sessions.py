@@ -93,7 +93,7 @@ async def test_the_next_handler_finds_a_clean_session(way, conn, flavour, fate):
         jobs.append(leave.enqueue(conn, statement))
         look.enqueue(conn)
     await run_until_idle(way, concurrency=1)
-    expected = {"done": "done", "failed": "dead", "snoozed": "deferred"}[fate]
+    expected = {"done": "done", "failed": "dead", "snoozed": "scheduled"}[fate]
     assert {state(conn, job) for job in jobs} == {expected}
     assert len(seen) == len(LEFT_BEHIND) + 1
     found = dict(zip(LEFT_BEHIND, seen[1:], strict=True))

@@ -324,7 +324,7 @@ async def test_a_worker_of_another_database_is_refused(app, conn, server, templa
         await asyncio.to_thread(django_project.connect_to, other)
         job = work.enqueue(conn)
         async with running(app):
-            await wait_for_async(lambda: ran or state(conn, job) == "deferred")
+            await wait_for_async(lambda: ran or state(conn, job) in {"scheduled", "retrying"})
         await asyncio.to_thread(django_project.disconnect)
     assert ran == []
 
@@ -349,7 +349,7 @@ def test_a_declaration_that_cannot_be_served_is_refused(app):
         @app.job(transaction=True)
         async def three(ctx: TransactionContext[BaseDatabaseWrapper]) -> None: ...
 
-    with pytest.raises(ConfigError, match="no connection that can be connection"):
+    with pytest.raises(ConfigError, match="no connection that can be lent"):
 
         @app.job(transaction=True)
         def four(ctx: TransactionContext[sa.Engine]) -> None: ...

@@ -230,7 +230,7 @@ async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(a
     known.enqueue(conn)
     await run_until_idle(app)
     assert ran == [1]
-    assert state(conn, job) == "deferred"
+    assert state(conn, job) == "scheduled"
     assert "not_here" in caplog.text
     waits = [
         one(conn, "select extract(epoch from max(run_at) - now())::float from forebay.deferred")
@@ -243,7 +243,7 @@ async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(a
             f" $$ select clock_timestamp() + interval '{len(waits) * 700} seconds' $$"
         )
         await run_until_idle(app)
-        assert state(conn, job) == "deferred"
+        assert state(conn, job) == "scheduled"
         waits.append(
             one(
                 conn,

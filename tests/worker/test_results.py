@@ -80,7 +80,7 @@ async def test_a_result_is_there_exactly_if_the_job_is_done(app, conn):
 
     job = work.enqueue(conn)
     await run_until_idle(app)
-    assert state(conn, job) == "deferred"
+    assert state(conn, job) == "retrying"
     assert one(conn, "select count(*) from forebay.result") == 0
     conn.execute("insert into witness values (1)")
     shift_clock(conn, 4000)
@@ -223,7 +223,7 @@ async def test_every_end_without_a_result_has_its_error(app, conn):
     assert cancelled.value.state == "cancelled"
     with pytest.raises(JobDied, match="for good"):
         await app.handle(jobs[2]).aresult(0)
-    with pytest.raises(ResultTimeout, match="still deferred after") as late:
+    with pytest.raises(ResultTimeout, match="still scheduled after") as late:
         app.handle(waiting).result(0.2)
     assert late.value.retryable
     with pytest.raises(JobNotFound):

@@ -89,7 +89,7 @@ async def test_a_returned_outcome_is_committed_with_the_effect(app, conn, flavou
     jobs = [work.enqueue(conn, n) for n in outcomes]
     await run_until_idle(app)
     assert entries(conn) == [1, 2, 3, 4]
-    assert [state(conn, job) for job in jobs] == ["deferred", "deferred", "cancelled", "dead"]
+    assert [state(conn, job) for job in jobs] == ["scheduled", "retrying", "cancelled", "dead"]
     written = conn.execute("select xmin::text from effect order by 1").fetchall()
     settled = conn.execute("select xmin::text from forebay.settlement order by 1").fetchall()
     assert written == settled

@@ -7,7 +7,7 @@ import psycopg
 
 ITEMS = "select annotation_id, version from annotation where not deleted"
 COPIES = "select id, version from documents where not gone"
-JOBS = "select coalesce(sum(ready + leased + deferred), 0)::int from forebay.depth('mirror')"
+JOBS = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int from forebay.depth('mirror')"
 #: Every write that was answered made a version of an annotation one higher, beginning with one.
 WRITES = "select coalesce(sum(version), 0)::int from annotation where 'load' = any (tags)"
 OLD_ITEMS = "select annotation_id from old_annotation"

@@ -23,6 +23,7 @@ from forebay.cli.options import (
 )
 from forebay.cli.output import (
     ago,
+    attempt_of,
     compact,
     console,
     facts_table,
@@ -96,8 +97,8 @@ def list_(
         out.print("No dead letters.", style="dim")
         return
     rows = table(
-        "dead", "job", "kind", "queue", "reason", "attempts", "died", "last error",
-        right=("dead", "job", "attempts"), loose=("last error",),
+        "dead", "job", "kind", "queue", "reason", "attempt", "died", "last error",
+        right=("dead", "job", "attempt"), loose=("last error",),
     )  # fmt: skip
     for letter in found:
         rows.add_row(
@@ -106,7 +107,7 @@ def list_(
             letter.kind,
             letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}",
             Text(letter.reason, style="red"),
-            str(letter.attempt),
+            attempt_of(letter.attempt, letter.max_attempts),
             ago(letter.died_at),
             one_line(_last_error(letter)),
         )
@@ -247,8 +248,7 @@ def _facts(letter: DeadLetter) -> object:
     rows.add_row("job", f"{letter.job_id}  {letter.kind}")
     rows.add_row("reason", Text(letter.reason, style="red"))
     rows.add_row("queue", f"{letter.queue}, priority {letter.priority}, group {letter.group}")
-    limit = f" of {letter.max_attempts}" if letter.max_attempts else ""
-    rows.add_row("attempts used", f"{letter.attempt}{limit}")
+    rows.add_row("attempt", attempt_of(letter.attempt, letter.max_attempts))
     rows.add_row("enqueued", moment(letter.enqueued_at))
     rows.add_row("died", moment(letter.died_at))
     for name, value in (

@@ -11,6 +11,7 @@ from rich.text import Text
 from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
+    attempt_of,
     compact,
     console,
     facts_table,
@@ -40,7 +41,7 @@ def list_(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="deferred, ready, leased, done, cancelled, expired or dead.",
+            help="scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +74,7 @@ def list_(
             state_text(job.state),
             job.kind,
             _queue(job),
-            _attempt(job),
+            attempt_of(job.attempt, job.max_attempts),
             _since(job),
             one_line(compact(job.args)),
             one_line(job.tag or "-"),
@@ -135,12 +136,8 @@ def _queue(job: JobStatus) -> str:
     return name if job.priority == 100 else f"{name} ({job.priority})"
 
 
-def _attempt(job: JobStatus) -> str:
-    return f"{job.attempt}/{job.max_attempts}" if job.max_attempts else str(job.attempt)
-
-
 def _since(job: JobStatus) -> str:
-    if job.state == "deferred":
+    if job.run_at is not None and not job.state.is_final:
         return f"due {ago(job.run_at)}"
     return ago(job.ended_at or job.claimed_at or job.enqueued_at)
 
@@ -161,8 +158,7 @@ def _facts(job: JobStatus, history: JobHistory | None) -> object:
         state.append(", cancellation requested", style="yellow")
     rows.add_row("state", state)
     rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
-    limit = f" of {job.max_attempts}" if job.max_attempts else ""
-    rows.add_row("attempts used", f"{job.attempt}{limit}")
+    rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (
         ("enqueued", job.enqueued_at),
         ("due", job.run_at),

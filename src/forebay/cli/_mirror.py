@@ -274,7 +274,8 @@ def _waiting(found: MirrorStatus) -> Text:
     parts = [
         (facts.due_all - facts.due, "of them excluded from alerts"),
         (facts.waiting - facts.due_all, "later"),
-        (facts.leased, "running"),
+        (facts.claimed, "claimed"),
+        (facts.running, "running"),
         (facts.tried, "failed before"),
     ]
     return text.append("".join(f", {count:,} {what}" for count, what in parts if count))

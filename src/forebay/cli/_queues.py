@@ -36,17 +36,20 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
         out.print("No queues.", style="dim")
         return
     rows = table(
-        "queue", "priority", "group", "ready", "leased", "deferred", "dead", "last claim", "",
-        right=("priority", "ready", "leased", "deferred", "dead"),
+        "queue", "priority", "group", "scheduled", "ready", "claimed", "running", "retrying", "dead",
+        "last claim", "",
+        right=("priority", "scheduled", "ready", "claimed", "running", "retrying", "dead"),
     )  # fmt: skip
     for line in found:
         rows.add_row(
             line.queue,
             str(line.priority),
             line.group,
+            _number(line.scheduled, "yellow"),
             _number(line.ready, "blue"),
-            _number(line.leased, "cyan"),
-            _number(line.deferred, "yellow"),
+            _number(line.claimed, "cyan"),
+            _number(line.running, "cyan"),
+            _number(line.retrying, "red"),
             _number(line.dead, "red"),
             ago(line.claimed_at),
             Text(f"paused {ago(line.paused_at)}", style="bold yellow") if line.paused_at else "",

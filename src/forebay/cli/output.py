@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 _WIDTH: Final = 160
 
 STATE_STYLES: Final = {
+    "scheduled": "yellow",
     "ready": "blue",
-    "deferred": "yellow",
-    "leased": "cyan",
+    "claimed": "cyan",
+    "running": "cyan",
+    "retrying": "red",
     "done": "green",
     "cancelled": "dim",
     "expired": "magenta",
@@ -120,9 +122,14 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
 
 
+def attempt_of(attempt: int, max_attempts: int | None) -> str:
+    """Return the number of an attempt, with the maximum number if known."""
+    return f"{attempt} of {max_attempts}" if max_attempts else str(attempt)
+
+
 def failure_headline(failure: Failure) -> Text:
     """Return a failed attempt as text: number, outcome, time, worker and error message."""
-    line = Text(f"attempt {failure.attempt}", style="bold")
+    line = Text(f"attempt {attempt_of(failure.attempt, failure.max_attempts)}", style="bold")
     line.append(f"  {failure.outcome}, {moment(failure.failed_at)}", style="not bold")
     if failure.worker:
         line.append(f", {failure.worker}", style="not bold dim")

@@ -181,7 +181,7 @@ class JobAdmin(_LogAdmin):
     """Jobs and their states."""
 
     filters = {"queue": None, "kind": None, "state": [str(state) for state in JobState]}  # noqa: RUF012
-    heads = ("Job", "State", "Kind", "Queue", "Attempts", "Enqueued", "Arguments")
+    heads = ("Job", "State", "Kind", "Queue", "Attempt", "Enqueued", "Arguments")
     verb = "Cancel"
     done = "requested to cancel"
 
@@ -203,7 +203,14 @@ class JobAdmin(_LogAdmin):
             "url": self.url(row.job_id),
             "can_act": not row.state.is_final and not row.cancel_requested,
             "state": str(row.state),
-            "cells": [state, row.kind, row.queue, row.attempt, row.enqueued_at, _short(row.args)],
+            "cells": [
+                state,
+                row.kind,
+                row.queue,
+                _of(row.attempt, row.max_attempts),
+                row.enqueued_at,
+                _short(row.args),
+            ],
         }
 
     def detail(self, number: int) -> tuple[str, bool, list[Any]]:
@@ -218,7 +225,7 @@ class JobAdmin(_LogAdmin):
                 ),
                 ("Kind", status.kind),
                 ("Queue", f"{status.queue}, priority {status.priority}"),
-                ("Attempts", _of(status.attempt, status.max_attempts)),
+                ("Attempt", _of(status.attempt, status.max_attempts)),
                 ("Enqueued", status.enqueued_at),
                 ("Due", status.run_at),
                 ("Expires", status.expires_at),
@@ -288,7 +295,7 @@ class DeadLetterAdmin(_LogAdmin):
             ("Kind", letter.kind),
             ("Queue", f"{letter.queue}, priority {letter.priority}"),
             ("Group", None if letter.group == "default" else letter.group),
-            ("Attempts", _of(letter.attempt, letter.max_attempts)),
+            ("Attempt", _of(letter.attempt, letter.max_attempts)),
             ("Enqueued", letter.enqueued_at),
             ("Died", letter.died_at),
             ("Tag", letter.tag),
@@ -299,7 +306,7 @@ class DeadLetterAdmin(_LogAdmin):
         ]
         errors = [
             (
-                f"Attempt {failure.attempt}: {failure.type or failure.outcome}",
+                f"Attempt {_of(failure.attempt, failure.max_attempts)}: {failure.type or failure.outcome}",
                 failure.failed_at,
                 failure.traceback or failure.message or "",
             )

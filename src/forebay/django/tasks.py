@@ -40,9 +40,11 @@ except ModuleNotFoundError:  # Django before 6.0
     from django_tasks.signals import task_enqueued, task_finished, task_started
 
 _STATUS: Final = {
-    JobState.DEFERRED: TaskResultStatus.READY,
+    JobState.SCHEDULED: TaskResultStatus.READY,
     JobState.READY: TaskResultStatus.READY,
-    JobState.LEASED: TaskResultStatus.RUNNING,
+    JobState.CLAIMED: TaskResultStatus.RUNNING,
+    JobState.RUNNING: TaskResultStatus.RUNNING,
+    JobState.RETRYING: TaskResultStatus.READY,
     JobState.DONE: TaskResultStatus.SUCCESSFUL,
 }
 
@@ -220,8 +222,8 @@ def _aware(instant: datetime | None) -> datetime | None:
 
 
 def _attempts(status: JobStatus) -> list[str]:
-    running = status.state is JobState.LEASED
-    return [status.worker or "forebay"] * (status.attempt + running)
+    has_begun = status.state.is_held or status.state.is_final
+    return [status.worker or "forebay"] * (status.attempt if has_begun else status.attempt - 1)
 
 
 def _class_path(name: str | None) -> str:

@@ -42,7 +42,7 @@ CHECKS: Final = (
     Check("timeouts", _server.timeouts(), needs="nothing"),
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
-    Check("deferred", _log.overdue()),
+    Check("scheduled", _log.overdue()),
     Check("failures", _log.failures()),
     Check("room", _log.reserve()),
     Check("retention", _log.retention()),

@@ -1,4 +1,4 @@
-"""The log: room to write, segments, leases, queues, deferred jobs, dead letters."""
+"""The log: room to write, segments, leases, queues, overdue jobs, dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEGMENTS_SHOWN_MAX: Final = 3
 #: A queue with so many waiting jobs is worth a look, whoever serves it.
 _DEEP_JOBS: Final = 1_000_000
 
-#: Due deferred jobs that nobody promoted for so long.
+#: Due jobs that are still scheduled or retrying after this time.
 _OVERDUE_SECONDS: Final = 15.0
 
 
@@ -196,7 +196,7 @@ def _retention_remedy(held_by: str) -> str:
     if held_by.startswith("queue "):
         return "Start a worker for that queue; or cancel its jobs, if nobody wants them any more."
     if held_by.startswith("worker "):
-        return "Wait for the job, or cancel it: `forebay jobs list --state leased` shows it."
+        return "Wait for the job, or cancel it: `forebay jobs list --state running` shows it."
     return "See who holds the oldest snapshot."
 
 
@@ -289,7 +289,8 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
 
 
 _QUEUES_SQL: Final = """
-select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.leased)::bigint, sum(d.deferred)::bigint,
+select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint, sum(d.claimed)::bigint,
+       sum(d.running)::bigint, sum(d.retrying)::bigint,
        max(extract(epoch from clock_timestamp() - g.paused_at))::float8,
        min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
        exists (select from forebay.lease l
@@ -318,14 +319,27 @@ def queues() -> Operation[list[Finding]]:
 def _judge_queues(rows: ResultRows) -> list[Finding]:
     found = []
     facts = []
-    for queue, group, ready, leased, deferred, paused, claimed, alive in rows:
+    for (
+        queue,
+        group,
+        ready,
+        scheduled,
+        claimed,
+        running,
+        retrying,
+        paused,
+        last_claim,
+        alive,
+    ) in rows:
         facts.append(
             {
                 "queue": queue,
                 "group": group,
+                "scheduled": scheduled,
                 "ready": ready,
-                "leased": leased,
-                "deferred": deferred,
+                "claimed": claimed,
+                "running": running,
+                "retrying": retrying,
                 "paused": paused is not None,
             }
         )
@@ -342,8 +356,8 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
             what = f"{waits}, paused for {human_duration(paused)}"
             remedy = f"`forebay queues resume {queue}` when it may go on."
             found.append(Finding("queues", Level.NOTICE, what, remedy, facts[-1]))
-        elif claimed is None or claimed > _UNSERVED_SECONDS:
-            last = "ever" if claimed is None else f"for {human_duration(claimed)}"
+        elif last_claim is None or last_claim > _UNSERVED_SECONDS:
+            last = "ever" if last_claim is None else f"for {human_duration(last_claim)}"
             remedy = f"Start one: forebay worker module:app --queue {queue}"
             if not alive:
                 found.append(
@@ -351,12 +365,13 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                         "queues", Level.WARNING, f"{waits} and no worker runs", remedy, facts[-1]
                     )
                 )
-            elif leased:
+            elif claimed or running:
                 found.append(
                     Finding(
                         "queues",
                         Level.NOTICE,
-                        f"{waits}, {leased:,} running, no claim {last}: its workers are busy",
+                        f"{waits}, {claimed:,} claimed, {running:,} running, no claim {last}:"
+                        " its workers are busy",
                         "More workers, or a higher --concurrency, if it should go faster.",
                         facts[-1],
                     )
@@ -366,11 +381,9 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                 found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
     if found:
         return found
-    ready, leased, deferred = (sum(row[i] for row in rows) for i in (2, 3, 4))
-    what = (
-        f"{counted(len({row[0] for row in rows}), 'queue')}: {ready:,} ready, {leased:,} running,"
-        f" {deferred:,} deferred"
-    )
+    names = ("scheduled", "ready", "claimed", "running", "retrying")
+    sums = ", ".join(f"{sum(fact[name] for fact in facts):,} {name}" for name in names)
+    what = f"{counted(len({row[0] for row in rows}), 'queue')}: {sums}"
     return [Finding("queues", Level.OK, what, facts={"queues": facts})]
 
 
@@ -386,22 +399,22 @@ from (select d.run_at from forebay.deferred d left join mark m on true
 
 
 def overdue() -> Operation[list[Finding]]:
-    """Deferred jobs whose time has come and that nobody appends to the log."""
+    """Scheduled and retrying jobs whose time has come and that no worker has made ready."""
     return Operation(_OVERDUE_SQL, _judge_overdue, {"late": _OVERDUE_SECONDS})
 
 
 def _judge_overdue(rows: ResultRows) -> list[Finding]:
     ((count, seconds),) = rows
     if not count:
-        return [Finding("deferred", Level.OK, "none is overdue", facts={"overdue": 0})]
-    some = counted(count, "deferred job") if count < 10_000 else "10,000 or more deferred jobs"
+        return [Finding("scheduled", Level.OK, "none is overdue", facts={"overdue": 0})]
+    some = counted(count, "job") if count < 10_000 else "10,000 or more jobs"
     verb = "is" if count == 1 else "are"
     return [
         Finding(
-            "deferred",
+            "scheduled",
             Level.WARNING,
-            f"{some} {verb} due and not brought, the oldest for {human_duration(seconds)}",
-            "Start a worker: any one brings the deferred jobs of all queues.",
+            f"{some} {verb} due and not ready yet, the oldest for {human_duration(seconds)}",
+            "Start a worker: any worker makes the due jobs of all queues ready.",
             {"overdue": count, "seconds": seconds},
         )
     ]

@@ -68,7 +68,7 @@ part (is_leaf, object, definition) as (
     select false, format('sequence %%s', r.name),
            concat_ws(' ', q.seqtypid::regtype, q.seqincrement, q.seqcache, q.seqcycle)
     from relation r join pg_sequence q on q.seqrelid = r.oid
-    where r.name !~ '^post_[1-9]\d*$'
+    where r.name !~ '^leader_[1-9]\d*$'
     union all
     select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_\d+$',
            format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_arrivals)_\d+$', '\1_#'),

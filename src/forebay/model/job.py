@@ -10,21 +10,41 @@ import msgspec
 
 
 class JobState(StrEnum):
-    """Where a job stands for one group. The last four are final."""
+    """State of a job in one group. The last four are final.
 
-    DEFERRED = "deferred"
+    Attributes:
+        SCHEDULED: the job waits until it is due: delayed, snoozed, or postponed without a handler or store.
+        READY: the job waits for a worker.
+        CLAIMED: a worker has the job and has not reported yet that its handler runs.
+        RUNNING: the handler runs, as the worker reported with its last heartbeat. A job shorter than the interval
+            between heartbeats may be shown as claimed until it ends.
+        RETRYING: the last attempt failed; the job waits for the next one.
+    """
+
+    SCHEDULED = "scheduled"
     READY = "ready"
-    LEASED = "leased"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    RETRYING = "retrying"
     DONE = "done"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DEAD = "dead"
 
     @property
+    def is_held(self) -> bool:
+        """Whether a worker has the job: it is claimed or running.
+
+        >>> JobState.CLAIMED.is_held, JobState.RETRYING.is_held
+        (True, False)
+        """
+        return self in {JobState.CLAIMED, JobState.RUNNING}
+
+    @property
     def is_final(self) -> bool:
         """Whether the state never changes again, except by a redrive.
 
-        >>> JobState.DEAD.is_final, JobState.LEASED.is_final
+        >>> JobState.DEAD.is_final, JobState.RUNNING.is_final
         (True, False)
         """
         return self in _FINAL

@@ -80,7 +80,11 @@ class WaitingJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckJob:
-    """A job that has failed and is not proved yet."""
+    """A job that has failed and is not proved yet.
+
+    Attributes:
+        attempts: how many have failed.
+    """
 
     job_id: int
     tag: str | None
@@ -152,7 +156,8 @@ class MirrorFacts:
         due: jobs that are due and not proved.
         due_all: the same, including jobs excluded from alerts.
         waiting: all jobs that are not proved.
-        leased: number of them that workers have claimed.
+        claimed: number of them that workers have claimed, without those whose handlers run.
+        running: number of them whose handlers run.
         tried: number of them that have failed at least once.
         oldest_due_at: when the oldest due job was due; None if there is none.
         above_since: since when more jobs are due than allowed; None if they are not.
@@ -173,7 +178,8 @@ class MirrorFacts:
     due: int
     due_all: int
     waiting: int
-    leased: int
+    claimed: int
+    running: int
     tried: int
     oldest_due_at: datetime | None
     above_since: datetime | None

@@ -15,9 +15,10 @@ class JobStatus:
     """The status of one job in one group.
 
     Attributes:
-        attempt: attempts used so far, without a running one.
-        max_attempts: the limit of the job; None if the retry policy of its kind decides.
-        run_at: when a deferred job comes due; None for any other.
+        attempt: the attempt that runs or runs next, from 1; for an ended job the last that ran, 0 if none did.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it at a failure; None if
+            neither is known, and the retry policy of the kind decides.
+        run_at: when a scheduled or retrying job is due; None for any other.
         cancel_requested: a cancellation was requested; it is decided at the next claim or settlement.
         worker: the worker that has the job or had it last.
         redriven_from: the job whose dead letter was redriven as this one.
@@ -56,9 +57,11 @@ class Depth:
     queue: str
     priority: int
     group: str
+    scheduled: int
     ready: int
-    leased: int
-    deferred: int
+    claimed: int
+    running: int
+    retrying: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,10 @@ class Failure:
     """One failed attempt, as kept in a dead letter.
 
     Attributes:
+        attempt: number of the attempt, from 1.
         type: the class of the exception; None without an exception.
         traceback: only the end, if it was too long.
+        max_attempts: maximum number of attempts, if known at that time.
     """
 
     attempt: int
@@ -77,6 +82,7 @@ class Failure:
     message: str | None = None
     traceback: str | None = None
     worker: str | None = None
+    max_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,8 @@ class DeadLetter:
 
     Attributes:
         reason: exhausted, permanent, expired or worker lost.
-        attempt: attempts used.
+        attempt: the last attempt that ran, from 1; 0 if none did.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it; None if neither is known.
         errors: every failed attempt, oldest first.
         redriven_as: the new job; None if it was not redriven.
     """

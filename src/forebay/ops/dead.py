@@ -20,7 +20,8 @@ _LETTER: Final = """\
 select json_build_object(
     'dead_id', d.dead_id, 'job_id', d.job_id, 'group', g.name, 'reason', d.reason,
     'died_at', d.died_at, 'queue', d.queue, 'priority', d.priority, 'kind', d.kind,
-    'args', d.args, 'attempt', d.attempt, 'max_attempts', d.max_attempts,
+    'args', d.args, 'attempt', d.attempt, 'max_attempts',
+    coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
     'enqueued_at', d.enqueued_at,
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
     'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,

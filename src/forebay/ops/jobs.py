@@ -32,8 +32,9 @@ from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => 
 
 _DEPTH: Final = """\
 select json_build_object(
-    'queue', d.queue, 'priority', d.priority, 'group', d.group_name, 'ready', d.ready,
-    'leased', d.leased, 'deferred', d.deferred)::text
+    'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
+    'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
+    'retrying', d.retrying)::text
 from forebay.depth(only_queue => %(queue)s) d"""
 
 

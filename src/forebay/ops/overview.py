@@ -11,8 +11,9 @@ from forebay.ops.operation import Operation
 
 _QUEUES: Final = """\
 select json_build_object(
-    'queue', d.queue, 'priority', d.priority, 'group', d.group_name, 'ready', d.ready,
-    'leased', d.leased, 'deferred', d.deferred, 'dead', x.dead, 'claimed_at', c.claimed_at,
+    'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
+    'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
+    'retrying', d.retrying, 'dead', x.dead, 'claimed_at', c.claimed_at,
     'paused_at', g.paused_at)::text
 from forebay.depth(only_queue => %(queue)s) d
 left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
@@ -43,9 +44,11 @@ class QueueOverview:
     queue: str
     priority: int
     group: str
+    scheduled: int
     ready: int
-    leased: int
-    deferred: int
+    claimed: int
+    running: int
+    retrying: int
     dead: int
     claimed_at: datetime | None
     paused_at: datetime | None

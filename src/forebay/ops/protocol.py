@@ -116,7 +116,7 @@ class Ended:
         outcome: see ``forebay.settle_v1``.
         after: seconds until it goes on; None or 0 at once.
         reason: of a dead letter: exhausted, permanent or worker lost.
-        error: type, message and traceback, kept in the job's history.
+        error: type, message, traceback and max_attempts, kept in the job's history.
         kept: with the outcome done: what the handler returned.
     """
 
@@ -124,7 +124,7 @@ class Ended:
     outcome: OutcomeName
     after: float | None = None
     reason: str | None = None
-    error: dict[str, str] | None = None
+    error: dict[str, Any] | None = None
     kept: Kept | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -197,7 +197,12 @@ class Children:
         except (asyncio.IncompleteReadError, ConnectionError):
             how = await child.death()
             if len(helds) == 1:
-                log.warning("job %s killed the process that ran it alone: %s", key, how)
+                log.warning(
+                    "job %s, %s, killed the process that ran it alone: %s",
+                    key,
+                    _running.attempt_of(jobs[0]),
+                    how,
+                )
                 lost = _running.lost_child(kind, jobs[0], how)
                 return [ChildReport(ended=lost, solo=kind.transaction)]
             left = len(helds) - len(answers)

@@ -388,7 +388,11 @@ class Executor:
         self._reporter.finish_all(call, endeds)
         if not isinstance(error, HandlerError):
             log.info(
-                "job %s failed: %s: %s", helds[0].row.job_id, type(error).__name__, _short(error)
+                "job %s, %s, failed: %s: %s",
+                helds[0].row.job_id,
+                _running.attempt_of(call.jobs[0]),
+                type(error).__name__,
+                _short(error),
             )
 
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:

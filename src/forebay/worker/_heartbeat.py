@@ -34,7 +34,7 @@ class Held(NamedTuple):
 
     Attributes:
         leases: ids of its leases.
-        jobs: ids of its running jobs.
+        jobs: ids of its running jobs; the heartbeat tells the database that they run.
         duties: those it would take.
         is_busy: whether it has any job, started or not.
     """

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.worker")
 
 
+def attempt_of(job: Job) -> str:
+    """Return which attempt of a job it is, for the log."""
+    return f"attempt {job.attempt} of {job.max_attempts}"
+
+
 def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
     """Return the job as a handler sees it."""
     row = held.row
@@ -140,12 +145,19 @@ def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
     try:
         return kind, decode_item(kind, held, group)
     except InvalidJob as error:
-        log.warning("job %s is dead: %s", row.job_id, error)
-        return bad_arguments(error)
+        job = job_of(held, kind, group)
+        log.warning("job %s is dead, %s: %s", row.job_id, attempt_of(job), error)
+        return bad_arguments(job, error)
     except Exception as error:
         # The application's own code, in the type of an argument: as if the handler had raised it.
-        log.info("job %s failed: its arguments raised %s", row.job_id, type(error).__name__)
-        return failure(kind, job_of(held, kind, group), error)
+        job = job_of(held, kind, group)
+        log.info(
+            "job %s, %s, failed: its arguments raised %s",
+            row.job_id,
+            attempt_of(job),
+            type(error).__name__,
+        )
+        return failure(kind, job, error)
 
 
 def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
@@ -198,11 +210,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             after = max(0.0, (result.until - datetime.now(UTC)).total_seconds())
         return Ended(0, "snoozed", after=after)
     if isinstance(result, Retry):
-        error = {
-            "type": "Retry",
-            "message": result.reason or "the handler asked for a retry",
-            "traceback": "",
-        }
+        error = _error(job, "Retry", result.reason or "the handler asked for a retry")
         if job.is_last_attempt:
             return Ended(0, "dead", reason="exhausted", error=error)
         after = result.after_seconds
@@ -215,13 +223,17 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             error=error,
         )
     if isinstance(result, Cancel):
-        return Ended(0, "cancelled", error=_error_text("Cancel", result.reason))
+        return Ended(
+            0,
+            "cancelled",
+            error=_error(job, "Cancel", result.reason) if result.reason else None,
+        )
     if isinstance(result, Dead):
         return Ended(
             0,
             "dead",
             reason="permanent",
-            error=_error_text("Dead", result.reason or "the handler gave the job up"),
+            error=_error(job, "Dead", result.reason or "the handler gave the job up"),
         )
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
@@ -231,7 +243,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
 def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     """Return how a job ended whose handler raised."""
     record = describe_exception(error)
-    described = {"type": record.type, "message": record.message, "traceback": record.traceback}
+    described = _error(job, record.type, record.message, record.traceback)
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
@@ -242,11 +254,7 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
 
 def lost_child(kind: Kind, job: Job, how: str) -> Ended:
     """Return how a suspect ended whose child process died."""
-    error = {
-        "type": "WorkerLost",
-        "message": f"the process that ran this job alone died: {how}",
-        "traceback": "",
-    }
+    error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}")
     if job.is_last_attempt:
         return Ended(0, "dead", reason="worker lost", error=error)
     return Ended(
@@ -265,15 +273,10 @@ def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
     )
 
 
-def bad_arguments(error: InvalidJob) -> Ended:
+def bad_arguments(job: Job, error: InvalidJob) -> Ended:
     """Return how a job ended whose arguments do not fit its handler."""
     record = describe_exception(error)
-    return Ended(
-        0,
-        "dead",
-        reason="permanent",
-        error={"type": record.type, "message": record.message, "traceback": ""},
-    )
+    return Ended(0, "dead", reason="permanent", error=_error(job, record.type, record.message))
 
 
 def raised_because(call: Call, error: BaseException) -> BaseException:
@@ -285,8 +288,14 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
     return error
 
 
-def _error_text(kind: str, reason: str | None) -> dict[str, str] | None:
-    return {"type": kind, "message": reason, "traceback": ""} if reason else None
+def _error(job: Job, name: str, message: str, traceback: str = "") -> dict[str, Any]:
+    """Return an error as the job's history keeps it, with the number of attempts that its kind allows."""
+    return {
+        "type": name,
+        "message": message,
+        "traceback": traceback,
+        "max_attempts": job.max_attempts,
+    }
 
 
 def _ready_made(error: HandlerError) -> type[HandlerError]:

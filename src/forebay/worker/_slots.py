@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.protocol import Ended
-from forebay.worker._running import Call, failure
+from forebay.worker._running import Call, attempt_of, failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -178,14 +178,24 @@ class Slots:
 
     def _on_soft(self, call: Call, seconds: float) -> None:
         if call in self.calls and call.why is None:
-            log.warning("job %s is asked to stop after %g s", call.helds[0].row.job_id, seconds)
+            log.warning(
+                "job %s, %s, is asked to stop after %g s",
+                call.helds[0].row.job_id,
+                attempt_of(call.jobs[0]),
+                seconds,
+            )
             call.interrupt(SoftTimeout(seconds), self._threads)
 
     def _on_hard(self, call: Call, seconds: float) -> None:
         if call not in self.calls:
             return
         error = HardTimeout(seconds)
-        log.warning("job %s is stopped after %g s", call.helds[0].row.job_id, seconds)
+        log.warning(
+            "job %s, %s, is stopped after %g s",
+            call.helds[0].row.job_id,
+            attempt_of(call.jobs[0]),
+            seconds,
+        )
         call.cut()
         self._reporter.finish_all(call, [failure(call.kind, job, error) for job in call.jobs])
         call.settling = False

@@ -124,7 +124,7 @@ class Worker:
         """Work until stopped, or until there is nothing left to do.
 
         Args:
-            until_idle: return when no job is ready or running; deferred jobs that are not due stay.
+            until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
 
         Raises:
             SchemaError: the schema is missing or of another version.

@@ -27,10 +27,11 @@ language sql volatile
 as $$
     with noted as (
         insert into forebay.failure (
-            job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, worker)
+            job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, worker, max_attempts)
         values (
             coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
-            left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), p_worker)
+            left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), p_worker,
+            coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer))
         returning job_id, group_id, failed_at)
     insert into forebay.failure_trace (job_id, group_id, failed_at, traceback)
     select n.job_id, n.group_id, n.failed_at, left(p_error ->> 'traceback', 16384) from noted n

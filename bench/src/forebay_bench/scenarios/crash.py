@@ -4,7 +4,7 @@ Producers in processes of their own write rows and enqueue jobs in one transacti
 to a savepoint. Worker processes with default settings run them. One of these is killed every three seconds (SIGKILL) and
 another put in its place. ``--full`` also kills the server itself, all its processes at once, where it is one of our own.
 
-At the end of the load everything that is claimed, deferred or waiting is waited for, and then compared by plain SQL
+At the end of the load everything that is claimed or waiting is waited for, and then compared by plain SQL
 with what producers and handlers wrote down elsewhere (``_audit``):
 
 - ``counted``: jobs whose transaction committed
@@ -53,9 +53,7 @@ _SERVER_KILL_EVERY: Final = 3
 #: Leases of killed workers are noticed after some seconds, backoffs of their jobs come on top.
 _REST_SECONDS: Final = 120.0
 
-_UNFINISHED: Final = (
-    "select coalesce(sum(ready + leased + deferred), -1)::bigint from forebay.depth('crash')"
-)
+_UNFINISHED: Final = "select coalesce(sum(scheduled + ready + claimed + running + retrying), -1)::bigint from forebay.depth('crash')"
 
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:

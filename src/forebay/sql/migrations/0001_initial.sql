@@ -168,7 +168,7 @@ create table forebay.dead_letter (
     priority       integer not null,
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
-    attempt        integer not null,     -- attempts used
+    attempt        integer not null,     -- the last one that ran, from 1; 0: none did
     max_attempts   integer,
     kind           text not null,
     args           jsonb not null,
@@ -237,18 +237,19 @@ create type forebay._job_input as (
 
 -- tables/failure.sql
 
--- Every failed attempt.
+-- Every failed attempt, and every other end of an attempt that has an error.
 create table forebay.failure (
-    job_id      bigint not null,
-    group_id    bigint not null,
-    enqueued_at timestamptz not null,    -- of the job: ids can be given out again after a lost commit
-    attempt     integer not null,
-    failed_at   timestamptz not null,
-    outcome     text not null,
-    error_type  text,
-    message     text,
-    traceback   text,
-    worker      text
+    job_id       bigint not null,
+    group_id     bigint not null,
+    enqueued_at  timestamptz not null,   -- of the job: ids can be given out again after a lost commit
+    attempt      integer not null,       -- the one that ended so, from 1
+    failed_at    timestamptz not null,
+    outcome      text not null,
+    error_type   text,
+    message      text,
+    traceback    text,
+    worker       text,
+    max_attempts integer                -- attempts in all, as far as the worker knew; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 
@@ -411,9 +412,10 @@ create table forebay.lease (
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
-    lease_id    bigint not null,
-    heartbeat_at     timestamptz not null,
-    backend_pid integer not null
+    lease_id     bigint not null,
+    heartbeat_at      timestamptz not null,
+    backend_pid  integer not null,
+    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 
@@ -502,7 +504,7 @@ create table forebay.log (
     expires_at     timestamptz,          -- null: 30 days after enqueued_at
     attempt        integer,              -- attempts used before this row; null: none
     max_attempts   integer,              -- null: what the handler's retry policy says
-    pauses         integer,              -- snoozes and unknown-kind pauses so far; null: none
+    pauses         integer,              -- snoozes and unknown-kind pauses since the last failed attempt; null: none
     kind           text not null,
     args           jsonb not null,
     tag            text,
@@ -1481,8 +1483,8 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
-    from (select sum(d.ready + d.deferred) as waiting,
-                 sum(d.ready + d.deferred) filter (where d.priority::text = o.options ->> 'priority') as alike
+    from (select sum(d.scheduled + d.ready + d.retrying) as waiting,
+                 sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
           from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
           group by d.group_name) g
 $$;
@@ -4203,7 +4205,8 @@ $$;
 -- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
 -- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
 --
--- Touches no lease row and takes no lock that anything else holds.
+-- Touches no lease row and takes no lock that anything else holds. The first 1,000 running jobs are kept in the heartbeat's row:
+-- from there forebay.job() and forebay.depth() tell running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
@@ -4217,8 +4220,8 @@ declare
     v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
-    select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs)
+    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}') from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
     cancelled_jobs := '{}';
@@ -4245,7 +4248,7 @@ $$;
 -- The flag sequence of a duty; null when there is none.
 create function forebay._leader_flag(p_duty bigint) returns regclass
 language sql stable
-as $$ select to_regclass('forebay."post_' || p_duty::text || '"') $$;
+as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 
 -- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.
@@ -4446,7 +4449,8 @@ begin
             if p_suspects and v_started then
                 v_attempt := v_attempt + 1;
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
-                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
+                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
+                                       'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
                     perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
@@ -4464,7 +4468,8 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
+            perform forebay._go_on(v_row, v_target, v_attempt,
+                case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
@@ -5901,7 +5906,7 @@ as $$
             where r.seq >= forebay._archived_below()
               and (c.snap_from is null
                    or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
-        or exists (select from forebay.job(p_job_id) j where j.state = 'leased')
+        or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
 $$;
 
 
@@ -6260,25 +6265,26 @@ begin
         from every e join origins o on o.tag = coalesce(e.tag, '') and o.priority = e.priority),
     sums as (
         select count(*) as waiting, count(*) filter (where f.is_due) as due_all,
-               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'leased') as leased,
-               count(*) filter (where f.attempt > 0) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
+               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'claimed') as claimed,
+               count(*) filter (where f.state = 'running') as running,
+               count(*) filter (where f.attempt > 1) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
         from found f)
     select jsonb_build_object(
-        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'leased', s.leased, 'tried', s.tried, 'oldest_due_at', s.oldest,
+        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'claimed', s.claimed, 'running', s.running, 'tried', s.tried, 'oldest_due_at', s.oldest,
         'above_since', case when s.due > most then (
             select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1) end,
         'stuck', coalesce((
-            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt, 'due_at', o.due_at,
+            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt - 1, 'due_at', o.due_at,
                                                 'error', (select x.message from forebay.failure x
                                                           where x.job_id = o.job_id order by x.failed_at desc limit 1))
                              order by o.due_at, o.job_id)
-            from (select * from found f where f.attempt > 0 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
+            from (select * from found f where f.attempt > 1 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
         'by', coalesce((
             select jsonb_agg(jsonb_build_object('tag', o.tag, 'priority', o.priority, 'is_bulk', o.is_bulk, 'due', o.due,
                                                 'later', o.later, 'tried', o.tried, 'oldest_due_at', o.oldest)
                              order by o.priority, o.tag nulls first)
             from (select f.tag, f.priority, f.is_bulk, count(*) filter (where f.is_due) as due,
-                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 0) as tried,
+                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 1) as tried,
                          min(f.due_at) filter (where f.is_due) as oldest
                   from found f group by f.tag, f.priority, f.is_bulk) o), '[]'))
     into v_jobs from sums s;
@@ -6384,7 +6390,8 @@ $$;
 
 -- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
 --
--- Costs a visit to every one of them. due_at is when a job was due first, whatever became of it since.
+-- Costs a visit to every one of them. State and attempt are those of forebay.job(); due_at is when a job was due first, whatever
+-- became of it since.
 --
 -- Parameters: expires_seconds, how long after it was due a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
@@ -6424,9 +6431,13 @@ begin
                         and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
                              or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
         union all
-        select coalesce(l.job_id, l.seq), 'leased', r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
+        select coalesce(l.job_id, l.seq),
+               case when coalesce(l.job_id, l.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then 'running' else 'claimed' end,
+               r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
         from forebay.lease e
         join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
         join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
         join readers r on r.group_id = b.group_id and r.lane = b.lane
         join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
@@ -6437,13 +6448,13 @@ begin
                       where i.kind = unfinished.kind) l on true
         where e.closed_at is null
         union all
-        select d.job_id, 'deferred', r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
+        select d.job_id, forebay._state_of_deferred(d.attempt, d.pauses), r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
                case when d.attempt is null and d.pauses is null then d.run_at else v_now end
         from readers r
         join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
         where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
-    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
+    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0) + 1, o.enqueued_at,
            -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
     from found o;
@@ -6539,11 +6550,12 @@ $$;
 
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot.
+-- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: costs a visit to every waiting job.
 create function forebay.depth(only_queue text default null)
-returns table (queue text, priority integer, group_name text, ready bigint, leased bigint, deferred bigint)
+returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
+               retrying bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -6568,18 +6580,55 @@ begin
         left join forebay.segment s on s.segment_id = b.pos_segment),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
-    open_jobs as (
-        select b.group_id, b.lane,
-               sum(cardinality(b.seqs) - case when s.whole then cardinality(b.seqs) else s.settled end) as open
+    deferred_jobs as (
+        select d.lane, count(*) filter (where d.state = 'scheduled') as scheduled, count(*) filter (where d.state = 'retrying') as retrying
+        from (select i.lane, forebay._state_of_deferred(i.attempt, i.pauses) as state
+              from forebay.deferred i
+              where not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+                         and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))) d
+        group by d.lane),
+    open_leases as materialized (
+        select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs
         from forebay.lease e
         join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
-        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
+        where e.closed_at is null),
+    open_batches as materialized (
+        select b.lease_id, b.group_id, b.lane, b.seqs, s.whole, s.offsets,
+               e.running_jobs is not null and e.heartbeat_at >= b.claimed_at as is_reported
+        from open_leases e
+        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor
         cross join lateral (
-            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0) as settled
-            from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
-        where e.closed_at is null
-        group by b.group_id, b.lane)
+            select coalesce(bool_or(j.offsets is null), false) as whole,
+                   coalesce(array_agg(o.nr) filter (where o.nr is not null), '{}') as offsets
+            from forebay.settlement j left join lateral unnest(j.offsets) o (nr) on true
+            where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s),
+    open_jobs as (
+        select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
+        from open_batches b where not b.whole
+        group by b.group_id, b.lane),
+    -- Heartbeats tell ids of jobs, batches tell numbers of rows: of a job's first row they are the same, others are looked up.
+    reported as materialized (
+        select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
+    handed_out as materialized (
+        select b.lease_id, b.group_id, b.lane, u.seq
+        from open_batches b cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+        where b.is_reported and not b.whole and u.nr <> all (b.offsets)),
+    first_rows as materialized (
+        select h.*, r.job_id from handed_out h join reported r on r.lease_id = h.lease_id and r.job_id = h.seq),
+    later_rows as (
+        select h.*, r.job_id
+        from (select i.* from reported i
+              where not exists (select from first_rows f where f.lease_id = i.lease_id and f.job_id = i.job_id)) r
+        cross join lateral forebay._rows_of(r.job_id) l
+        join handed_out h on h.lease_id = r.lease_id and h.seq = l.seq),
+    running_jobs as (
+        select h.group_id, h.lane, count(*) as running
+        from (select * from first_rows union all select * from later_rows) h
+        group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
+           coalesce(sum(d.scheduled), 0)::bigint,
            sum((select count(*) from forebay.log l
                 where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
                   and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
@@ -6588,13 +6637,13 @@ begin
                   and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
                        or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
-           coalesce(sum(o.open), 0)::bigint,
-           sum((select count(*) from forebay.deferred d
-                where d.lane = r.lane
-                  and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
-                           and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))))::bigint
+           (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
+           coalesce(sum(j.running), 0)::bigint,
+           coalesce(sum(d.retrying), 0)::bigint
     from readers r
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
+    left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
+    left join deferred_jobs d on d.lane = r.lane
     group by r.queue, r.priority, r.name
     order by r.queue, r.priority, r.name;
 end
@@ -6658,8 +6707,12 @@ $$;
 
 -- The state of a job, one row for each group that reads its queue.
 --
--- state: deferred, ready, leased, done, cancelled, expired, dead. No row: no such job, or it was settled
+-- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it was settled
 -- so long ago that its segment has left the archive.
+-- claimed, running: a worker has it, and its handler runs if the worker's last heartbeat said so. A job that is shorter than
+-- the pause between heartbeats may be claimed until it has ended.
+-- attempt: the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
+-- max_attempts: what was said at the enqueue, else what the worker said of the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
@@ -6723,11 +6776,16 @@ begin
 
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
-            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0);
+            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0) + 1;
             max_attempts := v_wait.max_attempts; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
             expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
             tag := v_wait.tag; correlation_id := v_wait.correlation_id; headers := v_wait.headers;
-            state := case when cancel_requested then 'cancelled' else 'deferred' end;
+            state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);
+            if cancel_requested then
+                state := 'cancelled';
+                attempt := attempt - 1;
+            end if;
+            max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;
@@ -6735,8 +6793,8 @@ begin
         continue when v_row.audience = 0 and v_group.start_after is not null
                       and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
         priority := v_row.lane_priority;
-        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0);
-        max_attempts := v_row.max_attempts; enqueued_at := v_row.enqueued_at;
+        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
+        max_attempts := coalesce(v_row.max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
         expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
         tag := v_row.tag; correlation_id := v_row.correlation_id; headers := v_row.headers;
 
@@ -6751,6 +6809,7 @@ begin
             if exists (select from forebay.tombstone t where t.job_id = v_id and t.reason = 'e'
                        and (t.group_id is null or t.group_id = v_group.group_id)) then
                 state := 'expired';
+                attempt := attempt - 1;
             end if;
             return next;
             continue;
@@ -6758,6 +6817,7 @@ begin
         if v_row.ordering_key is not null then
             if forebay._is_parked(v_group.group_id, v_row.ordering_key, v_row.seq) then
                 state := case when cancel_requested then 'cancelled' else 'ready' end;
+                attempt := attempt - cancel_requested::integer;
                 return next;
                 continue;
             end if;
@@ -6770,6 +6830,7 @@ begin
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
             ended_at := v_batch.claimed_at;
+            attempt := attempt - 1;
             return next;
             continue;
         end if;
@@ -6781,19 +6842,31 @@ begin
         where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
           and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
         limit 1;
-        state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead'
-                                 else case when v_batch.seqs is not null then 'leased'
-                                           when exists (select from forebay.dead_letter d
-                                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
-                                                          and d.enqueued_at = v_row.enqueued_at) then 'expired'
-                                           else 'cancelled' end end;
         ended_at := v_end.settled_at;
-        if state = 'dead' or (state = 'done' and v_end.code = 'd') then
-            attempt := attempt + 1;
+        if v_end.code in ('d', 'c', 'x') then
+            state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
+        elsif v_batch.seqs is not null then
+            state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
+                          then 'running' else 'claimed' end;
+        else
+            state := case when exists (select from forebay.dead_letter d
+                                       where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
+                                         and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;
+            attempt := attempt - 1;
         end if;
         return next;
     end loop;
 end
+$$;
+
+
+-- How many attempts a job has in all, as a worker said when the last of them failed; null when none said.
+create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
+language sql stable
+as $$
+    select f.max_attempts from forebay.failure f
+    where f.job_id = p_job_id and f.group_id = p_group_id and f.enqueued_at = p_enqueued_at and f.max_attempts is not null
+    order by f.failed_at desc limit 1
 $$;
 
 
@@ -6840,10 +6913,10 @@ begin
     if jobs.most is null or jobs.most not between 1 and 1000 then
         raise exception using errcode = 'JQ001', column = 'most',
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
-    elsif jobs.only_state not in ('deferred', 'ready', 'leased', 'done', 'cancelled', 'expired', 'dead') then
+    elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
             message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
-            hint = 'States are deferred, ready, leased, done, cancelled, expired and dead.';
+            hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
         v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);
@@ -7144,7 +7217,8 @@ $$;
 
 -- What happened to a job so far, for each group: its failed attempts, how far it is, what it returned.
 --
--- errors: a JSON array of attempt, failed_at, outcome, type, message, traceback and worker, oldest first.
+-- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
+--   first.
 -- Errors: none; no row for a group without any of it.
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
@@ -7168,7 +7242,7 @@ begin
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(
                    'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome, 'type', f.error_type,
-                   'message', f.message, 'traceback', f.traceback, 'worker', f.worker) order by f.failed_at), '[]')
+                   'message', f.message, 'traceback', f.traceback, 'worker', f.worker, 'max_attempts', f.max_attempts) order by f.failed_at), '[]')
         into errors
         from forebay.failure f where f.job_id = job_history.job_id and f.group_id = v_group.group_id;
         select p.done, p.note, p.recorded_at into done, note, recorded_at
@@ -7405,17 +7479,19 @@ $$;
 
 -- functions/settle/failure.sql
 
--- Note a failed attempt.
+-- Record how an attempt failed, or ended otherwise with an error. The worker may say in p_error how many attempts there are.
 create function forebay._record_failure(
     p_row forebay.log, p_group_id bigint, p_attempt integer, p_outcome text, p_error jsonb, p_worker text)
 returns void
 language sql volatile
 as $$
     insert into forebay.failure (
-        job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker)
+        job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker,
+        max_attempts)
     values (
         coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
-        left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker)
+        left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker,
+        coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer))
 $$;
 
 
@@ -7432,7 +7508,7 @@ $$;
 --
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
---    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
 --    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
@@ -7632,7 +7708,7 @@ begin
     select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
-            p_row, p_group_id, v_attempt,
+            p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
             p_item -> 'error', p_worker);
@@ -7650,7 +7726,9 @@ begin
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
         perform forebay._go_on(p_row, v_target, v_attempt,
-                               coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+                               case when p_code in ('r', 'l') then 0
+                                    else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
+                               v_run_at);
     end if;
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
@@ -7782,7 +7860,8 @@ as $$
         p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
-                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)
+                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
+                             'max_attempts', f.max_attempts)
                          order by f.failed_at)
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
@@ -7870,6 +7949,25 @@ $$;
 create function forebay._setting_value(p_name text) returns bigint
 language sql stable
 as $$ select s.value from forebay.setting s where s.name = p_name $$;
+
+
+-- functions/shared/states.sql
+
+-- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets its pauses back
+-- to null, each snooze or postponement after it counts one.
+create function forebay._state_of_deferred(p_attempt integer, p_pauses integer) returns text
+language sql immutable
+as $$ select case when p_attempt > 0 and p_pauses is null then 'retrying' else 'scheduled' end $$;
+
+
+-- The jobs that run in the process of a lease, by its last heartbeat; null when that is older than p_since, or said none.
+create function forebay._running_jobs(p_lease_id bigint, p_since timestamptz) returns bigint[]
+language sql stable
+as $$
+    select h.running_jobs
+    from (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i where i.lease_id = p_lease_id order by i.heartbeat_at desc limit 1) h
+    where h.heartbeat_at >= p_since
+$$;
 
 
 -- functions/unique/enqueue_mixed.sql

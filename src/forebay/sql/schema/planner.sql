@@ -13,6 +13,9 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 
+-- no bitmap: a few rows of each key are found by its index, in its order.
+set enable_bitmapscan = off
+
 -- hot: as in order, with a plan that is made once a session.
 set enable_seqscan = off
 set jit = off

@@ -9,7 +9,7 @@ create table forebay.dead_letter (
     priority       integer not null,
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
-    attempt        integer not null,     -- attempts used
+    attempt        integer not null,     -- the last one that ran, from 1; 0: none did
     max_attempts   integer,
     kind           text not null,
     args           jsonb not null,

@@ -14,8 +14,9 @@ create table forebay.lease (
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
 
 create table forebay.heartbeat (
-    lease_id    bigint not null,
-    heartbeat_at     timestamptz not null,
-    backend_pid integer not null
+    lease_id     bigint not null,
+    heartbeat_at      timestamptz not null,
+    backend_pid  integer not null,
+    running_jobs bigint[]                -- ids of the jobs whose handlers ran in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);

@@ -16,7 +16,7 @@ create table forebay.log (
     expires_at     timestamptz,          -- null: 30 days after enqueued_at
     attempt        integer,              -- attempts used before this row; null: none
     max_attempts   integer,              -- null: what the handler's retry policy says
-    pauses         integer,              -- snoozes and unknown-kind pauses so far; null: none
+    pauses         integer,              -- snoozes and unknown-kind pauses since the last failed attempt; null: none
     kind           text not null,
     args           jsonb not null,
     tag            text,

@@ -3,7 +3,8 @@
 -- Keep leases alive; which of them are still open, which of the running jobs were asked to cancel, which duties nobody
 -- holds, and how large the lease count is: how many leases are open in all, at most 1,000, or null for who runs jobs.
 --
--- Touches no lease row and takes no lock that anything else holds.
+-- Touches no lease row and takes no lock that anything else holds. The first 1,000 running jobs are kept in the heartbeat's row:
+-- from there forebay.job() and forebay.depth() tell running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, jobs it is running; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
@@ -16,8 +17,8 @@ declare
     v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)
-    select b.lease_id, forebay._now(), pg_backend_pid() from unnest(p_lease_ids) b (lease_id);
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs)
+    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}') from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
     cancelled_jobs := '{}';

@@ -1,7 +1,7 @@
 -- The flag sequence of a duty; null when there is none.
 create function forebay._leader_flag(p_duty bigint) returns regclass
 language sql stable
-as $$ select to_regclass('forebay."post_' || p_duty::text || '"') $$;
+as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 
 -- Who holds a duty now, a number below 2^20; null when nobody does, or it has no flag sequence.

@@ -75,7 +75,8 @@ begin
             if p_suspects and v_started then
                 v_attempt := v_attempt + 1;
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
-                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone'), v_worker);
+                    jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
+                                       'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
                     perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
@@ -93,7 +94,8 @@ begin
                 v_lane.queue, v_lane.priority,
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_lane.limit_key);
-            perform forebay._go_on(v_row, v_target, v_attempt, coalesce(v_row.pauses, 0),
+            perform forebay._go_on(v_row, v_target, v_attempt,
+                case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
                      then forebay._now() + make_interval(secs => least(3600, 5 * 2 ^ least(v_attempt - 1, 20))) end);
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)

@@ -15,7 +15,7 @@ as $$
             where r.seq >= forebay._archived_below()
               and (c.snap_from is null
                    or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
-        or exists (select from forebay.job(p_job_id) j where j.state = 'leased')
+        or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
 $$;
 
 

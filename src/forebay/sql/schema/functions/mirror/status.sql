@@ -36,25 +36,26 @@ begin
         from every e join origins o on o.tag = coalesce(e.tag, '') and o.priority = e.priority),
     sums as (
         select count(*) as waiting, count(*) filter (where f.is_due) as due_all,
-               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'leased') as leased,
-               count(*) filter (where f.attempt > 0) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
+               count(*) filter (where f.is_due and not f.is_bulk) as due, count(*) filter (where f.state = 'claimed') as claimed,
+               count(*) filter (where f.state = 'running') as running,
+               count(*) filter (where f.attempt > 1) as tried, min(f.due_at) filter (where f.is_due and not f.is_bulk) as oldest
         from found f)
     select jsonb_build_object(
-        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'leased', s.leased, 'tried', s.tried, 'oldest_due_at', s.oldest,
+        'due', s.due, 'due_all', s.due_all, 'waiting', s.waiting, 'claimed', s.claimed, 'running', s.running, 'tried', s.tried, 'oldest_due_at', s.oldest,
         'above_since', case when s.due > most then (
             select f.due_at from found f where f.is_due and not f.is_bulk order by f.due_at offset most limit 1) end,
         'stuck', coalesce((
-            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt, 'due_at', o.due_at,
+            select jsonb_agg(jsonb_build_object('job_id', o.job_id, 'tag', o.tag, 'attempts', o.attempt - 1, 'due_at', o.due_at,
                                                 'error', (select x.message from forebay.failure x
                                                           where x.job_id = o.job_id order by x.failed_at desc limit 1))
                              order by o.due_at, o.job_id)
-            from (select * from found f where f.attempt > 0 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
+            from (select * from found f where f.attempt > 1 and not f.is_bulk order by f.due_at, f.job_id limit 5) o), '[]'),
         'by', coalesce((
             select jsonb_agg(jsonb_build_object('tag', o.tag, 'priority', o.priority, 'is_bulk', o.is_bulk, 'due', o.due,
                                                 'later', o.later, 'tried', o.tried, 'oldest_due_at', o.oldest)
                              order by o.priority, o.tag nulls first)
             from (select f.tag, f.priority, f.is_bulk, count(*) filter (where f.is_due) as due,
-                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 0) as tried,
+                         count(*) filter (where not f.is_due) as later, count(*) filter (where f.attempt > 1) as tried,
                          min(f.due_at) filter (where f.is_due) as oldest
                   from found f group by f.tag, f.priority, f.is_bulk) o), '[]'))
     into v_jobs from sums s;

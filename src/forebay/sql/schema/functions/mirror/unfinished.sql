@@ -2,7 +2,8 @@
 
 -- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or to be done later.
 --
--- Costs a visit to every one of them. due_at is when a job was due first, whatever became of it since.
+-- Costs a visit to every one of them. State and attempt are those of forebay.job(); due_at is when a job was due first, whatever
+-- became of it since.
 --
 -- Parameters: expires_seconds, how long after it was due a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
@@ -42,9 +43,13 @@ begin
                         and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
                              or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
         union all
-        select coalesce(l.job_id, l.seq), 'leased', r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
+        select coalesce(l.job_id, l.seq),
+               case when coalesce(l.job_id, l.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then 'running' else 'claimed' end,
+               r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now
         from forebay.lease e
         join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
         join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
         join readers r on r.group_id = b.group_id and r.lane = b.lane
         join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
@@ -55,13 +60,13 @@ begin
                       where i.kind = unfinished.kind) l on true
         where e.closed_at is null
         union all
-        select d.job_id, 'deferred', r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
+        select d.job_id, forebay._state_of_deferred(d.attempt, d.pauses), r.priority, d.tag, d.attempt, d.enqueued_at, d.expires_at,
                case when d.attempt is null and d.pauses is null then d.run_at else v_now end
         from readers r
         join forebay.deferred d on d.lane = r.lane and d.kind = unfinished.kind
         where not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)))
-    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0), o.enqueued_at,
+    select o.job_id, o.state, o.priority, o.tag, coalesce(o.attempt, 0) + 1, o.enqueued_at,
            -- What expires tells when it was due; a job that is there is due no later than now, or than it is deferred to.
            greatest(o.enqueued_at, least(coalesce(o.expires_at, o.enqueued_at + interval '30 days') - v_expires, o.latest))
     from found o;

@@ -1,10 +1,11 @@
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot.
+-- How many jobs wait and run, by queue, priority and group, counted anew in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: costs a visit to every waiting job.
 create function forebay.depth(only_queue text default null)
-returns table (queue text, priority integer, group_name text, ready bigint, leased bigint, deferred bigint)
+returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
+               retrying bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: short
@@ -29,18 +30,55 @@ begin
         left join forebay.segment s on s.segment_id = b.pos_segment),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
-    open_jobs as (
-        select b.group_id, b.lane,
-               sum(cardinality(b.seqs) - case when s.whole then cardinality(b.seqs) else s.settled end) as open
+    deferred_jobs as (
+        select d.lane, count(*) filter (where d.state = 'scheduled') as scheduled, count(*) filter (where d.state = 'retrying') as retrying
+        from (select i.lane, forebay._state_of_deferred(i.attempt, i.pauses) as state
+              from forebay.deferred i
+              where not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+                         and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))) d
+        group by d.lane),
+    open_leases as materialized (
+        select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs
         from forebay.lease e
         join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
-        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
+        where e.closed_at is null),
+    open_batches as materialized (
+        select b.lease_id, b.group_id, b.lane, b.seqs, s.whole, s.offsets,
+               e.running_jobs is not null and e.heartbeat_at >= b.claimed_at as is_reported
+        from open_leases e
+        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor
         cross join lateral (
-            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0) as settled
-            from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
-        where e.closed_at is null
-        group by b.group_id, b.lane)
+            select coalesce(bool_or(j.offsets is null), false) as whole,
+                   coalesce(array_agg(o.nr) filter (where o.nr is not null), '{}') as offsets
+            from forebay.settlement j left join lateral unnest(j.offsets) o (nr) on true
+            where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s),
+    open_jobs as (
+        select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
+        from open_batches b where not b.whole
+        group by b.group_id, b.lane),
+    -- Heartbeats tell ids of jobs, batches tell numbers of rows: of a job's first row they are the same, others are looked up.
+    reported as materialized (
+        select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
+    handed_out as materialized (
+        select b.lease_id, b.group_id, b.lane, u.seq
+        from open_batches b cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+        where b.is_reported and not b.whole and u.nr <> all (b.offsets)),
+    first_rows as materialized (
+        select h.*, r.job_id from handed_out h join reported r on r.lease_id = h.lease_id and r.job_id = h.seq),
+    later_rows as (
+        select h.*, r.job_id
+        from (select i.* from reported i
+              where not exists (select from first_rows f where f.lease_id = i.lease_id and f.job_id = i.job_id)) r
+        cross join lateral forebay._rows_of(r.job_id) l
+        join handed_out h on h.lease_id = r.lease_id and h.seq = l.seq),
+    running_jobs as (
+        select h.group_id, h.lane, count(*) as running
+        from (select * from first_rows union all select * from later_rows) h
+        group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
+           coalesce(sum(d.scheduled), 0)::bigint,
            sum((select count(*) from forebay.log l
                 where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
                   and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
@@ -49,13 +87,13 @@ begin
                   and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
                        or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
-           coalesce(sum(o.open), 0)::bigint,
-           sum((select count(*) from forebay.deferred d
-                where d.lane = r.lane
-                  and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
-                           and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))))::bigint
+           (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
+           coalesce(sum(j.running), 0)::bigint,
+           coalesce(sum(d.retrying), 0)::bigint
     from readers r
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
+    left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
+    left join deferred_jobs d on d.lane = r.lane
     group by r.queue, r.priority, r.name
     order by r.queue, r.priority, r.name;
 end

@@ -34,8 +34,12 @@ $$;
 
 -- The state of a job, one row for each group that reads its queue.
 --
--- state: deferred, ready, leased, done, cancelled, expired, dead. No row: no such job, or it was settled
+-- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it was settled
 -- so long ago that its segment has left the archive.
+-- claimed, running: a worker has it, and its handler runs if the worker's last heartbeat said so. A job that is shorter than
+-- the pause between heartbeats may be claimed until it has ended.
+-- attempt: the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
+-- max_attempts: what was said at the enqueue, else what the worker said of the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
@@ -98,11 +102,16 @@ begin
 
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
-            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0);
+            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0) + 1;
             max_attempts := v_wait.max_attempts; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
             expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
             tag := v_wait.tag; correlation_id := v_wait.correlation_id; headers := v_wait.headers;
-            state := case when cancel_requested then 'cancelled' else 'deferred' end;
+            state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);
+            if cancel_requested then
+                state := 'cancelled';
+                attempt := attempt - 1;
+            end if;
+            max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;
@@ -110,8 +119,8 @@ begin
         continue when v_row.audience = 0 and v_group.start_after is not null
                       and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
         priority := v_row.lane_priority;
-        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0);
-        max_attempts := v_row.max_attempts; enqueued_at := v_row.enqueued_at;
+        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
+        max_attempts := coalesce(v_row.max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
         expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
         tag := v_row.tag; correlation_id := v_row.correlation_id; headers := v_row.headers;
 
@@ -126,6 +135,7 @@ begin
             if exists (select from forebay.tombstone t where t.job_id = v_id and t.reason = 'e'
                        and (t.group_id is null or t.group_id = v_group.group_id)) then
                 state := 'expired';
+                attempt := attempt - 1;
             end if;
             return next;
             continue;
@@ -133,6 +143,7 @@ begin
         if v_row.ordering_key is not null then
             if forebay._is_parked(v_group.group_id, v_row.ordering_key, v_row.seq) then
                 state := case when cancel_requested then 'cancelled' else 'ready' end;
+                attempt := attempt - cancel_requested::integer;
                 return next;
                 continue;
             end if;
@@ -145,6 +156,7 @@ begin
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
             ended_at := v_batch.claimed_at;
+            attempt := attempt - 1;
             return next;
             continue;
         end if;
@@ -156,17 +168,29 @@ begin
         where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
           and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
         limit 1;
-        state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead'
-                                 else case when v_batch.seqs is not null then 'leased'
-                                           when exists (select from forebay.dead_letter d
-                                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
-                                                          and d.enqueued_at = v_row.enqueued_at) then 'expired'
-                                           else 'cancelled' end end;
         ended_at := v_end.settled_at;
-        if state = 'dead' or (state = 'done' and v_end.code = 'd') then
-            attempt := attempt + 1;
+        if v_end.code in ('d', 'c', 'x') then
+            state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
+        elsif v_batch.seqs is not null then
+            state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
+                          then 'running' else 'claimed' end;
+        else
+            state := case when exists (select from forebay.dead_letter d
+                                       where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
+                                         and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;
+            attempt := attempt - 1;
         end if;
         return next;
     end loop;
 end
+$$;
+
+
+-- How many attempts a job has in all, as a worker said when the last of them failed; null when none said.
+create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
+language sql stable
+as $$
+    select f.max_attempts from forebay.failure f
+    where f.job_id = p_job_id and f.group_id = p_group_id and f.enqueued_at = p_enqueued_at and f.max_attempts is not null
+    order by f.failed_at desc limit 1
 $$;

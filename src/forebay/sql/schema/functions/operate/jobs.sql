@@ -38,10 +38,10 @@ begin
     if jobs.most is null or jobs.most not between 1 and 1000 then
         raise exception using errcode = 'JQ001', column = 'most',
             message = format('most %s is outside 1 to 1000', coalesce(jobs.most::text, 'null'));
-    elsif jobs.only_state not in ('deferred', 'ready', 'leased', 'done', 'cancelled', 'expired', 'dead') then
+    elsif jobs.only_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
         raise exception using errcode = 'JQ001', column = 'state',
             message = format('there is no state %s', quote_literal(left(jobs.only_state, 40))),
-            hint = 'States are deferred, ready, leased, done, cancelled, expired and dead.';
+            hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
     if jobs.only_queue is not null then
         v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);

@@ -2,7 +2,8 @@
 
 -- What happened to a job so far, for each group: its failed attempts, how far it is, what it returned.
 --
--- errors: a JSON array of attempt, failed_at, outcome, type, message, traceback and worker, oldest first.
+-- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
+--   first.
 -- Errors: none; no row for a group without any of it.
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
@@ -25,7 +26,7 @@ begin
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(
                    'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome, 'type', f.error_type,
-                   'message', f.message, 'traceback', f.traceback, 'worker', f.worker) order by f.failed_at), '[]')
+                   'message', f.message, 'traceback', f.traceback, 'worker', f.worker, 'max_attempts', f.max_attempts) order by f.failed_at), '[]')
         into errors
         from forebay.failure f where f.job_id = job_history.job_id and f.group_id = v_group.group_id;
         select p.done, p.note, p.recorded_at into done, note, recorded_at

@@ -9,7 +9,7 @@
 --
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
---    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback"}, "millis",
+--    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
 --              "kept": {"value", "seconds", "problem"}}],
 --    "tallies": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done carries what its handler returned, to be kept for some seconds.
@@ -206,7 +206,7 @@ begin
     select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
-            p_row, p_group_id, v_attempt,
+            p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
             case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'handed back' end,
             p_item -> 'error', p_worker);
@@ -224,7 +224,9 @@ begin
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
         perform forebay._go_on(p_row, v_target, v_attempt,
-                               coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end, v_run_at);
+                               case when p_code in ('r', 'l') then 0
+                                    else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
+                               v_run_at);
     end if;
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');

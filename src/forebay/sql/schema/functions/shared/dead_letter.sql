@@ -14,7 +14,8 @@ as $$
         p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
-                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker)
+                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
+                             'max_attempts', f.max_attempts)
                          order by f.failed_at)
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id

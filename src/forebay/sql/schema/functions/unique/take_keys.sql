@@ -42,7 +42,7 @@ $$;
 -- Errors: JQ005 naming the job by its index.
 create function forebay._take_keys(p_items forebay._key_input[]) returns forebay._key_taken[]
 language plpgsql volatile
-set enable_bitmapscan = off
+-- planner: no bitmap
 as $$
 declare
     v_now    timestamptz;
