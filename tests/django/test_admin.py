@@ -48,8 +48,8 @@ def test_jobs_are_listed_filtered_and_shown(send_welcome):
     assert f">{ids[0]}<" in admin.get(f"/admin/forebay/job/?{older}").content.decode()
     assert "There are none like this" in page(admin.get("/admin/forebay/job/?queue=nobody"))
     assert "send_welcome" in page(admin.get("/admin/forebay/job/?state=ready&kind=send_welcome"))
-    assert "Not a filter" in page(admin.get("/admin/forebay/job/?state=nonsense"))
-    assert "Not a filter" in page(admin.get("/admin/forebay/job/?before=x"))
+    assert "Invalid filter" in page(admin.get("/admin/forebay/job/?state=nonsense"))
+    assert "Invalid filter" in page(admin.get("/admin/forebay/job/?before=x"))
     answer = admin.get(f"/admin/forebay/job/{scripted}/change/")
     assert '"user_id": 7' in page(answer).replace("&quot;", '"')
     assert b"<script>" not in answer.content.replace(b"<script src", b"")
@@ -69,7 +69,7 @@ def test_jobs_are_cancelled(send_welcome):
     assert "1 job requested to cancel" in text
     text = page(admin.post("/admin/forebay/job/", {"chosen": ids[1:]}, follow=True))
     assert "2 jobs requested to cancel" in text
-    assert "Nothing was chosen" in page(admin.post("/admin/forebay/job/", {}, follow=True))
+    assert "No rows selected" in page(admin.post("/admin/forebay/job/", {}, follow=True))
     assert "there is no job" in page(
         admin.post("/admin/forebay/job/", {"chosen": [999999, "x"]}, follow=True)
     )

@@ -517,7 +517,7 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
     command = ["mirror", "audit", "audited_shop:app", "pages", "--settle", "0s"]
     assert run(command) == 1
     said = capsys.readouterr().out
-    assert "3 items, 2 copies, 3 looked at again" in said
+    assert "3 items, 2 copies, 3 compared again" in said
     assert "--repair" in said
     assert run([*command, "--repair", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)

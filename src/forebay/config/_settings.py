@@ -101,25 +101,25 @@ class WorkerSettings:
         self._check_timeouts()
 
     def _check_lease(self) -> None:
-        beat = self.heartbeat_seconds
-        if self.lease_seconds < 3 * beat:
+        heartbeat = self.heartbeat_seconds
+        if self.lease_seconds < 3 * heartbeat:
             raise ConfigError(
                 "lease_seconds",
-                f"is {self.lease_seconds:g}, less than 3 times heartbeat_seconds {beat:g}",
+                f"is {self.lease_seconds:g}, less than 3 times heartbeat_seconds {heartbeat:g}",
                 value=self.lease_seconds,
                 hint="A lease must survive one or two lost heartbeats.",
             )
-        if self.lease_seconds - self.lease_margin_seconds < 2 * beat:
+        if self.lease_seconds - self.lease_margin_seconds < 2 * heartbeat:
             raise ConfigError(
                 "lease_margin_seconds",
                 f"is {self.lease_margin_seconds:g}, which leaves less than 2 heartbeats of "
-                f"{beat:g} s before lease_seconds {self.lease_seconds:g}",
+                f"{heartbeat:g} s before lease_seconds {self.lease_seconds:g}",
                 value=self.lease_margin_seconds,
             )
-        if self.suspect_seconds < 2 * beat:
+        if self.suspect_seconds < 2 * heartbeat:
             raise ConfigError(
                 "suspect_seconds",
-                f"is {self.suspect_seconds:g}, less than 2 times heartbeat_seconds {beat:g}",
+                f"is {self.suspect_seconds:g}, less than 2 times heartbeat_seconds {heartbeat:g}",
                 value=self.suspect_seconds,
             )
         if self.suspect_seconds > self.lease_seconds:
