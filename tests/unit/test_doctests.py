@@ -14,7 +14,7 @@ PARTS = (
     "doctor",
     "guard",
     "upgrade",
-    "sync",
+    "mirror",
 )
 
 

@@ -87,7 +87,7 @@ def migrate(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
         patience_seconds=_seconds(patience, "patience"),
         hold_seconds_max=_seconds(hold, "hold"),
-        tell=lambda message: console(stderr=True).print(Text(message, style="dim")),
+        tell=lambda said: console(stderr=True).print(Text(said, style="dim")),
     )
     if rehearse:
         _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
