@@ -397,6 +397,8 @@ def test_a_worker_runs_what_is_there_and_ends(forebay, conn, tmp_path, monkeypat
 
     stats = forebay("worker", "shop_of_this_test:app", "--until-idle", "--json").json
     assert (stats["claimed"], stats["done"], stats["ended"]) == (3, 2, 1)
+    assert stats["retried"] + stats["dead"] == 1
+    assert stats["released"] == 0
     (letter,) = forebay("dead", "list", "--json").json
     assert letter["args"] == {"name": "nobody"}
 
