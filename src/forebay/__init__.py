@@ -1,13 +1,13 @@
-"""Forebay, a transactional job log for PostgreSQL.
+"""Forebay is a transactional job queue and outbox for Python and PostgreSQL.
 
-Write your rows and enqueue your jobs in one transaction: both exist or neither does.
+Enqueue jobs in the same transaction as your data; workers run only what commits.
 
 >>> import forebay
 >>> app = forebay.App()
 >>> @app.job(queue="mail")
 ... def send_welcome(user_id: int) -> None: ...
 
-Inside a transaction of psycopg, ``send_welcome.enqueue(conn, user_id=42)``.
+In a psycopg transaction, call ``send_welcome.enqueue(conn, user_id=42)``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -79,12 +79,12 @@ __all__ = [
     "migration_sql",
 ]
 
-if not TYPE_CHECKING:  # for a type checker the module would have any attribute
+if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
 
     def __getattr__(name: str) -> Any:
-        """Import what most programs do without when it is first used."""
+        """Import on first use what most programs do not need."""
         if name in ("Mirror", "mirror"):
-            import forebay.mirror  # noqa: PLC0415 - a fifth of the import's time, with its targets
+            import forebay.mirror  # noqa: PLC0415 - with its targets, a fifth of the import time
 
             globals()["Mirror"] = forebay.mirror.Mirror
             return globals()[name]

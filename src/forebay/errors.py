@@ -4,48 +4,48 @@ ForebayError
 ├── ConfigError               a setting or a handler's declaration is missing or wrong
 ├── ServerStartError          an embedded PostgreSQL did not start
 ├── SchemaError               the schema is not installed, too old or too new
-├── ForeignCluster            the data was copied from another cluster: claims wait for adopt
+├── ForeignCluster            the database was copied from another cluster: claims wait for adopt
 ├── AdoptRefused              there is nothing to adopt
 ├── DatabaseUnavailable       the connection failed or was lost; try again
-├── TargetUnavailable         the target of a mirror cannot be asked now; try again
-├── WrongConnection           what was passed as the connection is none, or of the other kind
-├── TransactionStateError     this function runs alone, autocommitted, at READ COMMITTED
+├── TargetUnavailable         the target of a mirror cannot be reached now; try again
+├── WrongConnection           the argument is not a connection, or sync and async are confused
+├── TransactionStateError     the function must run alone, autocommitted, at READ COMMITTED
 ├── EnqueueError              the job was refused and nothing was written
 │   ├── InvalidJob            an option or an argument is wrong
-│   ├── PayloadTooLarge       gives bytes and limit
-│   ├── PayloadTooDeep        gives depth and limit
+│   ├── PayloadTooLarge       has bytes and limit
+│   ├── PayloadTooDeep        has depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
-│   ├── PayloadDiffers        an idempotency key belongs to another request: gives its job
+│   ├── PayloadDiffers        the idempotency key belongs to another request: has its job
 │   └── QueueFull             as many jobs wait as the queue's max_waiting allows
 ├── BackfillError
-│   ├── BackfillChanged       the jobs are not those that were counted
-│   └── BackfillNotFound      no such backfill in chunks, or another's
-├── GroupNotFound             no such queue or group
+│   ├── BackfillChanged       the jobs differ from those that were counted
+│   └── BackfillNotFound      the backfill does not exist, or another role began it
+├── GroupNotFound             the queue or group does not exist
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
-│   └── AlreadyRedriven       gives the new job
-├── AttemptError              about work in hand
+│   └── AlreadyRedriven       has the new job
+├── AttemptError              a claimed job cannot be settled or found
 │   ├── LeaseLost             the lease is no longer current: stop, write nothing
-│   ├── UnknownBatch          the database does not know the batch, or the job is not in it
+│   ├── UnknownBatch          the batch does not exist, or the job is not in it
 │   └── JobNotFound
-├── ResultError               a result that was waited for is not to be had
+├── ResultError               there is no result to return
 │   ├── JobDied               the job is a dead letter
-│   ├── NoResult              it ended otherwise, or its result was not kept
-│   └── ResultTimeout         it has not ended in time; it goes on
-├── UnknownKind               no handler of that name here
-└── HandlerError              how an attempt ended without an exception of its own
-    ├── SoftTimeout           the handler was asked to stop
+│   ├── NoResult              the job was cancelled or expired, or no result was kept
+│   └── ResultTimeout         the job has not ended in time; it keeps running
+├── UnknownKind               this process has no handler for the kind
+└── HandlerError              an attempt ended without an exception of the handler
+    ├── SoftTimeout           the handler was requested to stop
     ├── HardTimeout           the handler was stopped
-    ├── JobCancelled          somebody cancelled the job
-    └── WorkerLost            the process died with the job in its hands
+    ├── JobCancelled          the job was cancelled
+    └── WorkerLost            the process died while it ran the job
 
-The classes differ by what the caller does about them. Each declares its facts as fields and makes
-its message from one template; advice stands apart in ``hint``; all pickle. ``retryable`` tells
-whether the same call may succeed later. Code never reads messages: the SQL functions send the facts
-of an error in its DETAIL, as a JSON object.
+There is one class for each reaction of the caller. Each class declares its facts as fields and builds
+its message from one template; ``hint`` contains advice. All errors can be pickled. ``retryable`` tells
+whether the same call may succeed later. Code never parses messages: the SQL functions send the facts
+of an error in DETAIL, as a JSON object.
 """
 
-# ruff: noqa: N818 - names say what happened; an "Error" behind each would only be longer.
+# ruff: noqa: N818 - the names say what happened; a suffix "Error" would only make them longer.
 from __future__ import annotations
 
 import copy
@@ -72,12 +72,12 @@ __all__ = [
 
 @dataclass_transform(eq_default=False)
 class ForebayError(Exception):
-    """Base of every error of this library.
+    """Base class of all errors of this library.
 
     Attributes:
-        message: one line, lower-case, the facts.
-        detail: more facts, possibly several lines; None when there are none.
-        hint: what to do about it; None when nothing better than the message is known.
+        message: the facts, in one line without a capital.
+        detail: further facts, possibly in several lines; None if there are none.
+        hint: what to do; None if there is no advice.
     """
 
     retryable: ClassVar[bool] = False
@@ -85,8 +85,8 @@ class ForebayError(Exception):
     fields: ClassVar[tuple[str, ...]] = ()
     default_hint: ClassVar[str | None] = None
 
-    #: The message: {name} is a field, {name!r} a short form of any value, {name!l} its first line.
-    #: A part in brackets is left out where one of its fields is None or empty.
+    #: The message: {name} is a field, {name!r} a short form of its value, {name!l} its first line.
+    #: A part in brackets is omitted if one of its fields is None or empty.
     template: str = ""
 
     message: str
@@ -100,7 +100,7 @@ class ForebayError(Exception):
         self.hint = hint or self.default_hint
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        """Give a class with a template its constructor: it takes the declared fields."""
+        """Create the constructor of a class with a template: it takes the declared fields."""
         super().__init_subclass__()
         if "template" in vars(cls):
             dataclasses.dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
@@ -119,11 +119,10 @@ class ForebayError(Exception):
         hint: str | None = None,
         column: str | None = None,
     ) -> Self:
-        """Return the error that a SQL function raised, from the items of the server's message.
+        """Return the error that a SQL function raised, from the parts of the server's message.
 
-        A JSON object in DETAIL holds the error's fields; members of it that this version does not
-        know, and any other text, become ``detail``. COLUMN names the parameter that was refused.
-        Fields in neither are None.
+        DETAIL contains the fields of the error as a JSON object. Unknown members of it, and any other text,
+        become ``detail``. COLUMN names the parameter that was refused. All other fields are None.
         """
         facts = _facts_in(detail)
         if facts:
@@ -182,12 +181,12 @@ class ConfigError(ForebayError):
     hint: str | None = None
 
     def with_source(self, source: str | None) -> ConfigError:
-        """Return the same error, naming where the value came from."""
+        """Return the same error with the source of the value."""
         return dataclasses.replace(self, source=source)
 
     @classmethod
     def no_address(cls) -> ConfigError:
-        """Return the error for a database address that is not set anywhere."""
+        """Return the error for a missing database address."""
         return cls(
             "database address",
             "is missing: none of --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG* is set",
@@ -207,7 +206,7 @@ class ServerStartError(ForebayError):
 
 
 class SchemaError(ForebayError, kw_only=True):
-    """The schema in the database is not the one this library needs."""
+    """The schema in the database does not have the version that this library needs."""
 
     sqlstate = "JQ020"
     template = "schema forebay is too old: version {found}, needed {needed}"
@@ -225,10 +224,10 @@ class SchemaError(ForebayError, kw_only=True):
 
 
 class ForeignCluster(ForebayError, kw_only=True):
-    """The database was restored or copied from another cluster: claims wait for an operator."""
+    """The database was restored or copied from another cluster: claims wait for `forebay adopt`."""
 
     sqlstate = "JQ030"
-    template = "database belongs to cluster {recorded} by its records, but runs in {actual}"
+    template = "database was copied from cluster {recorded} and runs in cluster {actual}"
     default_hint = "Run `forebay adopt --resume` to run waiting jobs, or `forebay adopt --discard`."
     recorded: str | None
     actual: str | None
@@ -253,7 +252,7 @@ class DatabaseUnavailable(ForebayError):
 
 
 class TargetUnavailable(ForebayError):
-    """The target of a mirror cannot be asked now; nothing is said about any item."""
+    """The target of a mirror cannot be reached now; the state of the items is unknown."""
 
     retryable = True
     template = "target unavailable: {problem}"
@@ -264,12 +263,12 @@ class TargetUnavailable(ForebayError):
 
 
 class WrongConnection(ForebayError):
-    """What was passed as the connection is none, or is for the other of sync and async."""
+    """The argument is not a connection, or is asynchronous for a synchronous call, or the reverse."""
 
     template = "{problem}"
     problem: str
     _: KW_ONLY
-    given: str | None  # the type that was passed, with its module
+    given: str | None  # type of the argument, with its module
     hint: str | None = None
 
 
@@ -277,7 +276,7 @@ class TransactionStateError(ForebayError):
     """The function was called inside a transaction, or at another isolation level."""
 
     sqlstate = "JQ012"
-    template = "{function} must run alone and autocommitted: {problem}"
+    template = "{function} must run alone in autocommit mode: {problem}"
     default_hint = "Call it alone on an autocommit connection at READ COMMITTED."
     function: str | None
     problem: str | None
@@ -290,7 +289,7 @@ class EnqueueError(ForebayError, kw_only=True):
     index: int | None = None  # position of the job in a bulk call, from 0; None for a single one
 
     def at_index(self, index: int) -> Self:
-        """Return the same error, naming the position of the job in a bulk call."""
+        """Return the same error with the position of the job in a bulk call."""
         error = copy.copy(self)
         error.index = index
         error.message = f"job {index}: {self.message.removeprefix(f'job {self.index}: ')}"
@@ -306,22 +305,22 @@ class InvalidJob(EnqueueError):
     field: str | None  # the option or argument, with the path inside it: items[2].name
     problem: str | None
     _: KW_ONLY
-    kind: str | None = None  # None when it is not known yet
+    kind: str | None = None  # None if not known yet
     hint: str | None = None
 
     def of_kind(self, kind: str) -> InvalidJob:
-        """Return the same error, naming the kind of the job."""
+        """Return the same error with the kind of the job."""
         return self if self.kind is not None else dataclasses.replace(self, kind=kind)
 
 
 class PayloadTooLarge(EnqueueError, kw_only=True):
-    """The arguments of a job, as JSON, have more bytes than allowed."""
+    """The arguments of a job, as JSON, are larger than allowed."""
 
     sqlstate = "JQ002"
     template = "[job {index}: ]arguments have {bytes} bytes, the limit is {limit}"
     default_hint = "Store the data in a table and pass its key, or raise args_bytes_max."
     bytes: int | None  # the size; a lower bound where counting stopped at the limit
-    limit: int | None  # the most that is allowed, setting args_bytes_max
+    limit: int | None  # setting args_bytes_max
 
 
 class PayloadTooDeep(EnqueueError, kw_only=True):
@@ -331,16 +330,16 @@ class PayloadTooDeep(EnqueueError, kw_only=True):
     template = "[job {index}: ]arguments are nested {depth} levels deep, the limit is {limit}"
     default_hint = "Flatten the data, or store it in a table and pass its key."
     depth: int | None  # the level at which counting stopped; the arguments' own object is level 1
-    limit: int | None  # the most that is allowed, setting args_depth_max
+    limit: int | None  # setting args_depth_max
 
 
 class KeyBusy(EnqueueError):
-    """Another open transaction is taking the unique key, and the caller did not want to wait."""
+    """Another open transaction is taking the unique key, and ``on_busy`` is ``"raise"``."""
 
     retryable = True
     sqlstate = "JQ004"
     template = "[job {index}: ]key {key!r} is being taken by another open transaction"
-    default_hint = "Try again when that transaction has ended."
+    default_hint = "Try again after that transaction has ended."
     key: str | None
 
 
@@ -349,7 +348,7 @@ class PayloadDiffers(EnqueueError):
 
     sqlstate = "JQ005"
     template = "[job {index}: ]key belongs to job {job_id}, whose kind or arguments differ"
-    default_hint = "An idempotency key stands for one request: use another key."
+    default_hint = "An idempotency key identifies one request: use another key."
     job_id: int | None
 
 
@@ -365,33 +364,33 @@ class QueueFull(EnqueueError):
     queue: str | None
     _: KW_ONLY
     waiting: int | None  # an upper bound
-    max_waiting: int | None  # how many may wait
+    max_waiting: int | None  # maximum number of waiting jobs
 
 
 class BackfillError(ForebayError):
-    """A backfill cannot be done as it was asked for."""
+    """A backfill cannot be executed as requested."""
 
 
 class BackfillChanged(BackfillError):
-    """The rows would give other jobs than those that were counted; none of them was enqueued."""
+    """The rows produce other jobs than those that were counted; none was enqueued."""
 
     sqlstate = "JQ040"
-    template = "the jobs are not those of token {token!r} any more"
-    default_hint = "Look at a new dry run; kind and options belong to the token, too."
-    token: str | None  # what was to be enqueued; None for a chunk
+    template = "the jobs differ from those of token {token!r}"
+    default_hint = "Make a new dry run. The token also covers the kind and the options."
+    token: str | None  # the expected jobs; None for a chunk
 
 
 class BackfillNotFound(BackfillError):
-    """There is no backfill in chunks with this number, or another role began it."""
+    """No backfill in chunks has this number, or another role began it."""
 
     sqlstate = "JQ041"
-    template = "there is no backfill {backfill_id}"
-    default_hint = "Those in chunks are in the table forebay.backfill, for 30 days."
+    template = "backfill {backfill_id} not found"
+    default_hint = "Table forebay.backfill lists backfills in chunks for 30 days."
     backfill_id: int | None
 
 
 class GroupNotFound(ForebayError, kw_only=True):
-    """No queue or group of that name is known."""
+    """The queue or group does not exist."""
 
     sqlstate = "JQ014"
     template = "[group {group!r} of ]queue {queue!r} not found"
@@ -404,7 +403,7 @@ class DeadLetterError(ForebayError):
 
 
 class DeadLetterNotFound(DeadLetterError):
-    """No such dead letter; it may have been purged."""
+    """The dead letter does not exist; it may have been purged."""
 
     sqlstate = "JQ015"
     template = "dead letter of job {job_id}[ for group {group!r}] not found"
@@ -414,21 +413,21 @@ class DeadLetterNotFound(DeadLetterError):
 
 
 class AlreadyRedriven(DeadLetterError):
-    """The dead letter has been redriven before; a second time would run the job twice."""
+    """The dead letter was redriven before; to redrive it again would run the job twice."""
 
     sqlstate = "JQ016"
     template = "dead letter of job {job_id} was already redriven[ as job {new_job_id}]"
     job_id: int | None
     _: KW_ONLY
-    new_job_id: int | None = None  # the job it became
+    new_job_id: int | None = None  # the new job
 
 
 class AttemptError(ForebayError):
-    """Work in hand cannot be settled or found."""
+    """A claimed job cannot be settled or found."""
 
 
 class LeaseLost(AttemptError):
-    """The lease is no longer current; other workers have its jobs: stop, write nothing."""
+    """The lease is no longer current and other workers have its jobs: stop and write nothing."""
 
     sqlstate = "JQ010"
     template = "lease {lease} is no longer current"
@@ -436,7 +435,7 @@ class LeaseLost(AttemptError):
 
 
 class UnknownBatch(AttemptError, kw_only=True):
-    """The database does not know the batch, or a settled job is not in it."""
+    """The batch does not exist, or a settled job is not in it."""
 
     template = "batch {claim_no} of lease {lease} is unknown"
     lease: int | None
@@ -444,7 +443,7 @@ class UnknownBatch(AttemptError, kw_only=True):
 
 
 class JobNotFound(AttemptError):
-    """No such job; it may be past retention, or its transaction has not committed."""
+    """The job does not exist: it is past retention, or its transaction has not committed."""
 
     sqlstate = "JQ013"
     template = "job {job_id} not found"
@@ -456,17 +455,17 @@ class ResultError(ForebayError):
 
 
 class NoResult(ResultError):
-    """The job ended without dying, and there is no result of it."""
+    """The job ended, is not dead, and has no result."""
 
     template = "job {job_id} is {state} and has no result[: {reason}]"
     job_id: int | None
     _: KW_ONLY
     state: str | None  # how it ended: done, cancelled or expired
-    reason: str | None = None  # why there is none; None when the state says it
+    reason: str | None = None  # why there is no result; None if the state explains it
 
 
 class JobDied(ResultError):
-    """The job whose result was waited for is a dead letter."""
+    """The job is a dead letter."""
 
     template = "job {job_id} is dead[ ({reason})][: {error_type}][: {error_message!l}]"
     job_id: int | None
@@ -477,7 +476,7 @@ class JobDied(ResultError):
 
 
 class ResultTimeout(ResultError):
-    """The job has not ended in the time given; it is not stopped."""
+    """The job has not ended within the timeout; it keeps running."""
 
     retryable = True
     template = "job {job_id} is still {state} after {seconds:g} s"
@@ -488,11 +487,11 @@ class ResultTimeout(ResultError):
 
 
 class UnknownKind(ForebayError):
-    """No handler is registered under that name here; another worker may have it."""
+    """This process has no handler for the kind; another worker may have it."""
 
     retryable = True
     template = "no handler for kind {kind!r}"
-    default_hint = "Import the module that declares it before the worker starts."
+    default_hint = "Import the module that declares the handler before the worker starts."
     kind: str | None
     _: KW_ONLY
     known: tuple[str, ...] = ()
@@ -500,20 +499,20 @@ class UnknownKind(ForebayError):
     def __post_init__(self) -> None:
         self.known = tuple(sorted(self.known))
         names = ", ".join(self.known[:10]) + (", ..." if len(self.known) > 10 else "")
-        self.detail = f"known here: {names or 'none'}"
+        self.detail = f"known kinds: {names or 'none'}"
         super().__post_init__()
 
 
 class HandlerError(ForebayError):
-    """An attempt ended without an exception of the handler's own."""
+    """An attempt ended without an exception of the handler."""
 
     retryable = True
 
 
 class SoftTimeout(HandlerError):
-    """The handler ran longer than its soft timeout and was asked to stop."""
+    """The handler ran longer than its soft timeout and was requested to stop."""
 
-    template = "handler was asked to stop after {seconds:g} s"
+    template = "handler was requested to stop after {seconds:g} s"
     seconds: float | None
 
 
@@ -535,14 +534,14 @@ class JobCancelled(HandlerError):
 
 
 class WorkerLost(HandlerError):
-    """The process died, or stopped answering, while it ran the job."""
+    """The process died or stopped responding while it ran the job."""
 
     template = "worker lost: {problem}"
-    problem: str | None = "the process ended without an answer"
+    problem: str | None = "the process ended without a response"
 
 
-#: Every SQLSTATE our SQL functions raise. Class JQ belongs to nobody: classes that begin with
-#: 0 to 4 or A to H are the SQL standard's, and drivers read some of the rest as lost connections.
+#: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned. The SQL standard reserves classes that begin
+#: with 0 to 4 or A to H, and drivers interpret some other classes as lost connections.
 SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     cls.sqlstate: cls
     for cls in tuple(globals().values())
@@ -559,10 +558,9 @@ def error_from_sqlstate(
     hint: str | None = None,
     column: str | None = None,
 ) -> ForebayError | None:
-    """Return the error of one of our SQL functions; None for a SQLSTATE that is not ours.
+    """Return the error of one of our SQL functions; None for any other SQLSTATE.
 
-    A code of class JQ that this version does not know gives a plain ``ForebayError``: the schema
-    may be newer than the library.
+    An unknown code of class JQ gives a plain ``ForebayError``: the schema may be newer than the library.
 
     >>> error_from_sqlstate("JQ010", "lease 7 is closed", detail='{"lease": 7}').lease
     7
@@ -571,7 +569,7 @@ def error_from_sqlstate(
     """
     cls = SQLSTATES.get(sqlstate, ForebayError)
     if sqlstate == QueueFull.sqlstate and "queue" in _facts_in(detail):
-        cls = QueueFull  # PostgreSQL has this code too, for its temporary files.
+        cls = QueueFull  # PostgreSQL also uses this code, for temporary files.
     elif not sqlstate.startswith("JQ"):
         return None
     return cls.from_sql(message, detail=detail, hint=hint, column=column)
@@ -588,7 +586,7 @@ _SHOWN: Final = _Shown()
 
 
 def shown(value: object) -> str:
-    """Return a short one-line form of any value for a message, whatever its ``__repr__`` does.
+    """Return a short one-line form of any value, even if its ``__repr__`` fails.
 
     >>> shown("x" * 200)[:12], len(shown("x" * 200))
     ("'xxxxxxxxxxx", 80)
@@ -596,6 +594,6 @@ def shown(value: object) -> str:
     try:
         text = _SHOWN.repr(value)
     except Exception:
-        # A value that cannot be shown must not hide the error it belongs to.
+        # A value that cannot be shown must not hide the error.
         text = f"<{type(value).__name__}>"
     return text.replace("\n", " ").replace("\x00", "\\x00")

@@ -83,7 +83,7 @@ def test_chunks_tell_how_far_they_are_and_how_to_go_on(forebay, conn):
     assert answer.code == 2
     assert "30 of 100 (30 %)" in answer.err
     number = one(conn, "select backfill_id from forebay.backfill")
-    assert f"--resume {number} goes on with it" in answer.err
+    assert f"--resume {number} continues it" in answer.err
     one(conn, "select forebay.limit_queue('default', remove => '{max_waiting}')")
     assert forebay("backfill", "--resume", number, "--json").json == {"enqueued": 70}
     assert ids(conn) == list(range(1, 101))

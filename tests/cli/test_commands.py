@@ -113,7 +113,7 @@ def test_limits_are_set_shown_and_removed(forebay, conn):
     def limit(*given):
         return forebay("queues", "limit", *given)
 
-    assert limit().out.strip() == "no queue has limits or limit keys"
+    assert limit().out.strip() == "No limits."
     assert limit("mail").out.strip() == "queue mail: no limits"
     set_ = limit("mail", "--concurrency", 5, "--key-rate", 0.5)
     assert set_.out.strip() == "queue mail: concurrency 5, key rate 0.5"
@@ -129,7 +129,7 @@ def test_limits_are_set_shown_and_removed(forebay, conn):
     removed = limit("mail", "--remove", "key-rate", "--remove", "concurrency")
     assert removed.out.strip() == "queue mail: max waiting 10,000, rate 2"
     assert limit("mail", "--remove", "all").out.strip() == "queue mail: no limits"
-    assert "even shares" in limit().out
+    assert "share equally" in limit().out
     forebay("enqueue", "work", "--queue", "mail", "--limit-key", "b")
     (shown,) = limit("mail", "--json").json
     assert shown["keys_waiting"] == 2
@@ -268,15 +268,15 @@ def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):
     """
     The number of lanes is answered; one that is none is refused by the command line itself.
     """
-    assert forebay("queues", "spread", "mail", "4", "--json").json == {
+    assert forebay("queues", "shard", "mail", "4", "--json").json == {
         "queue": "mail",
         "lanes": 4,
         "before": 1,
     }
-    assert "gives up" in forebay("queues", "spread", "mail").out
+    assert "8 shards" in forebay("queues", "shard", "mail").out
     assert one(conn, "select lanes from forebay.queue_shards where queue = 'mail'") == 8
-    assert "keeps" in forebay("queues", "spread", "mail", "1").out
-    assert forebay("queues", "spread", "mail", "65").code == 2
+    assert "1 shard," in forebay("queues", "shard", "mail", "1").out
+    assert forebay("queues", "shard", "mail", "65").code == 2
 
 
 # --- schema ---
@@ -397,6 +397,8 @@ def test_a_worker_runs_what_is_there_and_ends(forebay, conn, tmp_path, monkeypat
 
     stats = forebay("worker", "shop_of_this_test:app", "--until-idle", "--json").json
     assert (stats["claimed"], stats["done"], stats["ended"]) == (3, 2, 1)
+    assert stats["retried"] + stats["dead"] == 1
+    assert stats["released"] == 0
     (letter,) = forebay("dead", "list", "--json").json
     assert letter["args"] == {"name": "nobody"}
 

@@ -134,4 +134,4 @@ def test_a_kept_server_is_found_and_stopped(environment):
     finally:
         assert "stopped" in forebay(environment, "dev", "--stop")
     assert not is_up(dsn)
-    assert "no server runs" in forebay(environment, "dev", "--stop")
+    assert "no server is running" in forebay(environment, "dev", "--stop")

@@ -104,7 +104,7 @@ def test_what_the_database_refuses_is_printed_without_a_traceback(forebay, conn)
     answer = forebay("dead", "list")
 
     assert answer.code == 1
-    assert "error: the database says: column d.tag does not exist" in answer.err
+    assert "error: database: column d.tag does not exist" in answer.err
     assert "Traceback" not in answer.err
 
 

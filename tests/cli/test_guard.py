@@ -346,7 +346,9 @@ def test_segments_that_are_kept_are_named_with_the_time_they_can_leave(
             assert found[name(dump)]["segments_due"] == [0]
             said = command("guard", "--dsn", database, *AT_ONCE).out
             assert "at a worker's next retention pass after it ends" in said
-            assert "leaves when the last of those that keep it has ended" in " ".join(said.split())
+            assert "each can be dropped when the last session that keeps it has ended" in " ".join(
+                said.split()
+            )
 
             enqueue(conn)
             reader.finish(reader.claim_ready(1))
@@ -659,7 +661,7 @@ def test_a_role_without_rights_learns_which_it_needs(command, guard, conn, datab
         assert code == 1
         assert found[name(stranger)]["verdict"] == "refused"
         assert "pg_monitor" in found[name(stranger)]["reason"]
-        assert "could not be seen" in command("guard", "--dsn", dsn).out
+        assert "could not be determined" in command("guard", "--dsn", dsn).out
         answer = command("guard", "--dsn", dsn, *AT_ONCE, "--act", "terminate")
         assert answer.code == 2
         assert "grant forebay_operator" in answer.err

@@ -48,8 +48,8 @@ def test_jobs_are_listed_filtered_and_shown(send_welcome):
     assert f">{ids[0]}<" in admin.get(f"/admin/forebay/job/?{older}").content.decode()
     assert "There are none like this" in page(admin.get("/admin/forebay/job/?queue=nobody"))
     assert "send_welcome" in page(admin.get("/admin/forebay/job/?state=ready&kind=send_welcome"))
-    assert "Not a filter" in page(admin.get("/admin/forebay/job/?state=nonsense"))
-    assert "Not a filter" in page(admin.get("/admin/forebay/job/?before=x"))
+    assert "Invalid filter" in page(admin.get("/admin/forebay/job/?state=nonsense"))
+    assert "Invalid filter" in page(admin.get("/admin/forebay/job/?before=x"))
     answer = admin.get(f"/admin/forebay/job/{scripted}/change/")
     assert '"user_id": 7' in page(answer).replace("&quot;", '"')
     assert b"<script>" not in answer.content.replace(b"<script src", b"")
@@ -66,10 +66,10 @@ def test_jobs_are_cancelled(send_welcome):
     ids = [send_welcome.enqueue(connection, user_id=n) for n in range(3)]
     admin = browser(is_superuser=True)
     text = page(admin.post(f"/admin/forebay/job/{ids[0]}/change/", follow=True))
-    assert "1 job asked to be cancelled" in text
+    assert "1 job requested to cancel" in text
     text = page(admin.post("/admin/forebay/job/", {"chosen": ids[1:]}, follow=True))
-    assert "2 jobs asked to be cancelled" in text
-    assert "Nothing was chosen" in page(admin.post("/admin/forebay/job/", {}, follow=True))
+    assert "2 jobs requested to cancel" in text
+    assert "No rows selected" in page(admin.post("/admin/forebay/job/", {}, follow=True))
     assert "job 999999 not found" in page(
         admin.post("/admin/forebay/job/", {"chosen": [999999, "x"]}, follow=True)
     )

@@ -517,7 +517,7 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
     command = ["mirror", "audit", "audited_shop:app", "pages", "--settle", "0s"]
     assert run(command) == 1
     said = capsys.readouterr().out
-    assert "3 items, 2 copies, 3 looked at again" in said
+    assert "3 items, 2 copies, 3 compared again" in said
     assert "--repair" in said
     assert run([*command, "--repair", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -539,7 +539,7 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
     assert run([*command, "--compare", "hash"]) == 2
     assert "is not declared to compare by hash" in capsys.readouterr().err
     assert run(["mirror", "audit", "audited_shop:app", "nothing"]) == 2
-    assert "There are: pages" in capsys.readouterr().err
+    assert "Declared: pages" in capsys.readouterr().err
 
 
 def test_a_target_that_cannot_be_scanned_ends_the_audit(app):

@@ -596,7 +596,7 @@ def test_the_command_tells_in_words_and_by_its_exit_code(shop, conn, capsys):
     assert run(["mirror", "status", shop, "pages", "--tags"]) == 0
     said = capsys.readouterr().out
     for part in (
-        "pages is fine",
+        "pages: no alerts",
         "1 job: 1 due",
         "4 jobs within 10 min",
         "web",

@@ -13,10 +13,10 @@ def test_the_default_survives_about_eight_hours():
     """
     lifetime = RetryPolicy().lifetime()
 
-    assert str(lifetime) == "about 7.8 h over 20 attempts"
+    assert str(lifetime) == "up to 20 attempts over about 7.8 h"
     assert lifetime.seconds_max == 5 * (2**10 - 1) + 9 * 3600
     assert lifetime.seconds_min == lifetime.seconds_max / 2
-    assert str(RetryPolicy(max_attempts=1).lifetime()) == "one attempt, no retry"
+    assert str(RetryPolicy(max_attempts=1).lifetime()) == "1 attempt, no retries"
 
 
 def test_the_last_attempt_is_the_last():

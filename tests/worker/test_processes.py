@@ -136,7 +136,7 @@ def test_a_worker_that_stops_takes_its_processes_along(conn, workers, effects):
     ("options", "problem"),
     [
         ({"executor": "thread"}, "executor is 'thread'"),
-        ({"memory_bytes": 10**9}, "is for handlers in processes"),
+        ({"memory_bytes": 10**9}, "needs a handler in a process"),
         ({"executor": "process", "memory_bytes": 5}, "memory_bytes is 5"),
         ({"executor": "process", "cpu_seconds": 0}, "cpu_seconds is 0"),
     ],

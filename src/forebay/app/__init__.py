@@ -1,4 +1,4 @@
-"""The application: its handlers, its resources, and what runs them."""
+"""The application: its handlers, its resources, its clients and workers."""
 
 from forebay.app._app import App
 from forebay.app._handle import JobHandle

@@ -1,7 +1,7 @@
 """The composition root: the one object that knows handlers, settings, database and worker.
 
-Making an ``App`` and declaring handlers reads no setting and touches no database, so a module with
-an app in it can be imported anywhere. Both are looked up when they are first needed.
+Creating an ``App`` and declaring handlers reads no settings and does not access the database, so a module with
+an app can be imported anywhere. Settings and address are looked up on first use.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class JobDecorator(Protocol):
 class BatchDecorator(Protocol):
     """What ``app.batch_job(...)`` returns.
 
-    With items declared as ``Job`` the arguments of a job are free, and given by name.
+    If the items are declared as ``Job``, ``enqueue`` accepts any arguments by name.
     """
 
     @overload
     def __call__(self, function: Callable[[list[Job]], R], /) -> Handler[[list[Job]], ..., R]: ...
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]  # whoever takes any context has items of one type
+    def __call__(  # type: ignore[overload-overlap]  # a handler with any context has items of one type
         self, function: Callable[[Context, list[Job]], R], /
     ) -> Handler[[Context, list[Job]], ..., R]: ...
 
@@ -98,11 +98,11 @@ class BatchDecorator(Protocol):
 
 
 class App:
-    """Handlers, and what they need to be enqueued and run.
+    """Handlers, and everything needed to enqueue and run them.
 
     Args:
-        dsn: the database; None means FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
-        settings: None means forebay.toml or pyproject.toml, and FOREBAY_* variables.
+        dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
+        settings: default: forebay.toml or pyproject.toml, and FOREBAY_* variables.
 
     >>> app = App()
     >>> @app.job(queue="mail", timeout=30)
@@ -152,37 +152,37 @@ class App:
     ) -> JobDecorator: ...
 
     def job(self, *functions: Any, **options: Any) -> Any:
-        """Declare a function as the handler of a kind; it stays callable as it is.
+        """Declare a function as the handler of a kind. It can still be called as a function.
 
-        A coroutine function runs on the worker's event loop, any other in a thread. When its
-        first parameter is a ``Context``, it is given one. See ``Outcome`` for what it may return.
+        A coroutine function runs on the worker's event loop, any other function in a thread. If its
+        first parameter is a ``Context``, it receives one. See ``Outcome`` for what it may return.
 
         Args:
-            functions: the handler, with the bare form ``@app.job``.
-            options: of the kind, as below.
+            functions: the handler, for the bare form ``@app.job``.
+            options: options of the kind, see below.
 
         Options:
-            name: of the kind; None takes the function's.
-            queue: where its jobs wait.
-            priority: -32768 to 32767, lower first.
+            name: name of the kind. Default: the function's name.
+            queue: the queue of its jobs.
+            priority: -32768 to 32767, lower numbers first.
             tag: where its jobs come from, free text.
-            retry: what follows a failed attempt; None means what the settings say.
-            max_attempts: attempts in all; goes before the policy's own number.
-            timeout: an attempt is stopped after so long; in seconds or as a timedelta.
-            soft_timeout: and asked to stop after so long.
-            transaction: it runs in a database transaction, ``ctx.conn``, that also completes the job;
-                see ``TransactionContext`` for sessions of SQLAlchemy and Django's connection.
-            expires_in: a job that did not start so long after it was due is not started any more.
-            keep_result: what the handler returns is kept as JSON for so long, True for a week; read it with
+            retry: the retry policy. Default: the settings.
+            max_attempts: maximum number of attempts; overrides the retry policy.
+            timeout: an attempt is stopped after this time, in seconds or as a timedelta.
+            soft_timeout: an attempt is requested to stop after this time.
+            transaction: the handler runs in a database transaction, ``ctx.conn``, that also completes the job;
+                see ``TransactionContext`` for SQLAlchemy sessions and Django's connection.
+            expires_in: a job expires if it has not started within this time after it was due.
+            keep_result: keep what the handler returns, as JSON, for this time; True for a week. Read it with
                 ``handle(job_id).result()``.
-            executor: "process" runs it in a process of its own, reused for the next, killed at the timeout whatever it does.
-            memory_bytes: in a process: how much more memory than at its start it may take, on Linux; then MemoryError is
-                raised in it.
-            cpu_seconds: in a process: how much processor time it may use; then the process is killed, which counts as
+            executor: "process" runs the handler in a separate process, which is reused and is killed at the timeout.
+            memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond it the handler gets a
+                MemoryError.
+            cpu_seconds: with "process": maximum processor time; beyond it the process is killed, which counts as
                 a failed attempt.
 
         Raises:
-            ConfigError: the declaration cannot be served; it names the kind and the reason.
+            ConfigError: the declaration is invalid; the error names the kind and the reason.
         """
         if functions:
             return self._declared(*functions, **options)
@@ -206,18 +206,18 @@ class App:
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
     ) -> BatchDecorator:
-        """Declare a function that takes many jobs of its kind per call.
+        """Declare a function that handles many jobs of its kind per call.
 
-        Its parameter is a list: of a struct, dataclass, typed dict or pydantic model, one value per
-        job, and then ``enqueue`` takes one such value; or of ``Job``, and then ``enqueue`` takes
-        any arguments by name. A context may come first; its ``jobs`` are in the list's order.
+        Its parameter is a list with one element per job. If the element type is a struct, dataclass, typed dict or
+        pydantic model, ``enqueue`` takes one such value. If it is ``Job``, ``enqueue`` takes any arguments by name.
+        A context may come first; its ``jobs`` have the order of the list.
 
-        Returning None ends every job as done. Returning a list ends each as its own entry says: an
-        outcome, an exception for a failed one, or None for done. Raising fails all of them.
+        If the handler returns None, every job is done. If it returns a list, each entry decides about its job: an
+        outcome, an exception for a failure, or None for done. If it raises, all jobs fail.
 
         Args:
-            size: most jobs of one call, 1 to 10,000. A call never waits for more to arrive.
-            name: see ``job``, as for all that follow.
+            size: maximum number of jobs per call, 1 to 10,000. A call never waits for more jobs to arrive.
+            name: see ``job``, also for the following options.
             queue: ...
             priority: ...
             tag: ...
@@ -232,7 +232,7 @@ class App:
             cpu_seconds: ...
 
         Raises:
-            ConfigError: the declaration cannot be served; it names the kind and the reason.
+            ConfigError: the declaration is invalid; the error names the kind and the reason.
         """
 
         def decorate(function: Callable[..., Any]) -> Any:
@@ -263,9 +263,9 @@ class App:
     def resource(self, name: str, /) -> Callable[[F], F]: ...
 
     def resource(self, named: Any, /) -> Any:
-        """Declare a function that builds what handlers find in ``ctx.resources`` under its name.
+        """Declare a function that builds a resource; handlers find it in ``ctx.resources`` by its name.
 
-        Each worker builds it once, and closes it when it ends.
+        Each worker builds the resource once and closes it when the worker ends.
 
         >>> app = App()
         >>> @app.resource
@@ -298,7 +298,7 @@ class App:
         *,
         chunk: int = CHUNK_DEFAULT,
     ) -> int:
-        """Do as ``enqueue_many``, on an asynchronous connection."""
+        """Asynchronous form of ``enqueue_many``."""
         return await enqueue_all_async(conn, calls, _as_call, chunk)
 
     def client(self) -> Client:
@@ -310,11 +310,11 @@ class App:
         return AsyncClient(lambda: self.dsn)
 
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle:
-        """Return a handle on a job that was enqueued: where it stands, what it returned.
+        """Return a handle of an enqueued job, for its state and result.
 
         Args:
-            job_id: as ``enqueue`` returned it.
-            group: for which reader of its queue.
+            job_id: the id that ``enqueue`` returned.
+            group: the consumer group of its queue.
         """
         return JobHandle(self.client(), self.async_client(), job_id, group)
 
@@ -324,9 +324,9 @@ class App:
         """Return a worker for some queues.
 
         Args:
-            queues: queues with their weights; None means the setting ``queue``, and without it
-                all queues the kinds wait in.
-            group: the group of each queue to read for.
+            queues: queues with their weights. Default: the setting ``queue``, or else all queues of the
+                declared kinds.
+            group: the consumer group of each queue.
         """
         from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
 
@@ -341,9 +341,9 @@ class App:
         group: str = "default",
         until_idle: bool = False,
     ) -> Stats:
-        """Run a worker in this thread until it is stopped, or until nothing is left to do.
+        """Run a worker in this thread until it is stopped; with ``until_idle``, until no job is ready or running.
 
-        ``forebay worker`` does the same and minds signals.
+        ``forebay worker`` does the same and handles signals.
         """
         from forebay.worker import run_to_the_end  # noqa: PLC0415 - producers never need it
 
@@ -353,10 +353,10 @@ class App:
 
     @property
     def dsn(self) -> str:
-        """The address of the database; ``embedded`` starts or finds the user's own server.
+        """The address of the database; for ``embedded``, the local server is started if needed.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no address is set.
         """
         return self._internals.address
 
@@ -365,18 +365,18 @@ class App:
         """The settings of this process.
 
         Raises:
-            ConfigError: one of them is wrong, with its name and source.
+            ConfigError: a setting is invalid; the error names it and its source.
         """
         return self._internals.settings
 
     @property
     def kinds(self) -> Kinds:
-        """The kinds declared here, their retries as the settings say where they say nothing."""
+        """The declared kinds; a kind without a retry policy gets that of the settings."""
         return self._internals.kinds
 
     @property
     def mirrors(self) -> Mapping[str, Declaration]:
-        """The mirrors declared with it, by name."""
+        """The declared mirrors, by name."""
         return self._internals.mirrors
 
     def _declared(
@@ -392,7 +392,7 @@ class App:
         **declared: Any,
     ) -> Handler[..., ..., Any]:
         if isinstance(function, Handler):
-            raise ConfigError(f"kind {function.kind.name}", "is declared already")
+            raise ConfigError(f"kind {function.kind.name}", "is already declared")
         if not callable(function):
             raise ConfigError(
                 "handler",
@@ -423,7 +423,7 @@ class App:
 
 
 def _seconds(value: Any) -> Any:
-    # What is no duration at all is refused by the kind, with its name.
+    # The kind refuses a value that is not a duration, and names itself.
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 

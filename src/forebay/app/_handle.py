@@ -1,4 +1,4 @@
-"""A handle on one job: where it stands, how far it is, what it returned."""
+"""A handle of one job: its state, progress and result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class JobHandle:
-    """One job of one group, looked at on connections of its own. Made by ``App.handle``.
+    """One job in one consumer group. Made by ``App.handle``. Each call opens its own connection.
 
-    A job that is not committed yet does not exist: wait for it after the commit.
+    A job that is not committed is not visible: wait for its result after the commit.
 
     Attributes:
-        job_id: its id.
-        group: the reader of its queue.
+        job_id: the id of the job.
+        group: the consumer group of its queue.
     """
 
     def __init__(self, client: Client, async_client: AsyncClient, job_id: int, group: str) -> None:
@@ -31,45 +31,45 @@ class JobHandle:
         return f"<handle of job {self.job_id}>"
 
     def status(self) -> JobStatus:
-        """Return where the job stands.
+        """Return the status of the job.
 
         Raises:
-            JobNotFound: there is no such job; it may be past retention, or not committed.
-            GroupNotFound: its queue has no such group.
+            JobNotFound: the job does not exist: it is past retention, or not committed.
+            GroupNotFound: its queue does not have this group.
         """
         return self._mine(self._client.job(self.job_id))
 
     async def astatus(self) -> JobStatus:
-        """Do as ``status``, asynchronously."""
+        """Asynchronous form of ``status``."""
         return self._mine(await self._async_client.job(self.job_id))
 
     def progress(self) -> Progress | None:
-        """Return what its handler said last about how far it is; None when it said nothing."""
+        """Return the last progress that the handler reported; None if it reported none."""
         return self._progress(self._client.job_history(self.job_id))
 
     async def aprogress(self) -> Progress | None:
-        """Do as ``progress``, asynchronously."""
+        """Asynchronous form of ``progress``."""
         return self._progress(await self._async_client.job_history(self.job_id))
 
     def result(self, timeout: float | None = None, *, as_type: Any = Any) -> Any:
         """Wait until the job has ended and return what its handler returned.
 
         Args:
-            timeout: in seconds; 0 looks once, None waits for ever.
-            as_type: what to make of the JSON: a dataclass, a struct, ``list[int]``; Any leaves it as it is.
+            timeout: in seconds; 0 checks once, None waits indefinitely.
+            as_type: the type to convert the JSON to: a dataclass, a struct, ``list[int]``; Any returns it unchanged.
 
         Raises:
-            JobDied: it is a dead letter.
-            NoResult: it was cancelled, it expired, its handler keeps no result, or that is gone or of another type.
-            ResultTimeout: it has not ended in time.
-            JobNotFound: there is no such job.
-            GroupNotFound: its queue has no such group.
-            DatabaseUnavailable: no connection, or it was lost.
+            JobDied: the job is a dead letter.
+            NoResult: the job was cancelled or expired, its handler keeps no result, or the result is gone or of another type.
+            ResultTimeout: the job has not ended in time.
+            JobNotFound: the job does not exist.
+            GroupNotFound: its queue does not have this group.
+            DatabaseUnavailable: the connection failed or was lost.
         """
         return self._client.result(self.job_id, group=self.group, timeout=timeout, as_type=as_type)
 
     async def aresult(self, timeout: float | None = None, *, as_type: Any = Any) -> Any:  # noqa: ASYNC109
-        """Do as ``result``, asynchronously."""
+        """Asynchronous form of ``result``."""
         return await self._async_client.result(
             self.job_id, group=self.group, timeout=timeout, as_type=as_type
         )

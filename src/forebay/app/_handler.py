@@ -1,4 +1,4 @@
-"""A decorated function: still callable as it is, and enqueued with the same arguments."""
+"""A decorated function: callable as before, and enqueued with the same arguments."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from forebay.db.own import run_own, run_own_async
 from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 
-P = ParamSpec("P")  # how the function is called
-Q = ParamSpec("Q")  # how a job of it is enqueued: without the context; for a batch, one item
+P = ParamSpec("P")  # parameters of the function
+Q = ParamSpec("Q")  # parameters of enqueue: without the context; for a batch handler, one item
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Producer(Protocol):
-    """What a handler needs of its app to enqueue."""
+    """What a handler needs from its app to enqueue."""
 
     @property
     def dsn(self) -> str:
         """The address of the database."""
 
-    #: For the library itself.
+    #: Internal to the library.
     _internals: Internals
 
 
@@ -39,16 +39,16 @@ class HandlerOptions(JobOptionChanges, total=False):
 
 
 class Handler(Generic[P, Q, R_co]):
-    """What ``@app.job`` and ``@app.batch_job`` make of a function.
+    """A function decorated with ``@app.job`` or ``@app.batch_job``.
 
-    Calling it calls the function. Enqueuing takes a connection first and then the function's own
-    arguments, which type checkers verify; a context is left out, and of a batch handler one item
-    is given. Nothing is committed, except by the ``_now`` forms.
+    Calling the handler calls the function. The enqueue methods take a connection and then the function's arguments
+    without the context; type checkers verify them. A batch handler takes one item instead. Only the ``_now`` methods
+    commit.
 
     Attributes:
-        kind: what was declared about it.
-        options: the options its jobs are enqueued with.
-        expires_in_seconds: its jobs expire so long after they were due; None by ``options`` alone.
+        kind: the declaration.
+        options: the options of its jobs.
+        expires_in_seconds: its jobs expire this time after they were due; None if only ``options`` decide.
     """
 
     __name__: str
@@ -66,7 +66,7 @@ class Handler(Generic[P, Q, R_co]):
         self.expires_in_seconds = expires_in
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function, here and now."""
+        """Call the function directly."""
         result: R_co = self.kind.function(*args, **kwargs)
         return result
 
@@ -74,10 +74,10 @@ class Handler(Generic[P, Q, R_co]):
         return f"<handler of kind {self.kind.name!r}>"
 
     def using(self, **options: Unpack[HandlerOptions]) -> Handler[P, Q, R_co]:
-        """Return a copy whose jobs have other options; None withdraws one.
+        """Return a copy whose jobs have other options; None removes an option.
 
-        ``run_at`` and ``delay`` replace each other, and so do ``expires_at`` and ``expires_in``,
-        which counts from the enqueue, or from the start of a delayed job.
+        ``run_at`` and ``delay`` replace each other. So do ``expires_at`` and ``expires_in``;
+        ``expires_in`` counts from the time at which the job is due.
 
         Raises:
             InvalidJob: an option is unknown, or its value is refused.
@@ -96,7 +96,7 @@ class Handler(Generic[P, Q, R_co]):
         return other
 
     def call(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Call:
-        """Return a job that is not enqueued yet, its arguments checked; for ``enqueue_many``.
+        """Return a job to enqueue with ``enqueue_many``, its arguments checked.
 
         Raises:
             InvalidJob: an argument is unknown, missing, of the wrong type, or has no JSON form.
@@ -113,36 +113,36 @@ class Handler(Generic[P, Q, R_co]):
     def enqueue(self, conn: SyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue a job in the connection's transaction; return its id.
 
-        The job exists if that transaction commits, and is not seen before. With a unique key the
-        id may be that of an existing job: its ``is_new`` tells.
+        The job exists if, and only if, that transaction commits. With a unique key the
+        id may be that of an existing job; then its ``is_new`` is False.
 
         Raises:
-            EnqueueError: an argument or option is refused, as by ``call``; nothing was sent.
+            EnqueueError: an argument or option is refused, see ``call``; nothing was sent.
             KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
-            PayloadDiffers: an idempotency key belongs to another request.
+            PayloadDiffers: the idempotency key belongs to another request.
             WrongConnection: the first argument is not a synchronous connection.
             SchemaError: the database has no schema.
         """
         return run(conn, enqueue(self.call(*args, **kwargs)))
 
     async def aenqueue(self, conn: AsyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
-        """Do as ``enqueue``, on an asynchronous connection."""
+        """Asynchronous form of ``enqueue``."""
         return await run_async(conn, enqueue(self.call(*args, **kwargs)))
 
     def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
-        """Enqueue a job in a transaction of its own on a new connection; return its id.
+        """Enqueue and commit a job on a new connection; return its id.
 
-        It is not atomic with anything written elsewhere.
+        The job is not atomic with any other write.
 
         Raises:
             EnqueueError: an argument or option is refused.
             ConfigError: the app has no database address.
-            DatabaseUnavailable: no connection, or it was lost: the job may exist then.
+            DatabaseUnavailable: the connection failed or was lost; the job may exist.
         """
         return run_own(self._app.dsn, enqueue(self.call(*args, **kwargs)))
 
     async def aenqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
-        """Do as ``enqueue_now``, asynchronously."""
+        """Asynchronous form of ``enqueue_now``."""
         return await run_own_async(self._app.dsn, enqueue(self.call(*args, **kwargs)))
 
     def enqueue_many(
@@ -150,17 +150,17 @@ class Handler(Generic[P, Q, R_co]):
     ) -> int:
         """Enqueue a job for each item, in the connection's transaction; return how many.
 
-        Memory is bounded by one chunk, so the items may come from a generator of any length.
+        One chunk is in memory at a time, so the items may come from a generator of any length.
 
         Args:
             conn: the connection.
             items: each a ``call(...)``, a dict of arguments by name, a tuple of positional
                 arguments, or anything else as the only argument.
-            chunk: most jobs of one statement.
+            chunk: maximum number of jobs per statement.
 
         Raises:
             EnqueueError: an item was refused; its ``index`` counts from 0. Nothing of its chunk
-                was written. The chunks before belong to your transaction: roll it back. In
+                was written. The previous chunks are part of your transaction: roll it back. In
                 autocommit mode they are committed.
         """
         return enqueue_all(conn, items, self._as_call, chunk)
@@ -173,16 +173,16 @@ class Handler(Generic[P, Q, R_co]):
         *,
         chunk: int = CHUNK_DEFAULT,
     ) -> int:
-        """Do as ``enqueue_many``, on an asynchronous connection; the items may be asynchronous."""
+        """Asynchronous form of ``enqueue_many``; the items may be an asynchronous iterable."""
         return await enqueue_all_async(conn, items, self._as_call, chunk)
 
     def _as_call(self, item: Any) -> Call:
-        # By way of Any: what an item is was decided by the caller, and is checked when encoded.
+        # Without static types: encoding checks the item.
         call: Callable[..., Call] = self.call
         kind = type(item)
         if kind is Call:
             return cast("Call", item)
-        if kind is tuple:  # A named one is a value with fields, not a list of arguments.
+        if kind is tuple:  # A named tuple is one value with fields, not a list of arguments.
             return call(*item)
         if kind is dict or isinstance(item, Mapping):
             return call(**item)

@@ -1,4 +1,4 @@
-"""What the library itself needs of an app: what was declared, settings and address, where a child process finds it."""
+"""The internal state of an app: declarations, settings, address, and where a child process finds the app."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Declaration(Protocol):
-    """What is declared with an app under a name, beside its handlers."""
+    """A named declaration of an app other than a handler."""
 
     @property
     def name(self) -> str:
@@ -28,19 +28,19 @@ class Declaration(Protocol):
 
 
 class Internals:
-    """The state of an app, and what handlers, workers, mirrors and commands ask of it.
+    """The state of an app, as handlers, workers, mirrors and commands use it.
 
     Args:
         owner: the app.
         dsn: see ``App``.
         settings: see ``App``.
-        module: the name of the module that made it.
+        module: the name of the module that created the app.
 
     Attributes:
         dsn: the address that was given, if any.
         resources: what handlers find in their context.
         mirrors: the mirrors declared with it, by name.
-        found_at: where a child process finds the app, for one that cannot tell by looking at its module.
+        found_at: where a child process finds the app, if its module does not tell.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Internals:
         self._address: str | None = None
         self._settings = settings
         self._kinds = Kinds()
-        #: Kinds whose retries the settings decide, once these are known; but for the attempts.
+        #: Kinds without a retry policy, with their maximum attempts if given; the settings decide the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
         self._encoders: dict[str, Callable[..., str]] = {}
@@ -63,27 +63,27 @@ class Internals:
     # --- declaring ---
 
     def add_kind(self, kind: Kind) -> None:
-        """Take up a kind, in place of one of its name and function."""
+        """Add a kind; it replaces one of the same name and function."""
         self._kinds.add(kind)
         self._encoders.pop(kind.name, None)
 
     def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:
-        """Let the settings decide about the retries of a kind, but for the attempts if they are given."""
+        """Take the retry policy of a kind from the settings, except for the attempts if given."""
         self._without_retry[kind] = max_attempts
         self._retries_known = False
 
-    def add_mirror(self, sync: Declaration) -> None:
-        """Take up a mirror.
+    def add_mirror(self, mirror: Declaration) -> None:
+        """Add a mirror.
 
         Raises:
-            ConfigError: there is another one of its name.
+            ConfigError: another mirror has this name.
         """
-        if sync.name in self.mirrors:
-            raise ConfigError(f"sync {sync.name}", "is declared twice")
-        self.mirrors[sync.name] = sync
+        if mirror.name in self.mirrors:
+            raise ConfigError(f"mirror {mirror.name}", "is declared twice")
+        self.mirrors[mirror.name] = mirror
 
     def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
-        """Replace the address or the settings, as a command line or a test does."""
+        """Replace the address or the settings; for the command line and tests."""
         if dsn is not None:
             self.dsn, self._address = dsn, None
         if settings is not None:
@@ -97,7 +97,7 @@ class Internals:
         """The address of the database.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no address is set.
         """
         if self._address is None:
             self._address = address_of(self.dsn)
@@ -108,7 +108,7 @@ class Internals:
         """The settings of this process.
 
         Raises:
-            ConfigError: one of them is wrong, with its name and source.
+            ConfigError: a setting is invalid; the error names it and its source.
         """
         if self._settings is None:
             self._settings = load_settings()
@@ -116,7 +116,7 @@ class Internals:
 
     @property
     def kinds(self) -> Kinds:
-        """The declared kinds, their retries as the settings say where they say nothing."""
+        """The declared kinds; a kind without a retry policy gets that of the settings."""
         if not self._retries_known:
             chosen = self.settings.retry
             for name, max_attempts in self._without_retry.items():
@@ -131,7 +131,7 @@ class Internals:
         return self._kinds
 
     def encoder(self, kind: Kind) -> Callable[..., str]:
-        """Return the function that turns a kind's arguments into JSON, within the limits."""
+        """Return the function that encodes the arguments of a kind as JSON, within the size limits."""
         encode = self._encoders.get(kind.name)
         if encode is None:
             payload = self.settings.payload
@@ -140,13 +140,13 @@ class Internals:
         return encode
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Build every resource, to be closed with the stack, and return them by name."""
+        """Build every resource and return them by name; the stack closes them."""
         return await self.resources.open(stack)
 
     def location(self) -> tuple[str, str, bool] | None:
         """Return where another process finds the app: module or script, attribute, is a script.
 
-        None when it is no global of the module that made it.
+        None if the app is not a global of the module that created it.
         """
         if self.found_at is not None:
             return self.found_at

@@ -1,7 +1,7 @@
-"""Things that are costly to build and shared by a worker's handlers: clients, pools, models.
+"""Resources that handlers of a worker share: clients, pools, models.
 
-A factory is declared with ``@app.resource``. A worker builds each once when it starts and closes
-them in reverse order when it ends; handlers find them in ``ctx.resources``.
+``@app.resource`` declares a factory. A worker builds each resource once when it starts and closes
+the resources in reverse order when it ends. Handlers find them in ``ctx.resources``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """The factories of an app, by the name of what they build."""
+    """The factories of an app, by the name of the resource."""
 
     def __init__(self) -> None:
         self._factories: dict[str, Callable[[], Any]] = {}
 
     def add(self, name: str, factory: Callable[[], Any]) -> None:
-        """Take up a factory: a function without arguments.
+        """Add a factory: a function without arguments.
 
         A generator function, plain or asynchronous, yields the resource once and cleans up
-        behind the yield. Any other function returns it, or awaits it; when that is a context
-        manager, it is entered and what it gives is the resource.
+        after the yield. Any other function, plain or asynchronous, returns the resource. If it returns a context
+        manager, the manager is entered, and its value is the resource.
 
         Raises:
-            ConfigError: it is not callable, or another one has the name.
+            ConfigError: the factory is not callable, or another factory has this name.
         """
         if not callable(factory):
             raise ConfigError(f"resource {name}", "is not a function")
@@ -40,7 +40,7 @@ class Resources:
         self._factories[name] = factory
 
     async def open(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Build every resource, to be closed with the stack, and return them by name."""
+        """Build every resource and return them by name; the stack closes them."""
         built: dict[str, Any] = {}
         for name, factory in self._factories.items():
             try:
@@ -67,5 +67,5 @@ async def _opened(factory: Callable[[], Any], stack: contextlib.AsyncExitStack) 
 
 
 def _place(factory: Callable[[], Any]) -> tuple[str, str]:
-    # By place, since reloading a module declares its factories again.
+    # By location: reloading a module declares its factories again.
     return (getattr(factory, "__module__", ""), getattr(factory, "__qualname__", repr(factory)))

@@ -1,11 +1,11 @@
-"""A handler's arguments, as its signature declares them.
+"""The arguments of a handler, as its signature declares them.
 
-The same declaration checks twice: when a job is enqueued, strictly, so that a mistake is refused
-before anything is written; and when it runs, tolerating arguments it does not know, since during a
-rolling deploy newer producers feed older workers. Text never becomes a number on the way.
+The declaration is checked twice. At the enqueue the check is strict: a mistake is refused before anything is
+written. At the run, unknown arguments are ignored: during a rolling deployment newer producers enqueue jobs for
+older workers. Text is never converted to a number.
 
-Types are checked by msgspec. A parameter whose type contains a pydantic model is checked by
-pydantic, which is used when the application has imported it and never imported from here.
+msgspec checks types. pydantic checks a parameter whose type contains a pydantic model; this module never imports
+pydantic, it uses it if the application has imported it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from forebay.arguments.json_guard import ArgumentLimits, encode_guarded, guard_v
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.job import Job
 
-#: A class with this attribute, set to True, is what a handler names to be given its context.
-CONTEXT_MARK: Final = "__forebay_context__"
+#: Attribute of context classes. A handler whose first parameter has such a type receives its context.
+CONTEXT_ATTRIBUTE: Final = "__forebay_context__"
 
 _EMPTY: Final = inspect.Parameter.empty
 
@@ -37,11 +37,11 @@ class Arguments(Protocol):
         """Return the JSON text of one call's arguments."""
 
     def decode(self, wire: Mapping[str, Any]) -> Any:
-        """Return what the handler is given, from decoded JSON."""
+        """Return what the handler receives, from decoded JSON."""
 
 
 class Parameters:
-    """The arguments of a handler of single jobs: decoded to its keyword arguments."""
+    """The arguments of a handler of single jobs, decoded to keyword arguments."""
 
     def __init__(self, kind: str, parameters: Sequence[tuple[inspect.Parameter, Any]]) -> None:
         self._others: ValueCheck | None = None
@@ -54,7 +54,7 @@ class Parameters:
                 raise ConfigError(
                     where,
                     "cannot be given by name",
-                    hint="Arguments are stored by name: no *args and no / in the signature.",
+                    hint="Arguments are stored by name: remove *args and / from the signature.",
                 )
             else:
                 self._checks[parameter.name] = value_check(hint, where)
@@ -74,8 +74,8 @@ class Parameters:
         self._uses_pydantic = any(check.adapter is not None for check in checks)
         self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
         self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
-        # One struct for all that msgspec checks: a single call, and its errors name the parameter.
-        # Its defaults only mark what is absent; the handler's own apply when it runs.
+        # One struct for all types of msgspec: one call, and its errors name the parameter.
+        # Its defaults only stand for absent values; the defaults of the handler apply at the run.
         self._model = msgspec.defstruct(
             f"Arguments of {kind}",
             [(name, check.hint, msgspec.UNSET) for name, check in self._native.items()],
@@ -103,7 +103,7 @@ class Parameters:
         return encode_guarded(values, bytes_max=limits.bytes_max)
 
     def decode(self, wire: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the handler's keyword arguments; those it does not know are left out.
+        """Return the keyword arguments of the handler, without unknown ones.
 
         Raises:
             InvalidJob: a required argument is missing, or one has the wrong type.
@@ -125,7 +125,7 @@ class Parameters:
         if len(args) > len(self._positional):
             raise InvalidJob(
                 "args",
-                f"has {len(args)} positional values, at most {len(self._positional)} are taken",
+                f"has {len(args)} positional values, at most {len(self._positional)} are allowed",
             )
         values = dict(zip(self._positional, args, strict=False))
         if not kwargs and self._required <= values.keys():
@@ -155,7 +155,7 @@ class BatchItem:
         self._check = value_check(hint, f"kind {kind}: items")
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
-        """Return the JSON text of one item, given as such or by the names of its fields."""
+        """Return the JSON text of one item, given as a value or by the names of its fields."""
         if len(args) > 1 or (args and kwargs):
             raise InvalidJob("args", "takes one item, or its fields by name")
         value = args[0] if args else kwargs
@@ -180,7 +180,7 @@ class BatchItem:
 
 
 class Untyped:
-    """The arguments of a batch handler that takes ``Job`` values: anything that JSON can express."""
+    """The arguments of a batch handler of ``Job`` values: anything with a JSON form."""
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of the keyword arguments."""
@@ -190,16 +190,16 @@ class Untyped:
         return encode_guarded(kwargs, bytes_max=limits.bytes_max)
 
     def decode(self, wire: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments as they are."""
+        """Return the arguments unchanged."""
         return wire
 
 
 def arguments_of(
     function: Callable[..., Any], kind: str, *, batch: bool = False
 ) -> tuple[Arguments, bool, Any]:
-    """Return how a handler's arguments are encoded, whether it takes a context, and of what.
+    """Return the encoding of a handler's arguments, whether it takes a context, and the type of its connection.
 
-    The last is what the context is declared to carry, ``TransactionContext[Session]``; None when it does not say.
+    The last is ``Session`` for ``TransactionContext[Session]``, and None if the handler does not declare a type.
 
     Args:
         function: the handler.
@@ -208,7 +208,7 @@ def arguments_of(
             sequence of ``Job``, or of a struct, dataclass, typed dict or pydantic model.
 
     Raises:
-        ConfigError: the signature cannot be served, with the parameter and the reason.
+        ConfigError: the signature is not supported; the error names the parameter and the reason.
     """
     parameters = list(inspect.signature(function).parameters.values())
     takes_context = bool(parameters) and _is_context(parameters[0], function)
@@ -244,10 +244,10 @@ def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> b
     try:
         hint = _resolved(annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError):
-        # Imported for type checkers only: its name has to do.
+        # Imported only for type checkers: decide by the name.
         bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
         return bare.split(".")[-1] in {"Context", "TransactionContext"}
-    return getattr(typing.get_origin(hint) or hint, CONTEXT_MARK, False) is True
+    return getattr(typing.get_origin(hint) or hint, CONTEXT_ATTRIBUTE, False) is True
 
 
 def _carried(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:
@@ -280,7 +280,7 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function behind wrappers, partials, bound methods and callable objects."""
+    """Return the function inside wrappers, partials, bound methods and callable objects."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)

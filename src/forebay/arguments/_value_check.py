@@ -1,7 +1,7 @@
-"""The check of one value against the type a handler declares: msgspec's, or pydantic's.
+"""The check of one value against its declared type, by msgspec or pydantic.
 
-A type that contains a pydantic model is pydantic's, when the application has imported it; nothing
-here ever does. All failures become ``InvalidJob`` with the path of the value.
+pydantic checks a type that contains a pydantic model; this module uses pydantic only if the application has imported
+it. All failures become ``InvalidJob`` with the path of the value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROBLEM_CHARACTERS_MAX: Final = 300
 
 
 class ValueCheck:
-    """The type of one parameter: msgspec's, or pydantic's with an adapter."""
+    """The type of one parameter: for msgspec, or with an adapter for pydantic."""
 
     __slots__ = ("adapter", "declared", "has_objects", "hint")
 
@@ -39,10 +39,10 @@ class ValueCheck:
         self.adapter = adapter
 
     def dumped(self, value: Any, name: str | None) -> Any:
-        """Return what pydantic makes of a value for the encoder, checked in both directions."""
+        """Return the form of a value that pydantic gives the encoder, checked in both directions."""
         try:
             self.adapter.validate_python(value, strict=True)
-            # By alias, since that is how the model reads its own output again.
+            # By alias: the model reads its output by alias.
             wire = self.adapter.dump_python(
                 value, mode="json", by_alias=True, round_trip=True, warnings=False
             )
@@ -60,7 +60,7 @@ class ValueCheck:
         if self.adapter is None:
             return convert(wire, self.hint, name)
         try:
-            # As JSON text, since only then strict means: no text for a number, but for a date.
+            # As JSON text: only then does strict mode refuse text for a number but accept it for a date.
             return self.adapter.validate_json(msgspec.json.encode(wire), strict=True)
         except ValueError as error:
             raise _pydantic_problem(error, name) from None
@@ -70,7 +70,7 @@ def value_check(hint: Any, where: str) -> ValueCheck:
     """Return the check of a type.
 
     Raises:
-        ConfigError: values of the type have no JSON form, or cannot be told from each other.
+        ConfigError: values of the type have no JSON form, or cannot be distinguished.
     """
     if _has_pydantic_model(hint):
         try:
@@ -89,12 +89,12 @@ def value_check(hint: Any, where: str) -> ValueCheck:
             name = getattr(info, "cls", type(info)).__name__
             raise ConfigError(
                 where,
-                f"is declared {name}, which has no JSON form",
-                hint="Pass its key instead. A context comes first; a connection is not an argument.",
+                f"is declared as {name}, which has no JSON form",
+                hint="Pass its key instead. A context must come first; a connection cannot be an argument.",
             )
     kinds = {type(info) for info in found}
     binary = {msgspec.inspect.BytesType, msgspec.inspect.ByteArrayType}
-    unordered = {msgspec.inspect.SetType, msgspec.inspect.FrozenSetType}
+    sets = {msgspec.inspect.SetType, msgspec.inspect.FrozenSetType}
     objects = {
         msgspec.inspect.StructType,
         msgspec.inspect.DataclassType,
@@ -102,7 +102,7 @@ def value_check(hint: Any, where: str) -> ValueCheck:
         msgspec.inspect.NamedTupleType,
     }
     declared = frozenset[type]([bytes] if kinds & binary else [])
-    declared |= frozenset[type]([set] if kinds & unordered else [])
+    declared |= frozenset[type]([set] if kinds & sets else [])
     return ValueCheck(hint, declared=declared, has_objects=bool(kinds & objects))
 
 
@@ -135,7 +135,7 @@ def _has_pydantic_model(hint: Any) -> bool:
 def plain(value: Any) -> Any:
     """Return a value with plain dicts for its objects.
 
-    msgspec takes an instance of a declared class as it is; only its fields show what is in it.
+    msgspec does not check an instance of a declared class; its fields must be checked.
     """
     return msgspec.to_builtins(value, builtin_types=_NATIVE, str_keys=False, enc_hook=as_number)
 
@@ -163,7 +163,7 @@ def _pydantic_problem(error: ValueError, name: str | None) -> InvalidJob:
 
 
 def _invalid(path: str, problem: str) -> InvalidJob:
-    # Both libraries put values into their messages, which may be long and of many lines.
+    # Both libraries put values into their messages, which may be long and have many lines.
     line = problem.partition("\n")[0][:_PROBLEM_CHARACTERS_MAX]
     field = path.removeprefix(".")[:_PROBLEM_CHARACTERS_MAX]
-    return InvalidJob(field or "args", "is wrong: " + line[:1].lower() + line[1:])
+    return InvalidJob(field or "args", "is invalid: " + line[:1].lower() + line[1:])

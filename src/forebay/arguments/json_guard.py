@@ -1,13 +1,13 @@
-"""The JSON guard: nothing reaches the database that would not come back the same.
+"""The JSON guard: it refuses values that would not return unchanged from the database.
 
-PostgreSQL's jsonb refuses NUL characters and lone surrogates; JSON has no NaN, no infinity and no
-keys but text; Python's encoders write some of these silently as something else (``null``, ``"1"``).
-All are refused here, before anything is written, with the path of the offending value.
+jsonb of PostgreSQL refuses NUL characters and lone surrogates. JSON has no NaN, no infinity and only
+text keys; encoders of Python silently write some of these as something else (``null``, ``"1"``).
+The guard refuses all of them before anything is written, with the path of the value.
 
-One change remains: jsonb writes a large float without an exponent, so where no type is declared
-1e16 comes back as an integer of the same value.
+One change remains: jsonb writes a large float without an exponent, so without a declared type
+1e16 returns as an integer of the same value.
 
-One walk over the value finds what the encoder would hide; the encoder's output tells the rest.
+One walk over the value finds what the encoder would hide; the encoder's output shows the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forebay.errors import InvalidJob, PayloadTooDeep, PayloadTooLarge, shown
 from forebay.model.checks import ARGS_BYTES_MAX, ARGS_DEPTH_MAX
 from forebay.model.unique import JobId, as_number
 
-#: jsonb keeps integers of any size; 300 digits is what other readers can hold as a double.
+#: jsonb stores integers of any size; other programs can read 300 digits as a double.
 _INTEGER_LIMIT: Final = 10**300
 
 #: Longer texts are counted before they are encoded.
@@ -36,7 +36,7 @@ _SHORT_TEXT: Final = 65_536
 
 _WITH_TEXT_FORM: Final = frozenset({datetime, date, time, timedelta, UUID})
 _BINARY: Final = (bytes, bytearray, memoryview)
-_UNORDERED: Final = (set, frozenset)
+_SETS: Final = (set, frozenset)
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=as_number)
 
 
@@ -60,18 +60,18 @@ def encode_json(
 ) -> str:
     """Return the value as JSON text that PostgreSQL accepts as jsonb.
 
-    Accepted are JSON's own types and, written as text, datetime, date, time, timedelta, UUID,
-    Decimal and Enum; written as objects, dataclasses and msgspec structs.
+    It accepts the types of JSON; datetime, date, time, timedelta, UUID, Decimal and Enum, written as text;
+    and dataclasses and msgspec structs, written as objects.
 
     Args:
         value: the arguments of a job.
-        bytes_max: most bytes of the text in UTF-8.
-        depth_max: most levels of objects and arrays; the value itself is level 1.
-        declared: types out of bytes and set which a handler's signature declares. Without a
-            declaration they would come back as text and list, so they are refused.
+        bytes_max: maximum size of the text in UTF-8.
+        depth_max: maximum number of levels of objects and arrays; the value itself is level 1.
+        declared: bytes or set, if the handler's signature declares them. Without a
+            declaration they would return as text and list, so they are refused.
 
     Raises:
-        InvalidJob: a value has no JSON form, or would come back as another one.
+        InvalidJob: a value has no JSON form, or would return as another value.
         PayloadTooLarge: the text has too many bytes.
         PayloadTooDeep: the value is nested too deeply.
 
@@ -109,7 +109,7 @@ def guard_values(
 
 
 def encode_guarded(value: Any, *, bytes_max: int = ARGS_BYTES_MAX) -> str:
-    """Return the JSON text of a value that ``guard_values`` has passed."""
+    """Return the JSON text of a value that ``guard_values`` has accepted."""
     try:
         data = _ENCODER.encode(value)
         if b"\\u0000" in data:
@@ -128,7 +128,7 @@ def encode_guarded(value: Any, *, bytes_max: int = ARGS_BYTES_MAX) -> str:
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    # Most arguments are a few short scalars; asking for just that halves the cost of a bulk.
+    # Most arguments are a few short scalars; this check halves the cost of a bulk enqueue.
     for key, item in value.items():
         if type(key) is not str:
             return False
@@ -148,7 +148,7 @@ def _is_flat(value: dict[Any, Any]) -> bool:
 
 
 class _Guard:
-    """One walk over a value. Counts what it sees, so that a huge value is refused early."""
+    """One walk over a value. It counts characters, so that a huge value is refused early."""
 
     __slots__ = ("bytes_max", "declared", "depth_max", "root", "size")
 
@@ -189,7 +189,7 @@ class _Guard:
                 raise InvalidJob(
                     _name(path),
                     f"has a key that is not text: {shown(key)}",
-                    hint="Keys of JSON objects are text; convert them yourself.",
+                    hint="Keys of JSON objects are text: convert them first.",
                 )
             self._count(len(key))
             self.visit(item, depth + 1, (*path, key))
@@ -209,7 +209,7 @@ class _Guard:
         if isinstance(value, Enum):
             self.visit(value.value, depth, path)
             return
-        if isinstance(value, _BINARY + _UNORDERED):
+        if isinstance(value, _BINARY + _SETS):
             self._visit_declared(value, depth, path)
         elif isinstance(value, msgspec.Struct):
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
@@ -244,9 +244,9 @@ class _Guard:
         if (bytes if binary else set) not in self.declared:
             raise InvalidJob(
                 _name(path),
-                f"is a {type(value).__name__}, which would come back as "
+                f"is a {type(value).__name__}, which would return as "
                 f"{'text' if binary else 'a list'}",
-                hint="Declare its type in the handler's signature, or convert it yourself.",
+                hint="Declare its type in the handler's signature, or convert it first.",
             )
         if binary:
             self._count(len(value))
@@ -283,7 +283,7 @@ class _Guard:
 
 
 def _refuse_nul(value: Any) -> None:
-    # The escape may also be a backslash of the user's own, written as \\u0000: look at the text.
+    # The escape may also be a literal backslash, written as \\u0000: check the text.
     def search(item: Any, path: tuple[str | int, ...]) -> None:
         if isinstance(item, str):
             if "\x00" in item:
@@ -300,7 +300,7 @@ def _refuse_nul(value: Any) -> None:
 
 
 def _name(path: tuple[str | int, ...]) -> str:
-    """Return a path as it is written: ``items[2].name``."""
+    """Return a path as text: ``items[2].name``."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step

@@ -1,7 +1,7 @@
-"""A kind: a handler, its name, and everything declared about it.
+"""A kind: a handler, its name, and its declared options.
 
-``App`` decorates functions into kinds; a client encodes arguments with them, a worker decodes
-arguments and decides retries with them. Building one imports nothing and touches no database.
+``App`` makes kinds from functions. A client encodes arguments with a kind; a worker decodes arguments and decides
+retries with it. To create a kind needs no import and no database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUEUE_DEFAULT: Final = "default"
 #: A batch handler's jobs come from one claim.
 BATCH_SIZE_MAX: Final = 10_000
 
-#: How long results are kept where it is not said.
+#: How long results are kept by default.
 KEEP_SECONDS_DEFAULT: Final = 7 * 86_400.0
 KEEP_SECONDS_MAX: Final = 3650 * 86_400.0
 
@@ -38,24 +38,24 @@ class Kind:
     """One handler as declared; made by ``Kind.declare``.
 
     Attributes:
-        name: what a job names to be run by it.
+        name: name of the kind, which a job refers to.
         function: the handler, unchanged.
-        queue: where its jobs wait unless they say otherwise.
-        priority: lower first.
+        queue: default queue of its jobs.
+        priority: default priority of its jobs, lower numbers first.
         options: defaults for the other options of its jobs.
-        retry: what follows a failed attempt.
-        soft_timeout_seconds: after so long the handler is asked to stop; None never.
-        hard_timeout_seconds: after so long it is stopped; None never.
-        is_async: a coroutine function; otherwise it runs in a thread.
-        transaction: it runs in a transaction of its own that also completes the job.
-        connection: the class of the connection it wants for that; None for psycopg's.
-        batch_size: most jobs of one call; None for a handler of single jobs.
-        keep_result_seconds: what it returns is kept for so long; None not at all.
-        in_process: it runs in a process of its own, which is killed at the hard timeout.
-        memory_bytes: how much memory a call of it may take there; None without a limit.
-        cpu_seconds: how much processor time; None without a limit.
-        takes_context: its first parameter is a context.
-        limits: the size and depth its arguments may have.
+        retry: the retry policy.
+        soft_timeout_seconds: time after which the handler is requested to stop; None for never.
+        hard_timeout_seconds: time after which the handler is stopped; None for never.
+        is_async: whether it is a coroutine function; otherwise it runs in a thread.
+        transaction: whether it runs in a transaction that also completes the job.
+        connection: the class of the connection of that transaction; None for psycopg.
+        batch_size: maximum number of jobs per call; None for a handler of single jobs.
+        keep_result_seconds: how long its results are kept; None for not at all.
+        in_process: whether it runs in a separate process, which is killed at the hard timeout.
+        memory_bytes: maximum memory of a call in that process; None for no limit.
+        cpu_seconds: maximum processor time of a call in that process; None for no limit.
+        takes_context: whether its first parameter is a context.
+        limits: maximum size and depth of its arguments.
     """
 
     name: str
@@ -98,10 +98,10 @@ class Kind:
         cpu_seconds: float | None = None,
         limits: ArgumentLimits = DEFAULT_LIMITS,
     ) -> Kind:
-        """Return the kind of a function, its name taken from the function when none is given.
+        """Return the kind of a function; the default name is that of the function.
 
         Raises:
-            ConfigError: a declaration cannot be served, naming it and the reason.
+            ConfigError: an option is invalid; the error names it and the reason.
 
         >>> def greet(user_id: int, locale: str = "en") -> None: ...
         >>> kind = Kind.declare(greet, queue="mail")
@@ -168,14 +168,13 @@ class Kind:
             raise error.of_kind(self.name) from None
 
     def decode(self, args: Mapping[str, Any]) -> Any:
-        """Return what the handler is called with, from the decoded JSON of a job.
+        """Return what the handler receives, from the decoded JSON of a job.
 
-        A handler of single jobs gets its keyword arguments as a dict; arguments it does not know
-        are left out. A batch handler gets one element of its list for the job; where it declares
-        ``Job`` as the element, the arguments come back as they are.
+        For a handler of single jobs it is the dict of its keyword arguments, without unknown ones. For a batch handler
+        it is one element of its list; if the element type is ``Job``, the arguments are returned unchanged.
 
         Raises:
-            InvalidJob: an argument is missing or of the wrong type; no retry can help.
+            InvalidJob: an argument is missing or of the wrong type; a retry cannot succeed.
         """
         try:
             if not isinstance(args, dict):
@@ -192,10 +191,10 @@ class Kinds:
         self._by_name: dict[str, Kind] = {}
 
     def add(self, kind: Kind) -> Kind:
-        """Take up a kind and return it.
+        """Add a kind and return it.
 
         Raises:
-            ConfigError: another function has the name already.
+            ConfigError: another function already has the name.
         """
         known = self._by_name.get(kind.name)
         if known is not None and _place(known.function) != _place(kind.function):
@@ -208,10 +207,10 @@ class Kinds:
         return kind
 
     def get(self, name: str) -> Kind:
-        """Return the kind of that name.
+        """Return the kind with this name.
 
         Raises:
-            UnknownKind: there is none here.
+            UnknownKind: there is no such kind.
         """
         kind = self._by_name.get(name)
         if kind is None:
@@ -219,7 +218,7 @@ class Kinds:
         return kind
 
     def queues(self) -> tuple[str, ...]:
-        """Return the queues that the kinds wait in by default, sorted."""
+        """Return the default queues of the kinds, sorted."""
         return tuple(sorted({kind.queue for kind in self}))
 
     def __contains__(self, name: object) -> bool:
@@ -238,7 +237,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _place(function: Callable[..., Any]) -> str:
-    # By place and not by identity: reloading a module declares its kinds again.
+    # By location, not by identity: reloading a module declares its kinds again.
     inner = innermost(function)
     code = getattr(inner, "__code__", None)
     if code is None:
@@ -281,7 +280,7 @@ def _check_timeouts(name: str, soft: object, hard: object) -> None:
         )
 
 
-#: Connections that a context can be declared to carry, by package and class; whether they are awaited.
+#: Types of a context's connection, by package and class, and whether they are asynchronous.
 _CONNECTIONS: Final = {
     ("psycopg", "Connection"): False,
     ("psycopg", "AsyncConnection"): True,
@@ -296,7 +295,7 @@ _CONNECTIONS: Final = {
 def _checked_connection(
     name: str, carries: Any, transaction: bool, is_async: bool
 ) -> type[Any] | None:
-    """Return the class that a handler's context is declared to carry; None for psycopg's own."""
+    """Return the declared class of the connection of a handler's context; None for psycopg."""
     if carries is None:
         return None
     cls = typing.get_origin(carries) or carries
@@ -307,23 +306,23 @@ def _checked_connection(
     if known is None:
         raise ConfigError(
             where,
-            f"is declared to carry {shown(carries)}, which is no connection that can be lent",
+            f"is declared with {shown(carries)}, which is not a supported connection",
             hint="TransactionContext[...] takes a connection of psycopg, a connection or session of SQLAlchemy,"
             " or Django's BaseDatabaseWrapper.",
         )
     if not transaction:
         raise ConfigError(
             where,
-            f"is declared to carry a {known[1]}, but the handler has no transaction",
+            f"is declared with a {known[1]}, but the handler has no transaction",
             hint="@app.job(transaction=True)",
         )
     if _CONNECTIONS[known] != is_async:
         raise ConfigError(
             where,
-            f"is declared to carry a {known[1]}, which is"
-            f" {'synchronous, and the handler is not' if is_async else 'not for a plain function'}",
-            hint="A coroutine function takes an AsyncConnection or AsyncSession, a plain function"
-            " their synchronous twins.",
+            f"is declared with a {known[1]}, which is"
+            f" {'synchronous, but the handler is not' if is_async else 'not for a plain function'}",
+            hint="Use AsyncConnection or AsyncSession for a coroutine function, Connection or Session for a"
+            " plain function.",
         )
     return None if known[0] == "psycopg" else cls
 
@@ -345,7 +344,7 @@ def _check_executor(name: str, executor: object, memory: object, cpu: object) ->
             f"kind {name}: executor",
             f'is {shown(executor)}, not "process"',
             value=executor,
-            hint="Without one, coroutines run on the worker's loop and plain functions in threads.",
+            hint="By default, coroutines run on the worker's event loop and plain functions in threads.",
         )
     for label, value, least in (("memory_bytes", memory, 1_000_000), ("cpu_seconds", cpu, 0.1)):
         if value is None:
@@ -353,9 +352,9 @@ def _check_executor(name: str, executor: object, memory: object, cpu: object) ->
         if executor is None:
             raise ConfigError(
                 f"kind {name}: {label}",
-                "is for handlers in processes",
+                "needs a handler in a process",
                 value=value,
-                hint='Say executor="process" too.',
+                hint='Add executor="process".',
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
             raise ConfigError(
@@ -375,7 +374,7 @@ def _checked_keep(name: str, keep: object) -> float | None:
     if not (isinstance(keep, int | float) and 0 < keep <= KEEP_SECONDS_MAX):
         raise ConfigError(
             f"kind {name}: keep_result",
-            f"is {shown(keep)}, not true or a time above 0 and at most 10 years",
+            f"is {shown(keep)}, not True or a time above 0 and at most 10 years",
             value=keep,
         )
     return float(keep)
@@ -386,9 +385,9 @@ def _is_async(function: Callable[..., Any], name: str) -> bool:
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise ConfigError(
             f"kind {name}",
-            "is a generator: calling it would run nothing",
-            hint="Return instead of yielding, or wrap the generator in a function that uses it up.",
+            "is a generator: a call would run nothing",
+            hint="Return instead of yielding, or wrap the generator in a function that consumes it.",
         )
-    # A plain wrapper around a coroutine function usually hands its coroutine on: run as a plain
-    # function, it would seem done and have done nothing.
+    # A plain wrapper around a coroutine function usually returns its coroutine: run as a plain
+    # function, it would be done without running.
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(innermost(function))

@@ -1,8 +1,8 @@
-"""Commands that other distributions add, by entry points of the group ``forebay.commands``.
+"""Commands that other distributions add through entry points of the group ``forebay.commands``.
 
-The entry point's name is the command's, and what it names is a ``typer`` function or a ``typer.Typer`` of
-several commands. It is loaded when it is called or when help lists all commands, so that the others start as fast
-as without it. A command of ours cannot be replaced.
+The name of the entry point is the name of the command. It refers to a ``typer`` function or to a ``typer.Typer`` with
+several commands. It is loaded when the command is called or when help lists all commands, so it does not slow down
+the start of other commands. It cannot replace a built-in command.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 GROUP: Final = "forebay.commands"
 
-#: Commands of distributions that we publish ourselves: what each does, and how to install it.
+#: Commands of our other distributions: what each does, and how to install it.
 OURS: Final = {
     "bench": (
-        "Measure throughput and latency on your own machine. Not installed: it comes with forebay-bench.",
+        "Measure throughput and latency on your machine. Not installed: install forebay-bench.",
         "python -m pip install forebay-bench; in a checkout: python -m pip install -e . -e ./bench",
     ),
 }
@@ -33,7 +33,7 @@ _TRY: Final = "Try it out"
 
 
 class Commands(TyperGroup):
-    """The commands of this library, and behind them those that other distributions add."""
+    """The commands of this library, followed by those that other distributions add."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -41,7 +41,7 @@ class Commands(TyperGroup):
         return names + sorted({*_entry_points(), *OURS}.difference(names))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None when there is none of the name."""
+        """Return the command with this name, or None."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
@@ -61,7 +61,7 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _loaded(entry_point: importlib.metadata.EntryPoint) -> Any:
-    """Return the command of an entry point; when it cannot be loaded, one that says so."""
+    """Return the command of an entry point; if loading fails, return one that reports the failure."""
     try:
         added = entry_point.load()
     except Exception as error:
@@ -90,7 +90,7 @@ def _command(name: str, added: typer.Typer | Callable[..., Any], **settings: Any
     else:
         settings = {"help_option_names": ["-h", "--help"], **settings}
         program.command(name, rich_help_panel=panel, context_settings=settings)(added)
-    # With a callback it is a group, whatever it holds.
+    # With a callback it is always a group.
     program.callback()(lambda: None)
     group = typer.main.get_command(program)
     return group.commands[name]  # type: ignore[attr-defined]  # of the group that a callback makes

@@ -31,18 +31,21 @@ def _option(*flags: str, panel: str, metavar: str, text: str) -> Any:
 def backfill(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="Which handler.", show_default=False),
+        typer.Argument(metavar="[KIND]", help="Kind of the jobs.", show_default=False),
     ] = None,
     *,
     query: Annotated[
         str | None,
         _option(
-            "--query", panel=_WHICH, metavar="SQL", text="A SELECT; its columns are the arguments."
+            "--query",
+            panel=_WHICH,
+            metavar="SQL",
+            text="A SELECT; its columns are the arguments of the jobs.",
         ),
     ] = None,
     table: Annotated[
         str | None,
-        _option("--table", panel=_WHICH, metavar="NAME", text="The rows of a table, instead."),
+        _option("--table", panel=_WHICH, metavar="NAME", text="A table, instead of a query."),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -50,7 +53,7 @@ def backfill(
             "--column",
             panel=_WHICH,
             metavar="[ARGUMENT=]COLUMN",
-            text="An argument of the jobs; several times for more. Without it: id.",
+            text="An argument of the jobs; repeatable. Default: id.",
         ),
     ] = None,
     ids: Annotated[
@@ -59,13 +62,16 @@ def backfill(
             "--ids",
             panel=_WHICH,
             metavar="ID,...",
-            text="Only these; @FILE has one in a line, - is stdin.",
+            text="Only rows with these ids; @FILE reads one per line, - reads stdin.",
         ),
     ] = None,
     id_column: Annotated[
         str,
         typer.Option(
-            "--id-column", metavar="COLUMN", help="What --ids is about.", rich_help_panel=_WHICH
+            "--id-column",
+            metavar="COLUMN",
+            help="The column that --ids refers to.",
+            rich_help_panel=_WHICH,
         ),
     ] = "id",
     equal: Annotated[
@@ -74,7 +80,7 @@ def backfill(
             "--equal",
             panel=_WHICH,
             metavar="COLUMN=VALUE",
-            text="Only with this value: a user, a group, a document; several times for more conditions.",
+            text="Only rows with this value, e.g. of one user; repeatable.",
         ),
     ] = None,
     between: Annotated[
@@ -83,11 +89,12 @@ def backfill(
             "--between",
             panel=_WHICH,
             metavar="COLUMN=FROM,TO",
-            text="Only within these bounds, both included; one may be left out.",
+            text="Only rows within these bounds, both included; one may be empty.",
         ),
     ] = None,
     where: Annotated[
-        str | None, _option("--where", panel=_WHICH, metavar="SQL", text="Any further condition.")
+        str | None,
+        _option("--where", panel=_WHICH, metavar="SQL", text="A further condition, in SQL."),
     ] = None,
     param: Annotated[
         list[str] | None,
@@ -100,43 +107,51 @@ def backfill(
     ] = None,
     args: Annotated[
         str | None,
-        _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs have."),
+        _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs share."),
     ] = None,
     queue: Annotated[
         str,
-        typer.Option("--queue", metavar="QUEUE", help="Where they wait.", rich_help_panel=_JOBS),
+        typer.Option("--queue", metavar="QUEUE", help="Queue of the jobs.", rich_help_panel=_JOBS),
     ] = "default",
     priority: Annotated[
         int,
         typer.Option(
-            "--priority", metavar="N", help="Lower numbers go first.", rich_help_panel=_JOBS
+            "--priority", metavar="N", help="Lower numbers run first.", rich_help_panel=_JOBS
         ),
     ] = 1000,
     tag: Annotated[
         str,
-        typer.Option("--tag", metavar="TEXT", help="Where they came from.", rich_help_panel=_JOBS),
+        typer.Option(
+            "--tag", metavar="TEXT", help="Where the jobs come from.", rich_help_panel=_JOBS
+        ),
     ] = "backfill",
     delay: Annotated[
         str | None,
-        _option("--delay", panel=_JOBS, metavar="TIME", text="Start so long from now: 90s, 15m."),
+        _option(
+            "--delay",
+            panel=_JOBS,
+            metavar="TIME",
+            text="Run no earlier than this from now: 90s, 15m.",
+        ),
     ] = None,
     expires_in: Annotated[
         str | None,
         _option(
-            "--expires-in", panel=_JOBS, metavar="TIME", text="Not started so long after that: 30d."
+            "--expires-in",
+            panel=_JOBS,
+            metavar="TIME",
+            text="Expire unless started within this time after that: 30d.",
         ),
     ] = None,
     max_attempts: Annotated[
         int | None,
-        _option(
-            "--max-attempts", panel=_JOBS, metavar="N", text="Instead of what the handler says."
-        ),
+        _option("--max-attempts", panel=_JOBS, metavar="N", text="Default: the handler's."),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Enqueue nothing: say what would be, and give a token.",
+            help="Enqueue nothing; show what would be enqueued, and a token.",
             rich_help_panel=_HOW,
         ),
     ] = False,
@@ -146,7 +161,7 @@ def backfill(
             "--token",
             panel=_HOW,
             metavar="TOKEN",
-            text="Exactly the jobs of this dry run, or none.",
+            text="Enqueue exactly the jobs of this dry run, or none.",
         ),
     ] = None,
     chunk: Annotated[
@@ -155,7 +170,7 @@ def backfill(
             "--chunk",
             panel=_HOW,
             metavar="N",
-            text="So many jobs in a transaction, instead of all.",
+            text="Number of jobs per transaction; default: all in one.",
         ),
     ] = None,
     key: Annotated[
@@ -164,26 +179,28 @@ def backfill(
             "--key",
             panel=_HOW,
             metavar="COLUMN",
-            text="What chunks are made by, a column of the rows; without it: what --id-column says.",
+            text="The column that chunks are formed by. Default: --id-column.",
         ),
     ] = None,
     resume: Annotated[
         int | None,
-        _option("--resume", panel=_HOW, metavar="ID", text="Go on with a backfill in chunks."),
+        _option("--resume", panel=_HOW, metavar="ID", text="Continue a backfill in chunks."),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a job for each row of a table or a query, in the database.
+    """Enqueue a job for each row of a table or a query, inside the database.
 
-    All in one statement; or in chunks, each committed, which can be resumed. --query and --where are your SQL, and run with
-    your rights. The queue is not looked up: name the one that the kind's workers serve.
+    One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be resumed. --query and
+    --where are SQL that runs with your privileges. The queue is not looked up: name the queue that the kind's workers serve.
     """
     client = Client(dsn)
     watch = _Progress(as_json=as_json)
     if resume is not None:
         if kind is not None or query is not None or table is not None:
-            raise ConfigError("--resume", "goes on with what was begun: name no kind and no rows")
+            raise ConfigError(
+                "--resume", "continues an existing backfill: name no kind and no rows"
+            )
         _enqueued(client.resume_backfill(resume, progress=watch), as_json)
         return
     if kind is None:
@@ -225,10 +242,12 @@ def _rows(
 ) -> Rows:
     values = dict(_pair(text, "--param") for text in params) if params else None
     if (query is None) == (table is None):
-        raise ConfigError("--query", "or --table says which rows: give one of the two")
+        raise ConfigError("--query", "or --table is needed: give exactly one of them")
     if query is not None:
         if columns or ids or equal or between or where:
-            raise ConfigError("--query", "has its own conditions: the others are for --table")
+            raise ConfigError(
+                "--query", "contains its conditions: the other filters are for --table"
+            )
         return Rows.query(query, values)
     bounds: dict[str, tuple[str | None, str | None]] = {}
     for text in between or ():
@@ -271,7 +290,7 @@ def _pair(text: str, flag: str) -> tuple[str, str]:
 
 
 class _Progress:
-    """Tells on stderr how far it is."""
+    """Reports progress on stderr."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._out = None if as_json else console(stderr=True)
@@ -282,7 +301,7 @@ class _Progress:
         share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
         self._out.print(
             f"backfill {step.backfill_id}: {step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %),"
-            f" {step.seconds:.1f} s; --resume {step.backfill_id} goes on with it",
+            f" {step.seconds:.1f} s; --resume {step.backfill_id} continues it",
             style="dim",
         )
 
@@ -302,15 +321,17 @@ def _print_plan(plan: BackfillPlan, as_json: bool) -> None:
     facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
     facts.add_row("arguments", f"{plan.bytes:,} bytes")
     took = (
-        "not known: nothing could be written"
+        "unknown: nothing could be written"
         if plan.seconds is None
         else human_duration(plan.seconds)
     )
     facts.add_row("enqueuing takes", took)
     facts.add_row(
-        "waiting already", f"{plan.waiting:,}, of the same priority {plan.waiting_alike:,}"
+        "waiting already", f"{plan.waiting:,}, {plan.waiting_alike:,} with the same priority"
     )
     facts.add_row("token", plan.token)
     out = console()
     out.print(facts)
-    out.print("→ the same with --token instead of --dry-run enqueues exactly these, or nothing")
+    out.print(
+        "→ run it again with --token instead of --dry-run to enqueue exactly these jobs, or none"
+    )

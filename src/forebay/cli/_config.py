@@ -1,4 +1,4 @@
-"""forebay config: every setting, its value and where it came from."""
+"""forebay config: every setting, its value and where it comes from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from forebay.errors import ConfigError
 
 @with_settings(*GROUPS)
 def config(*, dsn: Dsn = None, as_json: Json = False, flags: dict[str, Any]) -> None:
-    """Show every setting, its value and where it came from; passwords are masked.
+    """Show every setting, its value and where it comes from; passwords are masked.
 
-    Flags are those of the other commands, to see what they would mean.
+    The flags are those of the other commands: use them to see their effect.
     """
     settings = load_settings(flags)
     try:
@@ -54,4 +54,4 @@ def config(*, dsn: Dsn = None, as_json: Json = False, flags: dict[str, Any]) -> 
         )
     out.print(rows)
     for name in settings.ignored:
-        out.print(f"\n{name} is no setting of this version and was ignored", style="yellow")
+        out.print(f"\n{name} is not a setting of this version; it was ignored", style="yellow")

@@ -66,14 +66,14 @@ def list_(
         bool | None,
         typer.Option(
             "--redriven/--open",
-            help="Only those redriven already, or only those that were not.",
+            help="Only redriven dead letters, or only those not redriven.",
             show_default=False,
         ),
     ] = None,
     limit: Limit = 50,
     before: Annotated[
         int | None,
-        typer.Option("--before", metavar="DEAD_ID", help="The next page: the last id of this one."),
+        typer.Option("--before", metavar="DEAD_ID", help="Next page: the last id of this page."),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -94,7 +94,7 @@ def list_(
         return
     out = console()
     if not found:
-        out.print("no such dead letter", style="dim")
+        out.print("No dead letters.", style="dim")
         return
     rows = table(
         "dead", "job", "kind", "queue", "reason", "attempt", "died", "last error",
@@ -113,7 +113,7 @@ def list_(
         )
     out.print(rows)
     if len(found) >= limit:
-        out.print(f"older ones: --before {found[-1].dead_id}", style="dim")
+        out.print(f"next page: --before {found[-1].dead_id}", style="dim")
 
 
 @commands.command("show")
@@ -144,10 +144,10 @@ def show(
 def redrive(
     dead_ids: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[DEAD_ID]...", help="These.", show_default=False),
+        typer.Argument(metavar="[DEAD_ID]...", help="Dead letters to redrive.", show_default=False),
     ] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="All that were not redriven yet.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All that are not redriven yet.")] = False,
     queue: Queue = None,
     kind: Kind = None,
     reason: ReasonOption = None,
@@ -155,22 +155,26 @@ def redrive(
     group: Group = None,
     died_after: Annotated[
         str | None,
-        typer.Option("--died-after", metavar="TIME", help="Dead since.", show_default=False),
+        typer.Option(
+            "--died-after", metavar="TIME", help="Only those that died since.", show_default=False
+        ),
     ] = None,
     died_before: Annotated[
         str | None,
-        typer.Option("--died-before", metavar="TIME", help="Dead before.", show_default=False),
+        typer.Option(
+            "--died-before", metavar="TIME", help="Only those that died before.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", help="At most so many.", show_default=False),
+        typer.Option("--limit", metavar="N", help="Maximum number.", show_default=False),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Make new jobs of dead letters: by id, by what they have in common, or of all.
+    """Enqueue new jobs from dead letters: by id, by filter, or all.
 
-    Several go back in the order their jobs had. A dead letter is redriven once.
+    Jobs are enqueued in their original order. A dead letter can be redriven once.
     """
     filters: dict[str, Any] = {
         "queue": queue,
@@ -186,7 +190,7 @@ def redrive(
     if bool(dead_ids) + all_ + (given and not all_) != 1:
         raise ConfigError(
             "dead redrive",
-            "takes ids, or --all, or filters: exactly one of them",
+            "takes ids, --all or filters: exactly one of them",
             hint="`forebay dead redrive --kind send_mail`, or `forebay dead redrive 7 8`.",
         )
     client = Client(dsn)
@@ -196,37 +200,38 @@ def redrive(
             print_json([{"dead_id": dead, "job_id": job} for dead, job in jobs.items()])
             return
         for dead, job in jobs.items():
-            console().print(f"dead letter {dead} is job {job} now")
+            console().print(f"redriven dead letter {dead} as job {job}")
         return
     count = client.redrive_matching(**filters)
     if as_json:
         print_json({"redriven": count})
     else:
-        console().print(f"{count:,} redriven")
+        console().print(f"redriven dead letters: {count:,}")
 
 
 @commands.command("purge")
 def purge(
     *,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="30d, 12h, 90 (seconds).")
+        str,
+        typer.Option("--older-than", metavar="AGE", help="Minimum age: 30d, 12h, 90 (seconds)."),
     ],
     queue: Queue = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Delete dead letters for good; nothing else ever does."""
+    """Delete old dead letters permanently. Nothing else deletes them."""
     age = duration(older_than, "older_than")
     assert age is not None
     which = f" of queue {queue}" if queue else ""
-    if not yes and not confirmed(f"Delete the dead letters{which} older than {older_than}?"):
+    if not yes and not confirmed(f"Delete dead letters{which} older than {older_than}?"):
         raise typer.Exit(ExitCode.FAILED)
     count = Client(dsn).purge_dead(age, queue=queue)
     if as_json:
         print_json({"purged": count})
     else:
-        console().print(f"{count:,} purged")
+        console().print(f"deleted dead letters: {count:,}")
 
 
 def _last_error(letter: DeadLetter) -> str:

@@ -1,4 +1,4 @@
-"""forebay demo: the main job on real input, with a worker killed half-way."""
+"""forebay demo: jobs on real input, with a worker killed half-way."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from forebay.cli.output import console, print_json
 def demo(
     *,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the server running, for a look from outside.")
+        bool, typer.Option("--keep", help="Leave the server running for inspection.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Parse the Python standard library by jobs, kill a worker half-way, and count what was lost.
+    """Parse the Python standard library with jobs, kill a worker half-way, and count what was lost.
 
-    On a PostgreSQL server of its own. Ends with 0 only if nothing was lost, ran without its commit,
-    or took effect twice.
+    The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran without its commit,
+    and none took effect twice.
     """
-    from forebay.demo import run_demo  # noqa: PLC0415 - the other commands do without it
+    from forebay.demo import run_demo  # noqa: PLC0415 - other commands do not need it
 
     with ended_in_order():
         result = run_demo(console(stderr=as_json), keep=keep)

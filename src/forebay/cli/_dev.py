@@ -1,4 +1,4 @@
-"""forebay dev: a server, the schema and a worker, for trying things out."""
+"""forebay dev: a local server, the schema and a worker for development."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def dev(
         str | None,
         typer.Argument(
             metavar="[MODULE:APP]",
-            help="Run a worker of this application too.",
+            help="Also run a worker of this application.",
             show_default=False,
         ),
     ] = None,
     *,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the server running, and return at once.")
+        bool, typer.Option("--keep", help="Leave the server running and return.")
     ] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop a server that was left running.")
+        bool, typer.Option("--stop", help="Stop a server that --keep left running.")
     ] = False,
     log_level: LogLevel = "info",
     flags: dict[str, Any],
 ) -> None:
-    """Start a PostgreSQL server of your own, migrate it, and run a worker if an app is named.
+    """Start a local PostgreSQL server, migrate it, and run a worker if an application is named.
 
-    Until Ctrl-C. The data stays for the next time; the address `embedded` means this server.
+    Ctrl-C stops it. The data is kept for the next start. The address `embedded` refers to this server.
     """
     log_to_stderr(log_level)
     settings = load_settings(flags)
@@ -51,7 +51,7 @@ def dev(
     if stop:
         ran = server.pid is not None
         server.stop()
-        out.print(f"{'stopped the server' if ran else 'no server runs'} in {server.data_dir}")
+        out.print(f"{'stopped the server' if ran else 'no server is running'} in {server.data_dir}")
         return
     started = server.start()
     try:
@@ -67,7 +67,7 @@ def dev(
         found._internals.use(dsn=server.dsn(), settings=settings)
         worker = Worker(found._internals, server.dsn(), settings=settings.worker, location=location)
         announce(found, worker, app or "")
-        run_until_signal(worker)
+        run_until_signal(worker, settings.worker.grace_seconds)
     finally:
         if started and not keep:
             server.stop()

@@ -1,4 +1,4 @@
-"""forebay doctor: what is wrong, and what to do about it."""
+"""forebay doctor: find problems and their remedies."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MARKS: Final = {
 
 
 def doctor(*, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Say what is wrong with the database, and what to do about it.
+    """Find problems of the database and show their remedies.
 
-    It only looks: read-only, briefly, at any time. Ends with 1 when it found an error.
+    The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error.
     """
     address = address_of(dsn)
     found = asyncio.run(examine(address))
@@ -57,7 +57,7 @@ def _report(found: Sequence[Finding]) -> RenderableType:
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    # The worst last, where the eye is when the command has ended.
+    # The worst last, next to the prompt when the command has ended.
     ordered = sorted(found, key=lambda finding: -finding.level.rank)
     for finding, following in zip(ordered, [*ordered[1:], None], strict=True):
         mark, style = _MARKS[finding.level]
@@ -83,4 +83,4 @@ def _summary(found: Sequence[Finding]) -> Text:
         line = Text(f"{counts[level]} {noun}", _MARKS[level][1]) + (
             Text(", ") + line if line else line
         )
-    return line or Text("all is well", style="bold green")
+    return line or Text("no problems found", style="bold green")

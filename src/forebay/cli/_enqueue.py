@@ -1,4 +1,4 @@
-"""forebay enqueue: one job, committed."""
+"""forebay enqueue: enqueue and commit one job."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ from forebay.model.unique import unique_from
 
 
 def enqueue(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Which handler.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Kind of the job.")],
     args: Annotated[
         str | None,
         typer.Argument(
             metavar="[JSON]",
-            help="Its arguments, a JSON object; `-` reads it from stdin.",
+            help="Arguments, a JSON object; `-` reads it from stdin.",
             show_default=False,
         ),
     ] = None,
     *,
-    queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="Where it waits.")] = (
+    queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="Queue of the job.")] = (
         "default"
     ),
     priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="Lower numbers go first.")
+        int, typer.Option("--priority", metavar="N", help="Lower numbers run first.")
     ] = 100,
     delay: Annotated[
         str | None,
         typer.Option(
-            "--delay", metavar="TIME", help="Not before so long: 90, 15m, 2h.", show_default=False
+            "--delay",
+            metavar="TIME",
+            help="Run no earlier than this from now: 90, 15m, 2h.",
+            show_default=False,
         ),
     ] = None,
     run_at: Annotated[
         str | None,
         typer.Option(
-            "--run-at", metavar="TIME", help="Not before: 2027-01-31T08:00.", show_default=False
+            "--run-at",
+            metavar="TIME",
+            help="Run no earlier than: 2027-01-31T08:00.",
+            show_default=False,
         ),
     ] = None,
     expires_at: Annotated[
@@ -48,7 +54,7 @@ def enqueue(
         typer.Option(
             "--expires-at",
             metavar="TIME",
-            help="Not started from then on; 30 days when not given.",
+            help="Do not start it after this time. Default: in 30 days.",
             show_default=False,
         ),
     ] = None,
@@ -57,30 +63,35 @@ def enqueue(
         typer.Option(
             "--max-attempts",
             metavar="N",
-            help="What the handler's retry policy says when not given.",
+            help="Default: the handler's retry policy.",
             show_default=False,
         ),
     ] = None,
     tag: Annotated[
         str | None,
-        typer.Option("--tag", metavar="TEXT", help="Where it came from.", show_default=False),
+        typer.Option("--tag", metavar="TEXT", help="Where the job comes from.", show_default=False),
     ] = None,
     correlation_id: Annotated[
         str | None,
         typer.Option(
-            "--correlation-id", metavar="TEXT", help="Passed on unchanged.", show_default=False
+            "--correlation-id",
+            metavar="TEXT",
+            help="Passed to the handler unchanged.",
+            show_default=False,
         ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="Repeatable.", show_default=False),
+        typer.Option(
+            "--header", metavar="NAME=VALUE", help="A header; repeatable.", show_default=False
+        ),
     ] = None,
     unique: Annotated[
         str | None,
         typer.Option(
             "--unique",
             metavar="JSON",
-            help='What to do when its like is there: {"once": KEY}, or idempotent, coalesce, '
+            help='What to do if a job with the same key exists: {"once": KEY}, or idempotent, coalesce, '
             "replace, debounce, throttle.",
             show_default=False,
         ),
@@ -99,16 +110,16 @@ def enqueue(
         typer.Option(
             "--limit-key",
             metavar="TEXT",
-            help="The tenant of the job: jobs of the queue with the same key share its limits per key.",
+            help="Tenant of the job: jobs of a queue with the same key share the limits per key.",
             show_default=False,
         ),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a job by the name of its kind, in a transaction of its own.
+    """Enqueue a job by the name of its kind, and commit it.
 
-    The queue is not looked up: name the one that the kind's workers serve.
+    The queue is not looked up: name the queue that the kind's workers serve.
     """
     options: JobOptionChanges = {"queue": queue, "priority": priority}
     if delay is not None:
@@ -135,9 +146,9 @@ def enqueue(
     if as_json:
         print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": queue})
     elif not job_id.is_new:
-        console().print(f"job {job_id} stands for it in queue {queue}: nothing new was enqueued")
+        console().print(f"job {job_id} already has this key in queue {queue}: nothing was enqueued")
     else:
-        console().print(f"job {job_id} enqueued in queue {queue}")
+        console().print(f"enqueued job {job_id} in queue {queue}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""forebay guard: who holds old rows and segments back; end them, if a rule says so."""
+"""forebay guard: list sessions that block clean-up; optionally cancel or terminate them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.cli")
 
-#: Without --older-than, which is for a report only.
+#: Default of --older-than, for reports only.
 _MINUTES: Final = 15
 
 _VERBS: Final = {
@@ -45,11 +45,11 @@ _VERBS: Final = {
     "rollback prepared": ("roll it back", "rolled back"),
 }
 
-_LIMIT_HINT: Final = "Say it whenever something is to be ended: --older-than 15m."
+_LIMIT_HINT: Final = "Any action needs an explicit age: --older-than 15m."
 
 
-def _names(option: str, metavar: str, said: str) -> Any:
-    return typer.Option(option, metavar=metavar, help=said, show_default=False)
+def _names(option: str, metavar: str, text: str) -> Any:
+    return typer.Option(option, metavar=metavar, help=text, show_default=False)
 
 
 def guard(
@@ -57,14 +57,14 @@ def guard(
     dsn: Dsn = None,
     replica: Annotated[
         list[str] | None,
-        _names("--replica", "ADDRESS", "A standby to look at too; repeatable."),
+        _names("--replica", "ADDRESS", "Also examine this standby; repeatable."),
     ] = None,
     older_than: Annotated[
         str | None,
         typer.Option(
             "--older-than",
             metavar="DURATION",
-            help=f"Transactions older than this (default {_MINUTES}m, for a report only).",
+            help=f"Only transactions older than this (default {_MINUTES}m, for reports only).",
             show_default=False,
         ),
     ] = None,
@@ -73,56 +73,56 @@ def guard(
         typer.Option(
             "--act",
             metavar="ACTION",
-            help="cancel their statement, or terminate their session. Without it nothing is done.",
+            help="cancel the statement or terminate the session. Default: only report.",
             show_default=False,
         ),
     ] = None,
     user: Annotated[
-        list[str] | None, _names("--user", "ROLE", "Only of this role; repeatable.")
+        list[str] | None, _names("--user", "ROLE", "Only sessions of this role; repeatable.")
     ] = None,
     not_user: Annotated[
-        list[str] | None, _names("--not-user", "ROLE", "Never of this role; repeatable.")
+        list[str] | None, _names("--not-user", "ROLE", "Never sessions of this role; repeatable.")
     ] = None,
     application: Annotated[
         list[str] | None,
-        _names("--application", "PATTERN", "Only this application, * and ? allowed; repeatable."),
+        _names(
+            "--application", "PATTERN", "Only applications that match, with * and ?; repeatable."
+        ),
     ] = None,
     not_application: Annotated[
         list[str] | None,
-        _names("--not-application", "PATTERN", "Never this application; repeatable."),
+        _names("--not-application", "PATTERN", "Never applications that match; repeatable."),
     ] = None,
     rollback_prepared: Annotated[
         bool,
-        typer.Option(
-            "--rollback-prepared", help="Roll back prepared transactions, which are then lost."
-        ),
+        typer.Option("--rollback-prepared", help="Roll back prepared transactions. They are lost."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
+        bool, typer.Option("--dry-run", help="Only show what would be done.")
     ] = False,
     every: Annotated[
         str | None,
         typer.Option(
             "--every",
             metavar="DURATION",
-            help="Look again and again, until stopped.",
+            help="Repeat at this interval until stopped.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name who keeps old rows and segments from being cleared; end them, if a rule says so.
+    """List sessions that block clean-up; optionally cancel or terminate them.
 
-    Sessions at work or idle in a transaction, handlers, prepared transactions, replication slots and
-    standbys. Nothing is ended without --act or --rollback-prepared, and each act is recorded in
-    forebay.guard_event first. Ends with 1 when something older than the limit goes on.
+    It examines active sessions, sessions idle in a transaction, handlers, prepared transactions, replication slots and
+    standbys. Without --act or --rollback-prepared it only reports. Each action is recorded in forebay.guard_event
+    before it is taken. The exit code is 1 if something older than the limit remains.
     """
     limit, pause = duration(older_than, "--older-than"), duration(every, "--every")
     if act not in {None, "cancel", "terminate"}:
         raise ConfigError("--act", f"is {shown(act)}, not cancel or terminate", value=act)
     if limit is None and (act or rollback_prepared):
-        asked = "--act" if act else "--rollback-prepared"
-        raise ConfigError(asked, "needs --older-than beside it", hint=_LIMIT_HINT)
+        option = "--act" if act else "--rollback-prepared"
+        raise ConfigError(option, "needs --older-than", hint=_LIMIT_HINT)
     if pause is not None and pause.total_seconds() < 1:
         raise ConfigError("--every", f"is {shown(every)}, less than a second", value=every)
     if limit is None:
@@ -155,19 +155,19 @@ def guard(
 async def _watch(
     address: str, replicas: list[str], rule: Rule, pause: float, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Look until SIGTERM or SIGINT; a leader that is away is waited for."""
+    """Repeat until SIGTERM or SIGINT; wait for a primary server that is unavailable."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    said: set[object] = set()
+    logged: set[object] = set()
     is_first = True
     try:
         while not stop.is_set():
             try:
                 seen = await look(address, replicas, rule, dry_run=dry_run)
             except Exception as error:
-                # What was wrong from the start stays wrong; what comes later may pass, as a failover does.
+                # An error of the first pass is permanent; a later one may be temporary, as a failover is.
                 is_ours = isinstance(error, ForebayError) or is_database_error(error)
                 if not is_ours or (is_first and not isinstance(error, DatabaseUnavailable)):
                     raise
@@ -177,7 +177,7 @@ async def _watch(
                 if as_json:
                     _print(seen, rule, address, dry_run=dry_run, as_json=True)
                     sys.stdout.flush()
-                said = _log_news(seen, said, rule, dry_run=dry_run)
+                logged = _log_news(seen, logged, rule, dry_run=dry_run)
             try:
                 await asyncio.wait_for(stop.wait(), pause)
             except TimeoutError:
@@ -187,22 +187,22 @@ async def _watch(
             loop.remove_signal_handler(number)
 
 
-def _log_news(seen: GuardPass, said: set[object], rule: Rule, *, dry_run: bool) -> set[object]:
-    """Log what was not said in the pass before, and return what need not be said in the next."""
+def _log_news(seen: GuardPass, logged: set[object], rule: Rule, *, dry_run: bool) -> set[object]:
+    """Log what the previous pass did not log, and return the keys of what is logged now."""
     now: set[object] = set()
     for one in seen.found:
         if not one.verdict.is_over:
             continue
         key = (one.place.name, one.holder.sort, one.holder.name, one.holder.since)
         now.add(key)
-        if key not in said or one.outcome:
+        if key not in logged or one.outcome:
             log.warning("%s; %s", _label(one), "; ".join(_done(one, rule, dry_run=dry_run)))
     for lost in seen.unseen:
         now.add(lost.name)
-        if lost.name not in said:
-            log.warning("%s could not be looked at: %s", lost.name, lost.why)
-    if said and not now:
-        log.info("nothing is older than %s any more", human_duration(rule.older_than))
+        if lost.name not in logged:
+            log.warning("%s could not be examined: %s", lost.name, lost.why)
+    if logged and not now:
+        log.info("nothing is older than %s now", human_duration(rule.older_than))
     return now
 
 
@@ -231,7 +231,7 @@ def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> RenderableType:
     rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    # The oldest last, where the eye is when the command has ended; what tells no time is the oldest of all.
+    # The oldest last, next to the prompt when the command has ended; an unknown age counts as the oldest.
     for one in sorted(
         seen.found,
         key=lambda one: (one.verdict.is_over, one.holder.seconds is None, one.holder.seconds or 0),
@@ -239,19 +239,19 @@ def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> RenderableType:
         mark, style = ("!", "bold yellow") if one.verdict.is_over else ("·", "cyan")
         if one.has_ended:
             mark, style = "✓", "green"
-        said = Text(_label(one))
+        text = Text(_label(one))
         for line in _held(one):
-            said.append(f"\n{line}", "dim")
+            text.append(f"\n{line}", "dim")
         for line in _done(one, rule, dry_run=dry_run):
-            said.append("\n→ ", style).append(line)
-        rows.add_row(Text(mark, style), said)
+            text.append("\n→ ", style).append(line)
+        rows.add_row(Text(mark, style), text)
     for lost in seen.unseen:
-        said = Text(f"{lost.name} could not be looked at: {lost.why}")
+        text = Text(f"{lost.name} could not be examined: {lost.why}")
         if lost.hint:
-            said.append("\n→ ", "bold red").append(lost.hint)
-        rows.add_row(Text("✗", "bold red"), said)
+            text.append("\n→ ", "bold red").append(lost.hint)
+        rows.add_row(Text("✗", "bold red"), text)
     if not seen.segments_seen:
-        rows.add_row(Text("·", "cyan"), "which segments are kept could not be seen")
+        rows.add_row(Text("·", "cyan"), "the segments that are kept could not be determined")
     return rows
 
 
@@ -260,7 +260,7 @@ def _label(one: Found) -> str:
 
 
 def _held(one: Found) -> Iterable[str]:
-    """Yield since when, what it keeps, and its statement."""
+    """Yield its start, what it keeps, and its statement."""
     holder = one.holder
     since = f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}" if holder.since else ""
     age = f"{counted(holder.age, 'transaction')} ago" if holder.age else ""
@@ -280,7 +280,7 @@ def _held(one: Found) -> Iterable[str]:
 
 
 def _done(one: Found, rule: Rule, *, dry_run: bool) -> Iterable[str]:
-    """Yield what was done, or would be; and what a person can do where the guard does nothing."""
+    """Yield what was or would be done, and the remedy where the guard does nothing."""
     if one.verdict.kind == "young":
         return
     if rule.acts or one.verdict.kind != "reported":
@@ -345,10 +345,10 @@ def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
         parts.append(Text(f"{kinds['spared']} excepted", "default"))
     if kinds["young"]:
         parts.append(Text(f"{kinds['young']} younger", "default"))
-    nobody = Text("nobody holds anything back", "bold green")
+    nothing = Text("nothing blocks clean-up", "bold green")
     if seen.unseen:
-        nobody = Text("nobody who was seen holds anything back")
-    line = Text(", ").join(parts) if parts else nobody
+        nothing = Text("nothing that could be examined blocks clean-up")
+    line = Text(", ").join(parts) if parts else nothing
     if rule.acts and dry_run:
         line.append("; nothing was done: --dry-run", "dim")
     due = sorted(
@@ -357,8 +357,8 @@ def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
     holding = sum(bool(one.held_segments.due) and not one.has_ended for one in seen.found)
     if holding > 1:
         line.append(
-            f"\nsegments that are due and kept: {described_ranges(tuple(due))};"
-            f" each leaves when the last of those that keep it has ended",
+            f"\nsegments that are due but kept: {described_ranges(tuple(due))};"
+            f" each can be dropped when the last session that keeps it has ended",
             "dim",
         )
     return line

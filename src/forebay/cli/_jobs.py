@@ -1,4 +1,4 @@
-"""forebay jobs: look at jobs and cancel them."""
+"""forebay jobs: list, show and cancel jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forebay.cli.output import (
 from forebay.client import Client
 from forebay.model.status import JobHistory, JobStatus
 
-commands = typer.Typer(help="Look at jobs and cancel them.", no_args_is_help=True)
+commands = typer.Typer(help="Jobs: list, show, cancel.", no_args_is_help=True)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -49,7 +49,7 @@ def list_(
     before: Annotated[
         int | None,
         typer.Option(
-            "--before", metavar="PLACE", help="The next page: `place` of the last job of this one."
+            "--before", metavar="PLACE", help="Next page: `place` of the last job of this page."
         ),
     ] = None,
     dsn: Dsn = None,
@@ -62,7 +62,7 @@ def list_(
         return
     out = console()
     if not found:
-        out.print("no such job", style="dim")
+        out.print("No jobs.", style="dim")
         return
     rows = table(
         "job", "state", "kind", "queue", "attempt", "since", "args", "tag",
@@ -81,12 +81,12 @@ def list_(
         )
     out.print(rows)
     if len(found) >= limit:
-        out.print(f"older ones: --before {found[-1].place}", style="dim")
+        out.print(f"next page: --before {found[-1].place}", style="dim")
 
 
 @commands.command("show")
 def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Show where a job stands, for each reader of its queue: attempts, errors, progress, result."""
+    """Show a job in each consumer group of its queue: state, attempts, errors, progress, result."""
     client = Client(dsn)
     found = client.job(job_id)
     histories = {history.group: history for history in client.job_history(job_id)}
@@ -117,10 +117,10 @@ def cancel(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Ask for jobs to be cancelled.
+    """Request the cancellation of jobs.
 
-    It is decided at a job's next claim or settlement: one that finishes first stays done, a running
-    handler is asked to stop.
+    A job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
+    handler is requested to stop.
     """
     client = Client(dsn)
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
@@ -179,9 +179,10 @@ def _facts(job: JobStatus, history: JobHistory | None) -> object:
         if text is not None:
             rows.add_row(name, str(text))
     if history and history.progress and not job.state.is_final:
-        said = history.progress
+        progress = history.progress
         rows.add_row(
-            "progress", " ".join([f"{said.done:.0%}", said.note, f"({ago(said.recorded_at)})"])
+            "progress",
+            " ".join([f"{progress.done:.0%}", progress.note, f"({ago(progress.recorded_at)})"]),
         )
     if history and history.result:
         kept = history.result

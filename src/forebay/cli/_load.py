@@ -16,10 +16,10 @@ _FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
 def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
     """Return an application, and where a child process finds it.
 
-    Modules are looked for in the current folder too, as with ``python -m``.
+    The current folder is searched too, as with ``python -m``.
 
     Raises:
-        ConfigError: there is no such module or attribute, or it is not an application.
+        ConfigError: the module or attribute does not exist, or is not an application.
     """
     module_name, _, attribute = place.partition(":")
     attribute = attribute or "app"
@@ -52,7 +52,7 @@ def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
 
 
 def _exists(module_name: str) -> bool:
-    # An ImportError from within the module is its author's business, and has a traceback.
+    # An ImportError raised inside the module is a mistake of the module and keeps its traceback.
     try:
         return importlib.util.find_spec(module_name) is not None
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The program: all commands, and what becomes of their errors."""
+"""The program: all commands, and how their errors are reported."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from forebay.cli.options import Json
 from forebay.cli.output import print_json
 from forebay.errors import ForebayError
 
-#: How long threads that handlers left behind may keep the process.
+#: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
 
 program = typer.Typer(
     name="forebay",
     cls=Commands,
-    help="The transactional job log for PostgreSQL. It runs what your commit asked for.",
-    epilog="Exit codes: 0 done · 1 not done, or something was found · 2 wrong usage or"
-    " configuration · 3 the database cannot be used",
+    help="Forebay is a transactional job queue and outbox for Python and PostgreSQL.",
+    epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
+    " configuration · 3 database not usable",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,8 +55,8 @@ program = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _TRY = "Try it out"
-_RUN = "Run it"
-_OPERATE = "Operate it"
+_RUN = "Run"
+_OPERATE = "Operate"
 
 program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
@@ -85,8 +85,8 @@ def version(*, as_json: Json = False) -> None:
         print(number)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         version()
         raise typer.Exit
 
@@ -107,7 +107,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
     code = run(arguments)
-    # A thread that a handler blocks for ever must not keep the process: who told it to stop waits for it.
+    # A thread that a handler blocks indefinitely must not keep the process: a supervisor waits for its exit.
     until = time.monotonic() + _LEFT_OVER_SECONDS
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code.
 
-    An error of ours, or what the database said, is printed without a traceback. Anything else is a
-    mistake in this library or in a handler's module, and passes.
+    Errors of this library and of the database are printed without a traceback. Any other exception is a
+    bug in this library or in a handler's module, and is raised.
     """
     try:
         program(args=arguments)

@@ -1,4 +1,4 @@
-"""forebay mirror: how a mirror is; compare both stores, and repair."""
+"""forebay mirror: status of a mirror; compare both stores and repair differences."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from forebay.model.mirrors import Alert, AuditRecord, MirrorStatus
 
 commands = typer.Typer(
-    help="Synchronisations: how they are; compare both stores, repair.", no_args_is_help=True
+    help="Mirrors: status, comparison of both stores, repair.", no_args_is_help=True
 )
 
 _SHOWN: int = 5
 
-#: Samples of a curve, and the heights that it can have.
+#: Samples of a curve, and the characters for its heights.
 _CURVE: int = 48
 _HEIGHTS: str = "▁▂▃▄▅▆▇█"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Which synchronisation of it.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the mirror.")]
 
 
 @commands.command("status")
@@ -47,17 +47,17 @@ def status(
     *,
     group: Annotated[
         str,
-        typer.Option("--group", metavar="GROUP", help="Which reader of the queue its workers are."),
+        typer.Option("--group", metavar="GROUP", help="Consumer group of its workers."),
     ] = "default",
     tags: Annotated[
-        bool, typer.Option("--tags", help="List what was done by tag and priority too.")
+        bool, typer.Option("--tags", help="Also list completed work by tag and priority.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Tell how a mirror is: what waits, what was done, and what of that is an alert.
+    """Show the status of a mirror: waiting and completed jobs, and alerts.
 
-    Ends with 0 when there is no alert, and with 1 when there is one. Every waiting job is visited: seconds at millions.
+    The exit code is 1 if there is an alert, else 0. The command reads every waiting job: seconds for millions of jobs.
     """
     mirror = _mirror_of(app, name, dsn)
     try:
@@ -84,9 +84,9 @@ def status(
 
 @commands.command("heartbeat")
 def heartbeat(app: AppPlace, name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Enqueue a job that changes nothing, so that silence is seen.
+    """Enqueue a job that changes nothing, to detect that jobs stop arriving.
 
-    It is completed when both stores can be asked. Send one every few minutes, from where changes come from.
+    It completes when both stores are reachable. Send one every few minutes from where changes come from.
     """
     mirror = _mirror_of(app, name, dsn)
     job_id = mirror.heartbeat_now()
@@ -102,17 +102,17 @@ def audit(
     name: Name,
     *,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Enqueue a job for each item found wrong.")
+        bool, typer.Option("--repair", help="Enqueue a job for each difference.")
     ] = False,
     rate: Annotated[
-        float, typer.Option("--rate", metavar="N", help="Read at most so many rows per second.")
+        float, typer.Option("--rate", metavar="N", help="Maximum number of rows read per second.")
     ] = 10_000.0,
     settle: Annotated[
         str | None,
         typer.Option(
             "--settle",
             metavar="TIME",
-            help="Look again so long after, before calling it wrong: 90s, 2min.",
+            help="Compare a difference again after this time before reporting it: 90s, 2min.",
         ),
     ] = None,
     compare: Annotated[
@@ -120,24 +120,24 @@ def audit(
         typer.Option(
             "--compare",
             metavar="version|hash",
-            help="What is compared; as was declared if nothing is said.",
+            help="What to compare. Default: as declared.",
             show_default=False,
         ),
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show what earlier audits found instead.")
+        bool, typer.Option("--history", help="Show the results of earlier audits instead.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a target with its source, from end to end.
+    """Compare a whole target with its source.
 
-    It may run beside live writes. Ends with 1 when something is wrong, with --repair too.
+    It can run during live writes. The exit code is 1 if there are differences, also with --repair.
     """
     if compare not in (None, "version", "hash"):
         raise typer.BadParameter(f"--compare is {compare}, not version or hash")
     if history and repair:
-        raise typer.BadParameter("--history goes with no --repair")
+        raise typer.BadParameter("--history cannot be combined with --repair")
     mirror = _mirror_of(app, name, dsn)
     if history:
         _print_history(mirror.audits(), as_json=as_json)
@@ -182,24 +182,24 @@ def audit(
         out = console()
         seconds = max(time.monotonic() - begun, 0.001)
         out.print(
-            f"{drift.items} items, {drift.copies} copies, {drift.suspects} looked at again, in {seconds:.1f} s"
+            f"{drift.items} items, {drift.copies} copies, {drift.suspects} compared again, in {seconds:.1f} s"
         )
         ranges = ""
         if drift.ranges:
-            ranges = f"; {drift.differed:,} of {counted(drift.ranges, 'range')} differed, and their rows were read"
+            ranges = f"; {drift.differed:,} of {counted(drift.ranges, 'range')} differed; their rows were read"
         out.print(
-            f"{drift.rows:,} rows read, {drift.rows_per_second:,.0f} per second of at most {rate:,.0f}{ranges}",
+            f"{drift.rows:,} rows read, {drift.rows_per_second:,.0f} per second, at most {rate:,.0f}{ranges}",
             style="dim",
         )
-        rows = table("", "count", "for example", right=("count",))
+        rows = table("", "count", "examples", right=("count",))
         for kind, ids in kinds.items():
             some = ", ".join(map(str, ids[:_SHOWN])) + (", ..." if len(ids) > _SHOWN else "")
             rows.add_row(kind, Text(str(len(ids)), "bold red" if ids else "dim"), some)
         out.print(rows)
         if repair:
-            out.print(f"{enqueued} jobs enqueued")
+            out.print(f"enqueued {counted(enqueued, 'job')}")
         elif drift.repairable:
-            out.print("→ --repair enqueues a job for each")
+            out.print("→ --repair enqueues a job for each difference")
     if drift.total:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -209,7 +209,7 @@ def _mirror_of(app: str, name: str, dsn: str | None) -> Mirror:
     found._internals.use(dsn=dsn)
     if name not in found.mirrors:
         known = ", ".join(sorted(found.mirrors)) or "none"
-        raise ConfigError("mirror", f"{name} is not declared in {app}", hint=f"There are: {known}.")
+        raise ConfigError("mirror", f"{name} is not declared in {app}", hint=f"Declared: {known}.")
     return cast("Mirror", found.mirrors[name])
 
 
@@ -219,7 +219,7 @@ def _mirror_of(app: str, name: str, dsn: str | None) -> Mirror:
 def _print_status(out: Console, found: MirrorStatus, *, by_tag: bool) -> None:
     facts, thresholds = found.facts, found.thresholds
     if found.is_fine:
-        out.print(Text.assemble(("✓ ", "bold green"), (found.name, "bold"), " is fine"))
+        out.print(Text.assemble(("✓ ", "bold green"), (found.name, "bold"), ": no alerts"))
     for alert in found.alerts:
         _print_alert(out, found.name, alert)
     out.print()
@@ -233,9 +233,10 @@ def _print_status(out: Console, found: MirrorStatus, *, by_tag: bool) -> None:
         )
     rows.add_row("completed", _completed(found))
     for breaker in facts.breakers:
-        said = f"open, at {breaker.who}" + (f": {breaker.why}" if breaker.why else "")
+        breaker_state = f"open, in {breaker.who}" + (f": {breaker.why}" if breaker.why else "")
         rows.add_row(
-            "breaker" if breaker.place == "pass" else "direct writes", Text(said, "bold yellow")
+            "breaker" if breaker.place == "pass" else "direct writes",
+            Text(breaker_state, "bold yellow"),
         )
     if not facts.breakers:
         rows.add_row("breaker", "closed")
@@ -245,7 +246,7 @@ def _print_status(out: Console, found: MirrorStatus, *, by_tag: bool) -> None:
         )
     curve = [due for _, due in facts.samples[-_CURVE:]]
     if len(curve) > 1 and any(curve):
-        rows.add_row("due so far", f"{_curve(curve)}  up to {max(curve):,}")
+        rows.add_row("due over time", f"{_curve(curve)}  up to {max(curve):,}")
     rows.add_row("last audit", _last_audit(facts.audits))
     out.print(rows)
     if facts.by:
@@ -271,7 +272,7 @@ def _waiting(found: MirrorStatus) -> Text:
         (f"{facts.due_all:,} due", "blue" if facts.due_all else ""),
     )
     parts = [
-        (facts.due_all - facts.due, "of them left out of alerts"),
+        (facts.due_all - facts.due, "of them excluded from alerts"),
         (facts.waiting - facts.due_all, "later"),
         (facts.claimed, "claimed"),
         (facts.running, "running"),
@@ -290,22 +291,22 @@ def _completed(found: MirrorStatus) -> str:
 
 def _last_audit(audits: list[AuditRecord]) -> Text:
     if not audits:
-        return Text("none yet: forebay mirror audit", "dim")
+        return Text("none; run forebay mirror audit", "dim")
     last = audits[0]
     text = Text(f"{ago(last.ended_at)}: ")
     text.append(_found(last), "bold red" if last.total else "green")
     if last.repaired:
-        text.append(f", {counted(last.repaired, 'job')} enqueued to repair")
+        text.append(f", {counted(last.repaired, 'job')} enqueued for repair")
     if len(audits) > 1:
         before = ", ".join(f"{audit.total:,}" for audit in audits[1:])
-        text.append(f"; before that {before} wrong", "dim")
+        text.append(f"; earlier differences: {before}", "dim")
     return text
 
 
 def _found(audit: AuditRecord) -> str:
     kinds = ("missing", "stale", "orphaned", "ahead")
     found = [f"{getattr(audit, kind):,} {kind}" for kind in kinds if getattr(audit, kind)]
-    return ", ".join(found) or f"in step, {audit.items:,} items"
+    return ", ".join(found) or f"no differences, {audit.items:,} items"
 
 
 def _waiting_table(found: MirrorStatus) -> Any:
@@ -382,7 +383,7 @@ def _print_history(audits: list[AuditRecord], *, as_json: bool) -> None:
         return
     out = console()
     if not audits:
-        out.print("no audit yet", style="dim")
+        out.print("No audits.", style="dim")
         return
     numbers = ("items", "missing", "stale", "orphaned", "ahead", "repaired", "took")
     rows = table("audit", *numbers, "", right=numbers)

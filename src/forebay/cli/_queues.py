@@ -1,4 +1,4 @@
-"""forebay queues: how deep they are; pause and resume them, give up their order, limit them."""
+"""forebay queues: list, pause, resume, shard and limit queues."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = typer.Typer(
-    help="Queues: how deep they are; pause, resume, spread, limit.", no_args_is_help=True
-)
+commands = typer.Typer(help="Queues: list, pause, resume, shard, limit.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Which queue.")]
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 
 
 @commands.command("list")
 def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Count what waits and runs, by queue, priority and reader.
+    """Count waiting and running jobs by queue, priority and consumer group.
 
-    Every waiting job is visited: seconds at millions.
+    The command reads every waiting job: seconds for millions of jobs.
     """
     found = run_own(address_of(dsn), queue_overview(queue))
     if as_json:
@@ -35,7 +33,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
         return
     out = console()
     if not found:
-        out.print("no queue has had a job yet", style="dim")
+        out.print("No queues.", style="dim")
         return
     rows = table(
         "queue", "priority", "group", "scheduled", "ready", "claimed", "running", "retrying", "dead",
@@ -61,36 +59,37 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
 
 @commands.command("pause")
 def pause(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Let nothing more of a queue be claimed; what runs goes on, and enqueuing too."""
+    """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues."""
     _changed(queue, "paused", Client(dsn).pause_queue(queue, group=group), as_json)
 
 
 @commands.command("resume")
 def resume(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Let a paused queue be claimed again."""
+    """Claim jobs of a paused queue again."""
     _changed(queue, "resumed", Client(dsn).resume_queue(queue, group=group), as_json)
 
 
-@commands.command("spread")
-def spread(
+@commands.command("shard")
+def shard(
     queue: Name,
     lanes: Annotated[
-        int, typer.Argument(metavar="LANES", min=1, max=64, help="1 keeps the order.")
+        int,
+        typer.Argument(
+            metavar="SHARDS", min=1, max=64, help="Number of shards; 1 keeps the order."
+        ),
     ] = 8,
     *,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Give up the order of a queue's jobs, so that claims of many worker processes need not take turns."""
+    """Trade ordering for parallel claims: split a queue into shards."""
     before = Client(dsn).shard_queue(queue, lanes)
     if as_json:
         print_json({"queue": queue, "lanes": lanes, "before": before})
     elif lanes == 1:
-        console().print(f"queue {queue} keeps the order of its jobs")
+        console().print(f"queue {queue}: 1 shard, jobs run in order")
     else:
-        console().print(
-            f"queue {queue} gives up the order of its jobs: {lanes} lanes of each priority"
-        )
+        console().print(f"queue {queue}: {lanes} shards of each priority, jobs run in any order")
 
 
 def _number_option(flag: str, text: str) -> Any:
@@ -100,46 +99,56 @@ def _number_option(flag: str, text: str) -> Any:
 @commands.command("limit")
 def limit(
     queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="Which queue.", show_default=False)
+        str | None, typer.Argument(metavar="[QUEUE]", help="The queue.", show_default=False)
     ] = None,
     *,
     max_waiting: Annotated[
-        int | None, _number_option("--max-waiting", "How many jobs may wait; more are refused.")
+        int | None,
+        _number_option(
+            "--max-waiting", "Maximum number of waiting jobs; further jobs are refused."
+        ),
     ] = None,
     rate: Annotated[
-        float | None, _number_option("--rate", "How many start per second, also below 1.")
+        float | None,
+        _number_option("--rate", "Maximum number of starts per second; may be below 1."),
     ] = None,
     burst: Annotated[
         int | None,
-        _number_option("--burst", "How many may start at once after a rest (a second's worth)."),
+        _number_option(
+            "--burst",
+            "Maximum number of starts at once after a pause. Default: those of one second.",
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, _number_option("--concurrency", "How many jobs run at once.")
+        int | None, _number_option("--concurrency", "Maximum number of running jobs.")
     ] = None,
     key_rate: Annotated[
-        float | None, _number_option("--key-rate", "How many of a limit key start per second.")
+        float | None,
+        _number_option("--key-rate", "Maximum number of starts per second of each limit key."),
     ] = None,
     key_burst: Annotated[
-        int | None, _number_option("--key-burst", "The burst of each limit key.")
+        int | None,
+        _number_option("--key-burst", "Maximum number of starts at once of each limit key."),
     ] = None,
     key_concurrency: Annotated[
-        int | None, _number_option("--key-concurrency", "How many of a limit key run at once.")
+        int | None,
+        _number_option("--key-concurrency", "Maximum number of running jobs of each limit key."),
     ] = None,
     remove: Annotated[
         list[str] | None,
         typer.Option(
             "--remove",
             metavar="LIMIT",
-            help="Remove a limit: the name of its option without dashes in front, or 'all'. May be repeated.",
+            help="Remove a limit: the name of its option without the leading dashes, or 'all'; repeatable.",
             show_default=False,
         ),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Limit how many jobs of a queue wait, and how many start per second and run at once, in all and of each limit key.
+    """Limit the waiting jobs of a queue, and the starts per second and running jobs of the queue and of each limit key.
 
-    Only the limits given change. Without any, show the limits of the queue, or of all queues.
+    Only the given limits change. Without a limit, the command shows the limits of the queue, or of all queues.
     """
     options = {
         "max_waiting": max_waiting,
@@ -157,9 +166,9 @@ def limit(
         _show_limits(client.limits(queue), queue, as_json)
         return
     if queue is None:
-        raise typer.BadParameter("name the queue")
+        raise typer.BadParameter("QUEUE is missing")
     if both := given.keys() & removed:
-        raise typer.BadParameter(f"{min(both)} is set and removed")
+        raise typer.BadParameter(f"{min(both)} is both set and removed")
     changes = dict.fromkeys(options if "all" in removed else removed) | given
     before = run_own(address_of(dsn), limit_queue(queue, changes))
     found = client.limits(queue)
@@ -185,7 +194,7 @@ def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> 
     out = console()
     if not found:
         out.print(
-            "no queue has limits or limit keys" if queue is None else f"queue {queue}: no limits",
+            "No limits." if queue is None else f"queue {queue}: no limits",
             style="dim",
         )
         return
@@ -196,7 +205,7 @@ def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> 
             line.group,
             _number(line.running, "cyan"),
             _number(line.keys_waiting, "blue"),
-            _in_words(line.limits) or "no limits, even shares for its limit keys",
+            _in_words(line.limits) or "no limits; limit keys share equally",
         )
     out.print(rows)
 
@@ -216,7 +225,7 @@ def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
     elif groups:
         console().print(f"queue {queue} {verb}")
     else:
-        console().print(f"queue {queue} was {verb} already")
+        console().print(f"queue {queue} was already {verb}")
 
 
 def _number(value: int, style: str) -> Text:

@@ -23,21 +23,22 @@ from forebay.upgrade.rehearse import HeldLock, Rehearsal
 from forebay.upgrade.rehearse import rehearse as run_rehearsal
 
 OnlyPre = Annotated[
-    bool, typer.Option("--pre", help="Only what may run before the new code is deployed.")
+    bool,
+    typer.Option("--pre", help="Only migrations that may run before the new code is deployed."),
 ]
 
 
 @with_settings("retention", "payload", "segments")
 def migrate(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = (
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = (
         False
     ),
     rehearse: Annotated[
         bool,
         typer.Option(
             "--rehearse",
-            help="Do it with all locks, roll it back, and print what was locked for how long.",
+            help="Apply with all locks, roll back, and print what was locked and for how long.",
         ),
     ] = False,
     pre: OnlyPre = False,
@@ -46,7 +47,7 @@ def migrate(
         typer.Option(
             "--wait",
             metavar="DURATION",
-            help="Wait so long for workers of older versions to end: 15m.",
+            help="Maximum time to wait until workers of older versions end: 15m.",
             show_default=False,
         ),
     ] = None,
@@ -55,30 +56,30 @@ def migrate(
         typer.Option(
             "--lock-timeout",
             metavar="DURATION",
-            help="For how long others may wait behind one attempt to get a lock.",
+            help="Maximum time that other sessions wait behind one attempt to get a lock.",
         ),
     ] = "0.5",
     patience: Annotated[
         str,
-        typer.Option("--patience", metavar="DURATION", help="How long to try again to get locks."),
+        typer.Option("--patience", metavar="DURATION", help="Maximum time to retry getting locks."),
     ] = "60",
     hold: Annotated[
         str,
         typer.Option(
             "--hold",
             metavar="DURATION",
-            help="For how long one migration may hold its locks; then it is rolled back.",
+            help="Maximum time that a migration holds its locks before it is rolled back.",
         ),
     ] = "5",
     dsn: Dsn = None,
     as_json: Json = False,
     flags: dict[str, Any],
 ) -> None:
-    """Bring the schema to the version of this library; repeating it is harmless.
+    """Migrate the schema to the version of this library. It is safe to repeat.
 
-    Jobs go on meanwhile, with code of the version before. A *post* migration, which takes away what that code
-    calls, is held back while a worker of an older version lives. Settings of the database that are given in a
-    file, the environment or here are stored in it.
+    Jobs keep running with code of the previous version. A *post* migration removes what that code calls: it is
+    held back while a worker of an older version is alive. Database settings given in a file, in the environment or as
+    options are stored in the database.
     """
     wanted = load_settings(flags).database_values()
     address = address_of(dsn)
@@ -179,7 +180,7 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
         out.print("nothing to migrate")
         return
     if done.steps[0].migration.version == 1:
-        out.print(f"a first installation of {len(done.steps)} migrations: nobody is there to wait")
+        out.print(f"first installation, {len(done.steps)} migrations: no other session can wait")
         return
     rows = table(
         "migration",
@@ -187,14 +188,14 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
         "locks",
         "mode",
         "held",
-        "makes wait",
+        "blocks",
         right=("takes", "held"),
-        loose=("migration", "locks", "makes wait"),
+        loose=("migration", "locks", "blocks"),
     )
     for step in done.steps:
         title = _title(step.migration)
         if step.seconds is None:
-            rows.add_row(title, "-", "committed statement by statement: not rehearsed")
+            rows.add_row(title, "-", "not rehearsed: commits each statement")
             continue
         takes = _millis(step.seconds)
         for lock in step.locks:
@@ -209,13 +210,13 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
             )
             title = takes = ""
         if not step.locks:
-            rows.add_row(title, takes, "none that anybody waits for")
+            rows.add_row(title, takes, "none that blocks another session")
     out.print(rows)
     for step in done.steps:
         if step.older_workers:
             out.print(f"{step.older_workers}", soft_wrap=True)
     if done.longest is None:
-        out.print("nobody would have waited; everything was rolled back")
+        out.print("no session would have waited; everything was rolled back")
     else:
         step, lock = done.longest
         out.print(
@@ -264,14 +265,14 @@ def sql(
         typer.Option(
             "--from-version",
             metavar="N",
-            help="The version the database is at; 0 when it has no schema.",
+            help="Schema version of the database; 0 if it has no schema.",
         ),
     ] = 0,
     transaction: Annotated[
         bool,
         typer.Option(
             "--transaction/--no-transaction",
-            help="With begin and commit, or for a tool that opens the transaction itself.",
+            help="Include begin and commit; omit them for a tool that opens the transaction.",
         ),
     ] = True,
     pre: OnlyPre = False,
@@ -282,29 +283,27 @@ def sql(
 
 def adopt(
     *,
-    resume: Annotated[bool, typer.Option("--resume", help="Run what was waiting.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Cancel what was waiting.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before discarding.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Run the waiting jobs.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Cancel the waiting jobs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Decide about jobs that came with a copied or restored database.
+    """Resume or discard the jobs of a copied or restored database.
 
-    Until then nothing runs there: a copy of production would send production's mails again. Jobs
-    enqueued since the restore are kept in either case.
+    Until then no job runs: a copy of production would send the e-mails of production again. Jobs
+    enqueued since the restore are always kept.
     """
     if resume == discard:
         raise ConfigError(
             "adopt",
-            "takes --resume or --discard: one of them",
-            hint="--resume runs what was waiting when the copy was made, --discard cancels it.",
+            "takes exactly one of --resume and --discard",
+            hint="--resume runs the jobs that waited when the copy was made; --discard cancels them.",
         )
-    if discard and not yes and not confirmed("Cancel every job that came with the copy?"):
+    if discard and not yes and not confirmed("Cancel every job of the copy?"):
         raise typer.Exit(ExitCode.FAILED)
     done = run_own(address_of(dsn), adopt_operation(resume=resume))
     if as_json:
         print_json(done)
     else:
-        console().print(
-            f"adopted: {done.resumed:,} jobs go on here, {done.discarded:,} were discarded"
-        )
+        console().print(f"adopted: {done.resumed:,} jobs resumed, {done.discarded:,} discarded")

@@ -1,4 +1,4 @@
-"""forebay worker: run handlers until told to stop."""
+"""forebay worker: run handlers until a signal."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def worker(
     app: AppPlace,
     *,
     group: Annotated[
-        str, typer.Option("--group", metavar="GROUP", help="Which reader of its queues it is.")
+        str, typer.Option("--group", metavar="GROUP", help="Consumer group of its queues.")
     ] = "default",
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when no job is ready or running.")
+        bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
     ] = False,
     log_level: LogLevel = "info",
     dsn: Dsn = None,
@@ -50,8 +50,8 @@ def worker(
 ) -> None:
     """Run the jobs of an application.
 
-    SIGTERM or Ctrl-C: nothing more is claimed, running jobs have the grace time, the rest goes back
-    at no attempt. Once more: at once.
+    On SIGTERM or Ctrl-C the worker stops claiming, waits up to grace_seconds (30) for running jobs, and
+    releases the rest without using an attempt. A second signal stops it immediately.
     """
     log_to_stderr(log_level)
     found, location = load_app(app)
@@ -60,15 +60,15 @@ def worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )
     announce(found, made, app)
-    stats = run_until_signal(made, until_idle=until_idle)
+    stats = run_until_signal(made, found.settings.worker.grace_seconds, until_idle=until_idle)
     if as_json:
         print_json(stats)
     else:
-        log.info("worker %s stopped: %s done, %s ended otherwise", made.name, *_totals(stats))
+        log.info("worker %s stopped: %s", made.name, _totals(stats))
 
 
 def announce(app: App, worker: Worker, place: str) -> None:
-    """Log what the worker will do, and how long a failing job of each kind survives."""
+    """Log what the worker serves, and how long a failing job of each kind is retried."""
     settings = app.settings.worker
     served = settings.queue or ", ".join(app.kinds.queues())
     log.info(
@@ -79,11 +79,11 @@ def announce(app: App, worker: Worker, place: str) -> None:
         settings.concurrency,
     )
     for kind in sorted(app.kinds, key=lambda kind: (kind.queue, kind.name)):
-        log.info("kind %s in queue %s: %s", kind.name, kind.queue, kind.retry.lifetime())
+        log.info("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
 
 
-def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:
-    """Run a worker; the first SIGTERM or SIGINT stops it, the second one at once."""
+def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool = False) -> Stats:
+    """Run a worker; the first SIGTERM or SIGINT stops it, the second stops it immediately."""
 
     async def main() -> Stats:
         loop = asyncio.get_running_loop()
@@ -93,7 +93,9 @@ def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:
             nonlocal received
             received += 1
             if received == 1:
-                log.info("%s: finishing what runs; once more stops at once", name)
+                log.info(
+                    "%s: finishing running jobs (%g s); send again to stop now", name, grace_seconds
+                )
                 worker.stop()
             else:
                 log.warning("%s again: stopping now", name)
@@ -111,7 +113,7 @@ def run_until_signal(worker: Worker, *, until_idle: bool = False) -> Stats:
 
 
 def log_to_stderr(level: str) -> None:
-    """Send the library's log to stderr, and warnings of everything else."""
+    """Log to stderr: messages of this library from the given level, and warnings of all others."""
     if level not in _LEVELS:
         raise ConfigError(
             "--log-level", f"is {shown(level)}, not one of {', '.join(_LEVELS)}", value=level
@@ -124,5 +126,9 @@ def log_to_stderr(level: str) -> None:
     logging.getLogger("forebay").setLevel(level.upper())
 
 
-def _totals(stats: Stats) -> tuple[int, int]:
-    return stats.done, stats.ended
+def _totals(stats: Stats) -> str:
+    text = (
+        f"{stats.done} done, {stats.retried} retried, {stats.dead} dead, {stats.released} released"
+    )
+    others = stats.ended - stats.retried - stats.dead - stats.released
+    return f"{text}, {others} ended otherwise" if others else text

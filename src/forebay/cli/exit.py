@@ -1,4 +1,4 @@
-"""From errors to what a person reads and a script gets."""
+"""Error output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What the shell sees."""
+    """Exit codes of the program."""
 
     DONE = 0
     FAILED = 1
@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let SIGTERM unwind a command as Ctrl-C does, so that the processes it started end with it."""
+    """Unwind a command on SIGTERM as on Ctrl-C, so that the processes it started end with it."""
 
     def stop(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -50,7 +50,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code for an error."""
+    """Return the exit code of an error."""
     if isinstance(error, ConfigError | EnqueueError):
         return ExitCode.USAGE
     if isinstance(error, DatabaseUnavailable | SchemaError | ForeignCluster | ServerStartError):
@@ -64,14 +64,14 @@ def print_error(error: ForebayError) -> None:
 
 
 def print_database_error(error: Any) -> None:
-    """Print what the database said that is no error of ours: a missing privilege, say."""
+    """Print a database error that is not a Forebay error, such as a missing privilege."""
     diag = error.diag
     message = diag.message_primary or str(error).strip() or type(error).__name__
-    _print(f"the database says: {message}", diag.message_detail, diag.message_hint)
+    _print(f"database: {message}", diag.message_detail, diag.message_hint)
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Tell whether the driver raised it, without importing the driver."""
+    """Return whether the driver raised the error, without importing the driver."""
     return hasattr(error, "sqlstate") and hasattr(error, "diag")
 
 

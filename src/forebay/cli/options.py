@@ -1,4 +1,4 @@
-"""Options that several commands have, and how they are read."""
+"""Options that several commands share, and their parsing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Dsn = Annotated[
         "--dsn",
         metavar="ADDRESS",
         help="The database: a URL, a libpq string, or 'embedded'."
-        " Without it FOREBAY_DATABASE_URL, DATABASE_URL or PG* say.",
+        " Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.",
         show_default=False,
     ),
 ]
@@ -36,23 +36,23 @@ Kind = Annotated[
     str | None, typer.Option("--kind", metavar="KIND", help="Only this kind.", show_default=False)
 ]
 Tag = Annotated[
-    str | None, typer.Option("--tag", metavar="TAG", help="Only with this tag.", show_default=False)
+    str | None, typer.Option("--tag", metavar="TAG", help="Only this tag.", show_default=False)
 ]
 Group = Annotated[
     str | None,
-    typer.Option("--group", metavar="GROUP", help="Only this reader.", show_default=False),
+    typer.Option("--group", metavar="GROUP", help="Only this consumer group.", show_default=False),
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")]
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def duration(text: str | None, name: str) -> timedelta | None:
-    """Return a duration from its short form, seconds when no unit is given.
+    """Return a duration from its short form; without a unit it is in seconds.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a duration.
 
     >>> duration("90", "delay"), duration("1.5h", "delay")
     (datetime.timedelta(seconds=90), datetime.timedelta(seconds=5400))
@@ -77,7 +77,7 @@ def instant(text: str | None, name: str) -> datetime | None:
     """Return an instant from ISO 8601; without an offset it is local time.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a time.
     """
     if text is None:
         return None
@@ -96,7 +96,7 @@ def json_object(text: str | None, name: str) -> dict[str, Any]:
     """Return a JSON object from an argument; ``-`` reads it from stdin.
 
     Raises:
-        InvalidJob: it is no JSON, or not an object.
+        InvalidJob: the text is not JSON, or not an object.
     """
     if text is None:
         return {}
@@ -114,10 +114,10 @@ def json_object(text: str | None, name: str) -> dict[str, Any]:
 
 
 def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command a flag for every setting of some groups.
+    """Add a flag for every setting of some groups to a command.
 
-    The command takes them together, as ``flags``: texts by the names of the settings, None where a
-    flag was not given. They are read, and refused, where files and environment are.
+    The command receives them as ``flags``: a text for each setting, None for a flag that was not given.
+    They are parsed and checked together with files and environment.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., 
             return function(**given, flags=flags)
 
         parameters = own + added
-        # What typer reads a command's options from.
+        # typer reads the options of a command from here.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {item.name: item.annotation for item in parameters}
         return command
@@ -162,13 +162,13 @@ def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
 
 def confirmed(question: str) -> bool:
-    """Ask at the terminal.
+    """Ask for confirmation at the terminal.
 
     Raises:
-        ConfigError: there is no terminal to ask at.
+        ConfigError: stdin is not a terminal.
     """
     if not sys.stdin.isatty():
         raise ConfigError(
-            "--yes", "is missing, and there is no terminal to ask at", hint=f"{question} Say --yes."
+            "--yes", "is missing, and stdin is not a terminal", hint=f"{question} Pass --yes."
         )
     return typer.confirm(question, err=True)

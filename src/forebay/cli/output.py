@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forebay.model.status import Failure
 
-#: Where there is no terminal to be as wide as.
+#: Width where the output is not a terminal.
 _WIDTH: Final = 160
 
 STATE_STYLES: Final = {
@@ -39,10 +39,10 @@ STATE_STYLES: Final = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console; lines are cut at a terminal's width only."""
+    """Return a console. Lines are cut only at the width of a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else _WIDTH
-    # No markup: a tag or a message may hold brackets.
+    # No markup: a tag or a message may contain brackets.
     return Console(stderr=stderr, highlight=False, markup=False, width=width)
 
 
@@ -57,8 +57,8 @@ def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = (
 
     Args:
         columns: their headings.
-        right: those that hold numbers.
-        loose: those that give way when the terminal is narrow; all others keep their width.
+        right: those with numbers.
+        loose: those that shrink in a narrow terminal; all others keep their width.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
     for column in columns:
@@ -72,7 +72,7 @@ def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = (
 
 
 def one_line(text: str) -> Text:
-    """Return a cell of a loose column that is cut rather than wrapped."""
+    """Return a cell of a loose column that is cut, not wrapped."""
     return Text(text.partition("\n")[0], no_wrap=True, overflow="ellipsis")
 
 
@@ -90,7 +90,7 @@ def state_text(state: str) -> Text:
 
 
 def ago(instant: datetime | None) -> str:
-    """Return how long ago, or in how long, an instant is; ``-`` for None."""
+    """Return the distance of an instant from now, such as ``2 min ago`` or ``in 5 s``; ``-`` for None."""
     if instant is None:
         return "-"
     seconds = (datetime.now(UTC) - instant).total_seconds()
@@ -101,14 +101,14 @@ def ago(instant: datetime | None) -> str:
 
 
 def moment(instant: datetime | None) -> str:
-    """Return an instant in local time and how far it is; ``-`` for None."""
+    """Return an instant in local time and its distance from now; ``-`` for None."""
     if instant is None:
         return "-"
     return f"{instant.astimezone().isoformat(sep=' ', timespec='seconds')}  ({ago(instant)})"
 
 
 def json_text(value: object) -> Text:
-    """Return JSON for people, indented and coloured."""
+    """Return indented and coloured JSON."""
     text = Text(json.dumps(value, ensure_ascii=False, indent=2))
     JSONHighlighter().highlight(text)
     return text
@@ -123,17 +123,17 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
 
 
 def attempt_of(attempt: int, max_attempts: int | None) -> str:
-    """Return a number of an attempt, with the number of all when it is known."""
+    """Return the number of an attempt, with the maximum number if known."""
     return f"{attempt} of {max_attempts}" if max_attempts else str(attempt)
 
 
 def failure_headline(failure: Failure) -> Text:
-    """Return one failed attempt for people: number, outcome, when, who, and what was said."""
+    """Return a failed attempt as text: number, outcome, time, worker and error message."""
     line = Text(f"attempt {attempt_of(failure.attempt, failure.max_attempts)}", style="bold")
     line.append(f"  {failure.outcome}, {moment(failure.failed_at)}", style="not bold")
     if failure.worker:
         line.append(f", {failure.worker}", style="not bold dim")
-    said = ": ".join(part for part in (failure.type, failure.message) if part)
-    if said:
-        line.append(textwrap.indent(f"\n{said}", "  "), style="not bold red")
+    error = ": ".join(part for part in (failure.type, failure.message) if part)
+    if error:
+        line.append(textwrap.indent(f"\n{error}", "  "), style="not bold red")
     return line

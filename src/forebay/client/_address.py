@@ -1,4 +1,4 @@
-"""Where a client without a connection finds its database, decided when it is first needed."""
+"""The database address of a client without a connection, looked up on first use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def address_of(dsn: str | Callable[[], str] | None) -> str:
-    """Return a libpq connection string; ``embedded`` starts or finds the user's own server.
+    """Return a libpq connection string; for ``embedded``, start the local server if needed.
 
     Raises:
-        ConfigError: there is no address.
+        ConfigError: no address is set.
     """
     address = resolve_address(dsn() if callable(dsn) else dsn, os.environ)
     if not address.is_embedded:
         return address.dsn
-    from forebay.embedded import start_or_find  # noqa: PLC0415 - a service never needs it
+    from forebay.embedded import start_or_find  # noqa: PLC0415 - services do not need it
 
     return start_or_find().dsn()

@@ -25,22 +25,21 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Enqueue jobs by name, look at them, and manage queues and dead letters.
+    """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
-    Every method takes the caller's connection and works in its transaction, whatever its state;
-    it is never committed, rolled back or configured here. Without one, each call opens a
-    connection of its own and commits.
+    Every method can take a connection of the application. It then works in the transaction of that connection and
+    never commits, rolls back or configures it. Without a connection, each call opens one and commits.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
-            returns one when it is first needed. None means FOREBAY_DATABASE_URL, DATABASE_URL or
-            PG*, looked up then.
+            returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up on
+            first use.
 
     Every call may raise:
-        ConfigError: there is no connection and no address.
-        WrongConnection: what was passed is not an asynchronous connection.
+        ConfigError: neither a connection nor an address is given.
+        WrongConnection: the connection is not an asynchronous connection.
         SchemaError: the database has no schema, or an old one.
-        DatabaseUnavailable: on a connection of its own: it failed or was lost.
+        DatabaseUnavailable: the connection that the call opened failed or was lost.
     """
 
     def __init__(self, dsn: str | Callable[[], str] | None = None) -> None:
@@ -57,12 +56,12 @@ class AsyncClient:
     ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
-        The arguments are checked for having a JSON form, not against a signature, which only the
-        process that has the handler knows.
+        The arguments must have a JSON form. They are not checked against the signature of the handler, which is
+        unknown here.
 
         Args:
-            conn: the connection, or a cursor of it.
-            kind: which handler.
+            conn: the connection, or one of its cursors.
+            kind: the kind of the job.
             args: the handler's arguments by name.
             options: see ``JobOptions``.
 
@@ -71,7 +70,7 @@ class AsyncClient:
             PayloadTooLarge: the arguments are too large.
             PayloadTooDeep: the arguments are nested too deeply.
             KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
-            PayloadDiffers: an idempotency key belongs to another request.
+            PayloadDiffers: the idempotency key belongs to another request.
         """
         return await run_async(conn, enqueue.enqueue(_call(kind, args, options)))
 
@@ -81,9 +80,9 @@ class AsyncClient:
         args: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> JobId:
-        """Enqueue a job in a transaction of its own, committed when this returns.
+        """Enqueue and commit a job on a new connection; return its id.
 
-        With anything written elsewhere it is not atomic: that is what ``enqueue`` is for. After
+        The job is not atomic with any other write: use ``enqueue`` for that. After
         ``DatabaseUnavailable`` the job may or may not exist.
         """
         return await self._run(None, enqueue.enqueue(_call(kind, args, options)))
@@ -91,19 +90,19 @@ class AsyncClient:
     async def cancel(
         self, job_id: int, *, group: str | None = None, conn: AsyncConnection | None = None
     ) -> str:
-        """Ask for a job to be cancelled; return ``"requested"``.
+        """Request the cancellation of a job; return ``"requested"``.
 
-        It is decided at the job's next claim or settlement, and the first writer wins: a job that
-        finishes before stays done. A running handler is asked to stop.
+        The job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
+        handler is requested to stop.
 
         Args:
             job_id: the job.
-            group: only for this reader of its queue; None for all.
-            conn: the connection whose transaction the request belongs to.
+            group: only in this consumer group of its queue. Default: all groups.
+            conn: the connection whose transaction to use.
 
         Raises:
-            JobNotFound: no job has had this id.
-            GroupNotFound: the queue has no such group.
+            JobNotFound: no job has this id.
+            GroupNotFound: the queue does not have this group.
         """
         return await self._run(conn, jobs.cancel(job_id, group))
 
@@ -123,32 +122,32 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
-        """Enqueue a job for each of many rows, without their passing through this process; return how many.
+        """Enqueue a job for each row of a table or query inside the database; return the number of jobs.
 
-        Their priority is 1000, behind all others, and their tag ``backfill``, unless the options say otherwise.
+        By default their priority is 1000, after all other jobs, and their tag is ``backfill``.
 
         Args:
-            kind: which handler.
-            rows: which rows; a text is a query, whose columns are the handler's arguments.
-            args: arguments that all jobs have; those of a row go before them.
-            expires_in: jobs expire so long after they were due, by the database's clock.
-            token: of ``plan_backfill``: enqueue the jobs that it counted, or nothing.
-            chunk: so many jobs in a transaction, each committed at once; None for all in one.
-            key: the column of the rows that chunks are made by; None for the one that ``Rows`` calls ``id_column``.
+            kind: the kind of the jobs.
+            rows: the rows; a text is a query whose columns are the handler's arguments.
+            args: arguments that all jobs share; those of a row take precedence.
+            expires_in: jobs expire this time after they were due, by the database's clock.
+            token: the token of ``plan_backfill``: enqueue exactly the jobs that it counted, or none.
+            chunk: number of jobs per transaction, each committed. Default: all in one.
+            key: the column that chunks are formed by. Default: the ``id_column`` of ``Rows``.
             progress: called after each chunk.
-            conn: the connection whose transaction it belongs to; not with ``chunk``.
-            options: of all jobs; see ``JobOptions``.
+            conn: the connection whose transaction to use; not with ``chunk``.
+            options: options of all jobs; see ``JobOptions``.
 
         Raises:
             InvalidJob: an argument or option is refused.
-            BackfillChanged: the jobs are not those of the token.
+            BackfillChanged: the jobs differ from those of the token.
             QueueFull: as many jobs wait as the queue's ``max_waiting`` allows.
         """
         what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
         if chunk is None:
             return await self._run(conn, backfills.backfill(what, token))
         if conn is not None:
-            raise InvalidJob("chunk", "contradicts conn: each chunk is a transaction of its own")
+            raise InvalidJob("chunk", "contradicts conn: each chunk is a separate transaction")
         backfill_id = await self._run(None, backfills.begin(what, key, chunk, token))
         return await self.resume_backfill(backfill_id, progress=progress)
 
@@ -162,9 +161,9 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> BackfillPlan:
-        """Return what ``backfill`` with the same arguments would enqueue, and enqueue nothing.
+        """Return what ``backfill`` would enqueue with the same arguments; enqueue nothing.
 
-        It reads all the rows, and visits what waits in the queue.
+        It reads all the rows and all waiting jobs of the queue.
         """
         what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
         return await self._run(conn, backfills.plan(what))
@@ -172,18 +171,18 @@ class AsyncClient:
     async def resume_backfill(
         self, backfill_id: int, *, progress: Callable[[BackfillProgress], object] | None = None
     ) -> int:
-        """Go on with a backfill in chunks where it stopped; return how many jobs this call enqueued.
+        """Continue a backfill in chunks where it stopped; return the number of jobs that this call enqueued.
 
-        Nothing is enqueued twice, and nothing left out: a chunk's jobs and the mark behind them are one transaction. One that is
-        done already enqueues nothing.
+        No job is enqueued twice and none is skipped: the jobs of a chunk and the position after it are written in one
+        transaction. A completed backfill enqueues nothing.
 
         Args:
-            backfill_id: its number, of ``progress``, and in the hint of the error it stopped with.
+            backfill_id: its number, from ``progress`` or from the hint of the error that stopped it.
             progress: called after each chunk.
 
         Raises:
-            BackfillNotFound: there is none of this number, or another role began it.
-            BackfillChanged: it was begun with a token, and its next chunk has other jobs now.
+            BackfillNotFound: no backfill has this number, or another role began it.
+            BackfillChanged: it was begun with a token, and its next chunk now contains other jobs.
         """
         begun = time.monotonic()
         count = 0
@@ -197,20 +196,20 @@ class AsyncClient:
             raise
         return count
 
-    # --- looking ---
+    # --- inspecting ---
 
     async def job(self, job_id: int, *, conn: AsyncConnection | None = None) -> list[JobStatus]:
-        """Return where a job stands, one entry for each group that reads its queue.
+        """Return the status of a job, one entry for each consumer group of its queue.
 
         Raises:
-            JobNotFound: there is no such job; it may be past retention, or not committed.
+            JobNotFound: the job does not exist: it is past retention, or not committed.
         """
         return await self._run(conn, jobs.job(job_id))
 
     async def job_history(
         self, job_id: int, *, conn: AsyncConnection | None = None
     ) -> list[JobHistory]:
-        """Return a job's failed attempts, progress and kept result, an entry for each group that has any of it."""
+        """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
         return await self._run(conn, results.history(job_id))
 
     async def result(
@@ -223,7 +222,7 @@ class AsyncClient:
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
 
-        On a connection of its own: a result is seen when its commit is.
+        The call opens its own connection, since a result is visible only after its commit.
         """
         self._dsn = address_of(self._dsn)
         answer = await await_own_async(
@@ -250,15 +249,15 @@ class AsyncClient:
     ) -> list[JobStatus]:
         """Return the newest jobs, newest first; a retry counts as new.
 
-        The search is bounded: with a rare state, older jobs that have it may not be found.
+        The search is bounded: for a rare state, older jobs may not be found.
 
         Args:
-            queue: only of this queue.
-            kind: only of this kind.
-            state: only in this state.
-            limit: most entries, 1 to 1000; a job with several groups is not cut apart.
-            before: the ``place`` of the last entry of the page before.
-            conn: the connection to look through.
+            queue: only this queue.
+            kind: only this kind.
+            state: only this state.
+            limit: maximum number of entries, 1 to 1000; the entries of one job stay together.
+            before: the ``place`` of the last entry of the previous page.
+            conn: the connection to use.
         """
         return await self._run(
             conn, jobs.jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
@@ -267,9 +266,9 @@ class AsyncClient:
     async def depth(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
     ) -> list[Depth]:
-        """Return how many jobs wait and run, by queue, priority and group.
+        """Return the numbers of waiting and running jobs by queue, priority and group.
 
-        It visits every waiting job: seconds at millions.
+        It reads every waiting job: seconds for millions of jobs.
         """
         return await self._run(conn, jobs.depth(queue))
 
@@ -292,16 +291,16 @@ class AsyncClient:
         """Return dead letters, newest first.
 
         Args:
-            queue: only of this queue.
-            kind: only of this kind.
+            queue: only this queue.
+            kind: only this kind.
             reason: exhausted, permanent, expired or worker lost.
-            tag: only with this tag.
-            group: only of this reader.
-            job_id: only of this job.
-            redriven: only those redriven already, or only those that were not.
-            limit: most entries, 1 to 1000.
-            before: the ``dead_id`` of the last entry of the page before.
-            conn: the connection to look through.
+            tag: only this tag.
+            group: only this consumer group.
+            job_id: only this job.
+            redriven: True for only redriven dead letters, False for only the others.
+            limit: maximum number of entries, 1 to 1000.
+            before: the ``dead_id`` of the last entry of the previous page.
+            conn: the connection to use.
         """
         return await self._run(
             conn,
@@ -319,22 +318,22 @@ class AsyncClient:
         )
 
     async def dead_letter(self, dead_id: int, *, conn: AsyncConnection | None = None) -> DeadLetter:
-        """Return one dead letter, with every error of its job.
+        """Return one dead letter with every error of its job.
 
         Raises:
-            DeadLetterNotFound: there is none of this id; it may have been purged.
+            DeadLetterNotFound: no dead letter has this id; it may have been purged.
         """
         return await self._run(conn, dead.dead_letter(dead_id))
 
     async def redrive(self, dead_id: int, *, conn: AsyncConnection | None = None) -> int:
-        """Make a new job of a dead letter, for its group; return the new job's id.
+        """Enqueue a new job from a dead letter, for its group; return the new job's id.
 
-        Arguments, priority, tag, correlation id and headers are kept; attempts and expiry begin
-        anew. Job and dead letter name each other.
+        The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry start
+        again. Job and dead letter refer to each other.
 
         Raises:
-            DeadLetterNotFound: there is none of this id.
-            AlreadyRedriven: it was redriven before.
+            DeadLetterNotFound: no dead letter has this id.
+            AlreadyRedriven: the dead letter was redriven before.
         """
         return await self._run(conn, dead.redrive(dead_id))
 
@@ -351,18 +350,18 @@ class AsyncClient:
         limit: int | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
-        """Redrive all dead letters that fit, in the order their jobs had; return how many.
+        """Redrive all matching dead letters in the original order of their jobs; return their number.
 
         Args:
-            queue: only of this queue.
-            kind: only of this kind.
+            queue: only this queue.
+            kind: only this kind.
             reason: exhausted, permanent, expired or worker lost.
-            tag: only with this tag.
-            group: only of this reader.
-            died_after: dead since this instant.
-            died_before: dead before this instant.
-            limit: at most so many; None for all.
-            conn: the connection whose transaction it belongs to.
+            tag: only this tag.
+            group: only this consumer group.
+            died_after: only those that died since this instant.
+            died_before: only those that died before this instant.
+            limit: maximum number. Default: all.
+            conn: the connection whose transaction to use.
         """
         return await self._run(
             conn,
@@ -385,12 +384,12 @@ class AsyncClient:
         queue: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
-        """Delete dead letters that died longer ago than ``age``; return how many.
+        """Delete dead letters older than ``age``; return their number.
 
         Args:
             age: in seconds or as a timedelta.
-            queue: only of this queue.
-            conn: the connection whose transaction it belongs to.
+            queue: only this queue.
+            conn: the connection whose transaction to use.
         """
         return await self._run(conn, dead.purge_dead(age, queue))
 
@@ -404,52 +403,52 @@ class AsyncClient:
         start: queues.Start | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
-        """Open a group, an independent reader of a queue; return its id. Repeating it is harmless.
+        """Open a consumer group of a queue; return its id. The call is safe to repeat.
 
         Args:
-            queue: which queue it reads.
-            name: of the group.
-            start: ``"beginning"`` for every job still in the log, ``"now"`` for those to come;
-                None means the beginning for a queue's first group and now for any other.
-            conn: the connection whose transaction it belongs to.
+            queue: the queue.
+            name: the name of the group.
+            start: ``"beginning"`` for every job still in the log, ``"now"`` for future jobs only.
+                Default: the beginning for a queue's first group, now for any other.
+            conn: the connection whose transaction to use.
         """
         return await self._run(conn, queues.open_group(queue, name, start))
 
     async def pause_queue(
         self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None
     ) -> int:
-        """Let nothing more of a queue be claimed; return how many groups changed.
+        """Stop claiming jobs of a queue; return the number of groups that changed.
 
-        What runs goes on, and enqueuing too.
+        Running jobs finish; enqueueing continues.
 
         Raises:
-            GroupNotFound: the queue has no such group.
+            GroupNotFound: the queue does not have this group.
         """
         return await self._run(conn, queues.pause_queue(queue, group))
 
     async def resume_queue(
         self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None
     ) -> int:
-        """Let a paused queue be claimed again; return how many groups changed.
+        """Claim jobs of a paused queue again; return the number of groups that changed.
 
         Raises:
-            GroupNotFound: there is no such queue or group.
+            GroupNotFound: the queue or group does not exist.
         """
         return await self._run(conn, queues.resume_queue(queue, group))
 
     async def shard_queue(
         self, queue: str, lanes: int, *, conn: AsyncConnection | None = None
     ) -> int:
-        """Give up the order of a queue's jobs, so that claims need not take turns; return the number before.
+        """Trade ordering for parallel claims: split a queue into shards; return the previous number of shards.
 
-        New jobs are spread over so many lanes of each priority. For many worker processes that claim few
-        jobs at a time; one that claims for many slots gains nothing by it.
+        New jobs of each priority are distributed over the shards. Use it for many worker processes that claim few
+        jobs at a time; a process that claims for many slots gains nothing.
 
         Args:
-            queue: which queue.
-            lanes: 1 to 64, about as many as processes claim at once; 1 keeps the order again, for jobs
-                enqueued from then on.
-            conn: the connection whose transaction it belongs to.
+            queue: the queue.
+            lanes: number of shards, 1 to 64, about the number of processes that claim concurrently. 1 restores the
+                order for jobs enqueued from then on.
+            conn: the connection whose transaction to use.
 
         Raises:
             InvalidArguments: a bad name or number.
@@ -469,23 +468,23 @@ class AsyncClient:
         key_concurrency: int | Unset | None = UNSET,
         conn: AsyncConnection | None = None,
     ) -> Limits | None:
-        """Set limits of a queue; return the limits before, None for none.
+        """Set limits of a queue; return the previous limits, or None.
 
-        Only what is given changes: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``, and
-        ``key_rate=None`` also ``key_burst``. Except for ``max_waiting`` the limits hold over all workers, for each
+        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``, and
+        ``key_rate=None`` also removes ``key_burst``. All limits except ``max_waiting`` apply across all workers, to each
         group of the queue, from the next claim on.
 
         Args:
             queue: the queue.
-            max_waiting: how many jobs may wait, at least 1. Enqueuing more raises ``QueueFull``. Jobs that wait for a
-                time, and retries, are not counted.
-            rate: how many start per second, also below 1: 0.000001 to 1,000,000.
-            burst: how many may start at once after a rest; without it, what comes in a second, at least 1.
-            concurrency: how many jobs run at once, 1 to 1,000,000.
+            max_waiting: maximum number of waiting jobs, at least 1. Enqueueing more raises ``QueueFull``. Scheduled
+                jobs and retries are not counted.
+            rate: maximum number of starts per second: 0.000001 to 1,000,000.
+            burst: maximum number of starts at once after a pause. Default: those of one second, at least 1.
+            concurrency: maximum number of running jobs, 1 to 1,000,000.
             key_rate: as ``rate``, for the jobs of each limit key.
             key_burst: as ``burst``, for the jobs of each limit key.
             key_concurrency: as ``concurrency``, for the jobs of each limit key.
-            conn: the connection whose transaction it belongs to.
+            conn: the connection whose transaction to use.
 
         Raises:
             InvalidJob: the name or a number is refused; nothing was changed.
@@ -504,19 +503,19 @@ class AsyncClient:
     async def limits(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
     ) -> list[QueueLimits]:
-        """Return the limits of the queues that have any or whose jobs have limit keys, and what runs of them, by group.
+        """Return the limits and running jobs, by group, of all queues with limits or limit keys.
 
         Args:
-            queue: only this one.
-            conn: the connection to ask on.
+            queue: only this queue.
+            conn: the connection to use.
         """
         return await self._run(conn, queues.limits(queue))
 
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
-        """Change a setting of the whole database; return its value before.
+        """Change a setting of the whole database; return its previous value.
 
         Raises:
-            InvalidJob: there is no such setting, or the value is out of range.
+            InvalidJob: the setting does not exist, or the value is out of range.
         """
         return await self._run(conn, queues.configure(name, value))
 
@@ -549,7 +548,7 @@ async def abackfill(
     conn: AsyncConnection | None = None,
     **options: Unpack[JobOptionChanges],
 ) -> int:
-    """Enqueue a job for each of many rows; return how many. As ``AsyncClient(dsn).backfill``, which says more."""
+    """Enqueue a job for each row of a table or query; return the number. See ``AsyncClient.backfill``."""
     return await AsyncClient(dsn).backfill(
         kind,
         rows,

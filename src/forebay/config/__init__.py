@@ -1,7 +1,7 @@
-"""Settings: default < file < environment < flag, each remembered with where it came from.
+"""Settings: default < file < environment < flag, each with its source.
 
-Nothing is read at import. ``load_settings`` and ``resolve_address`` are called once, by the
-command line or by ``App``.
+Nothing is read at import. The command line or ``App`` calls ``load_settings`` and ``resolve_address``
+once.
 """
 
 from forebay.config._address import EMBEDDED, Address, masked_dsn, resolve_address

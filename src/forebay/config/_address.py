@@ -1,6 +1,6 @@
-"""Where the database is: --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG*, in this order.
+"""The database address: --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG*, in this order.
 
-There is no default. A job log that quietly picks some database is worse than one that asks.
+There is no default: an error is safer than the wrong database.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: As an address: a server of our own, started when needed.
+#: The address of the embedded server, which is started when needed.
 EMBEDDED: Final = "embedded"
 
-#: The libpq variables that say where a server is; the others only say how to talk to it.
+#: The libpq variables that locate a server; the others only say how to connect.
 _LIBPQ_PLACES: Final = ("PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE")
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
@@ -33,7 +33,7 @@ class Address:
 
     Attributes:
         dsn: a libpq connection string or URL, ``embedded``, or empty for libpq's variables.
-        source: where it was given.
+        source: the option or variable that it comes from.
     """
 
     dsn: str
@@ -41,7 +41,7 @@ class Address:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether a server of our own is meant."""
+        """Whether it is the embedded server."""
         return self.dsn == EMBEDDED
 
     @property
@@ -57,11 +57,11 @@ def resolve_address(dsn: str | None, environ: Mapping[str, str]) -> Address:
     """Return the address of the database.
 
     Args:
-        dsn: what ``--dsn`` or the ``dsn`` argument said; None when it was not given.
+        dsn: the value of ``--dsn`` or of the ``dsn`` argument; None if not given.
         environ: the environment; empty variables count as absent.
 
     Raises:
-        ConfigError: there is no address, or it is none of PostgreSQL's.
+        ConfigError: no address is set, or it is not a PostgreSQL address.
 
     >>> resolve_address(None, {"DATABASE_URL": "postgresql://ann:secret@db/shop"})
     Address('postgresql://ann:****@db/shop', source='DATABASE_URL')
@@ -95,7 +95,7 @@ def _checked(dsn: str, source: str) -> Address:
         return Address(dsn, source)
     url = _URL.fullmatch(dsn)
     if url:
-        # SQLAlchemy's form names a driver: postgresql+psycopg://
+        # A SQLAlchemy URL names a driver: postgresql+psycopg://
         scheme = url["scheme"].lower().partition("+")[0]
         if scheme in ("postgresql", "postgres"):
             return Address(f"postgresql://{url['rest']}", source)
@@ -103,7 +103,7 @@ def _checked(dsn: str, source: str) -> Address:
         return Address(dsn, source)
     raise ConfigError(
         "database address",
-        f"is not one of PostgreSQL's: {masked_dsn(dsn) or 'empty'}",
+        f"is not a PostgreSQL address: {masked_dsn(dsn) or 'empty'}",
         source=source,
         hint="Use postgresql://user@host/database, 'host=... dbname=...' or 'embedded'.",
     )

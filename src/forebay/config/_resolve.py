@@ -49,11 +49,11 @@ class FileOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings, and where each came from.
+    """All settings, each with its source.
 
     Attributes:
         sources: per setting: ``default``, a file, an environment variable or ``--flag``.
-        ignored: FOREBAY_ variables that are no setting; a typo perhaps, or another program's.
+        ignored: FOREBAY_ variables that are not settings, such as typos.
     """
 
     worker: WorkerSettings = field(default_factory=WorkerSettings)
@@ -65,7 +65,7 @@ class Settings:
     ignored: tuple[str, ...] = ()
 
     def rows(self) -> list[SettingRow]:
-        """Return every setting with its value and source, for people to read."""
+        """Return every setting with its value and source, for display."""
         return [
             SettingRow(
                 name=item.name,
@@ -79,9 +79,9 @@ class Settings:
         ]
 
     def database_values(self) -> dict[str, int]:
-        """Return the settings that belong into the database and were given somewhere.
+        """Return the database settings that are given in any source.
 
-        Defaults are left out: a process that knows nothing must not undo what another stored.
+        Defaults are omitted: they must not overwrite what another process stored.
         """
         return {
             item.name: getattr(getattr(self, group), item.name)
@@ -100,12 +100,12 @@ def load_settings(
     """Return the settings of this process, from files, environment and flags.
 
     Args:
-        flags: values by setting name; None as a value means that the flag was not given.
-        environ: None means the process's own.
-        folder: where the search for a file begins; None means the current folder.
+        flags: values by setting name; None for a flag that was not given.
+        environ: default: the environment of the process.
+        folder: where the search for a file begins. Default: the current folder.
 
     Raises:
-        ConfigError: a value is wrong, with its name and source.
+        ConfigError: a value is invalid; the error names the setting and its source.
     """
     return resolve_settings(
         flags=flags or {},
@@ -117,7 +117,7 @@ def load_settings(
 def resolve_settings(
     *, flags: Mapping[str, Any], environ: Mapping[str, str], file: FileOptions | None = None
 ) -> Settings:
-    """Return settings from what the four places say; reads nothing itself.
+    """Return settings from the given sources; read no other.
 
     >>> settings = resolve_settings(flags={"concurrency": 4}, environ={"FOREBAY_CONCURRENCY": "2"})
     >>> settings.worker.concurrency, settings.sources["concurrency"]
@@ -162,9 +162,9 @@ def resolve_settings(
 
 
 def find_file_options(folder: Path) -> FileOptions | None:
-    """Return the options of the nearest file, from a folder upwards; None when there is none.
+    """Return the options of the nearest file, from a folder upwards; None if there is none.
 
-    Looked for are forebay.toml, and pyproject.toml with a table [tool.forebay].
+    The files are forebay.toml, and pyproject.toml with a table [tool.forebay].
 
     Raises:
         ConfigError: a file cannot be read, is not TOML, or both files of a folder have options.
@@ -192,7 +192,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
-        # A folder above that is none of ours to read has no options for us.
+        # A parent folder without read permission has no options.
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from None
@@ -206,7 +206,7 @@ def _table(document: dict[str, Any], *names: str) -> dict[str, Any] | None:
 
 
 def _typed(name: str, value: object, hint: Any, source: str) -> object:
-    """Return a value in the type of its setting; text is read where it came as text."""
+    """Return a value in the type of its setting; text is parsed."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     wanted = next(option for option in options if option is not type(None))
     if isinstance(value, str) and wanted is not str:
@@ -231,7 +231,7 @@ def _wrong_type(name: str, value: object, wanted: type, source: str) -> ConfigEr
 def _unknown(name: str, source: str, known: Mapping[str, Any]) -> ConfigError:
     hint = "`forebay config` lists the settings."
     if name in ("dsn", "database_url"):
-        hint = "Give the database address by --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG*."
+        hint = "Set the database address by --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG*."
     elif close := difflib.get_close_matches(name, known, n=1):
         hint = f"Did you mean {close[0]}?"
     return ConfigError(name, "is not a setting", source=source, hint=hint)

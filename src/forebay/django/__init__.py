@@ -1,7 +1,7 @@
-"""Forebay in a Django project: put ``"forebay.django"`` into INSTALLED_APPS.
+"""Forebay in a Django project: add ``"forebay.django"`` to INSTALLED_APPS.
 
-``app`` is the project's Forebay application. Handlers are declared on it in modules named ``jobs``, which are imported
-when Django has started, and ``manage.py forebay worker`` runs them. Its database is Django's own.
+``app`` is the project's Forebay application. Declare handlers with it in modules named ``jobs``; Django imports them
+at start, and ``manage.py forebay worker`` runs the jobs. The database is that of Django.
 
 >>> from forebay.django import app
 >>> @app.job(queue="mail")

@@ -16,17 +16,17 @@ from forebay.db.handler_connections_django import address_of_alias, close_old_co
 class DjangoApp(App):
     """An ``App`` on one of Django's databases.
 
-    The address is taken from DATABASES whenever it is needed, so that a test runner's database is found too. An
-    address given on the command line goes before it.
+    The address is read from DATABASES at each use, so that the database of a test runner is found. An address on the
+    command line takes precedence.
 
     Args:
-        alias: of the database that has the schema.
+        alias: alias of the database with the schema.
     """
 
     def __init__(self, alias: str = "default") -> None:
         super().__init__()
         self.alias = alias
-        #: Django's tasks as handlers, by the alias of their backend and their full name.
+        #: Django tasks as handlers, by the alias of their backend and their full name.
         self.tasks: dict[tuple[str, str], Handler[..., ..., Any]] = {}
 
     @property
@@ -37,15 +37,15 @@ class DjangoApp(App):
     def _declared(self, function: Callable[..., Any], **options: Any) -> Handler[..., ..., Any]:
         handler = super()._declared(function, **options)
         kind = handler.kind
-        if not kind.transaction:  # those have a connection lent to them, a fresh one
+        if not kind.transaction:  # a transactional handler receives a fresh connection
             around = _with_fresh_connections_async if kind.is_async else _with_fresh_connections
-            # Only in the worker: called by the application, the handler is the function itself.
+            # Only in the worker: the application calls the function itself.
             self._internals.add_kind(replace(kind, function=around(kind.function)))
         return handler
 
 
 def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler that finds and leaves Django's connections as a view does."""
+    """Return a handler that closes old connections of Django before and after, as for a request."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same of a coroutine function, in the thread where Django makes its asynchronous calls."""
+    """Return the same for a coroutine function, in the thread of Django's asynchronous calls."""
     close = sync_to_async(close_old_connections, thread_sensitive=True)
 
     @functools.wraps(function)
@@ -75,5 +75,5 @@ def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[...,
 
 #: The project's application.
 app = DjangoApp()
-#: A child process sets Django up before it imports the application.
+#: A child process sets up Django before it imports the application.
 app._internals.found_at = ("forebay.django.entry", "app", False)

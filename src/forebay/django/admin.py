@@ -1,7 +1,7 @@
 """Jobs and dead letters in Django's admin: read, cancel, retry.
 
-The pages show what the command line shows, through the same operations: the newest first, bounded, without counting.
-Who may "view" reads; who may "change" cancels jobs and retries dead letters.
+The pages use the same operations as the command line: newest first, bounded, without counting.
+The permission "view" allows reading; "change" allows cancelling jobs and retrying dead letters.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from forebay.ops.dead import REASONS
 _PAGE: Final = 50
 _SHORT: Final = 60
 
-#: Ids of one POST.
+#: Maximum number of ids per POST.
 _CHOSEN_MAX: Final = 200
 
 
 class _LogAdmin(admin.ModelAdmin):
-    """What both lists have in common."""
+    """Common base of both lists."""
 
-    #: Names of the filters, with the values to choose from; None for free text.
+    #: Names of the filters with their choices; None for free text.
     filters: dict[str, Sequence[str] | None] = {}  # noqa: RUF012 - as Django's own options
     verb = ""
     done = ""
 
     def get_urls(self) -> list[Any]:
-        """Leave out the pages that would ask for a table."""
+        """Omit the pages that need a table."""
         kept = (f"_{self.opts.model_name}_changelist", f"_{self.opts.model_name}_change")
         return [url for url in super().get_urls() if url.name and url.name.endswith(kept)]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Jobs are enqueued by code."""
+        """Return False: only code enqueues jobs."""
         del request
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """What was finished goes by retention."""
+        """Return False: retention deletes finished jobs."""
         del request, obj
         return False
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the newest entries; a POST acts on the chosen ones."""
+        """Show the newest entries; a POST acts on the selected entries."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         if request.method == "POST":
@@ -78,7 +78,7 @@ class _LogAdmin(admin.ModelAdmin):
                 **{name: value for name, value in chosen.items() if value},
             )
         except (InvalidJob, ValueError) as error:
-            messages.error(request, f"Not a filter: {error}")
+            messages.error(request, f"Invalid filter: {error}")
         except ForebayError as error:
             messages.error(request, f"{error} {error.hint or ''}")
         older = ""
@@ -132,7 +132,7 @@ class _LogAdmin(admin.ModelAdmin):
         if not self.has_change_permission(request):
             raise PermissionDenied
         if not ids:
-            messages.warning(request, "Nothing was chosen.")
+            messages.warning(request, "No rows selected.")
         count = 0
         for chosen in ids:
             try:
@@ -156,7 +156,7 @@ class _LogAdmin(admin.ModelAdmin):
 
     @abstractmethod
     def place(self, row: Any) -> Any:
-        """Return what the next page begins before."""
+        """Return the position before which the next page begins."""
 
     @abstractmethod
     def row(self, row: Any) -> dict[str, Any]:
@@ -164,11 +164,11 @@ class _LogAdmin(admin.ModelAdmin):
 
     @abstractmethod
     def detail(self, number: int) -> tuple[str, bool, list[Any]]:
-        """Return the title of an entry's page, whether it can be acted upon, and its sections."""
+        """Return the title of an entry's page, whether its action is available, and its sections."""
 
     @abstractmethod
     def act(self, number: int) -> str:
-        """Act on one entry and return what to write into the admin's log."""
+        """Act on one entry and return the text for the admin log."""
 
     def url(self, number: int) -> str:
         """Return the address of an entry's page."""
@@ -178,12 +178,12 @@ class _LogAdmin(admin.ModelAdmin):
 
 @admin.register(Job)
 class JobAdmin(_LogAdmin):
-    """Jobs, and where they stand."""
+    """Jobs and their states."""
 
     filters = {"queue": None, "kind": None, "state": [str(state) for state in JobState]}  # noqa: RUF012
     heads = ("Job", "State", "Kind", "Queue", "Attempt", "Enqueued", "Arguments")
     verb = "Cancel"
-    done = "asked to be cancelled"
+    done = "requested to cancel"
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return one more job than a page has."""
@@ -245,9 +245,9 @@ class JobAdmin(_LogAdmin):
         return f"Job {number}", can_act, sections
 
     def act(self, number: int) -> str:
-        """Ask for a job to be cancelled."""
+        """Request the cancellation of a job."""
         _client("cancel", number)
-        return "Asked to be cancelled."
+        return "Cancellation requested."
 
 
 @admin.register(DeadLetter)
@@ -315,12 +315,12 @@ class DeadLetterAdmin(_LogAdmin):
         sections = [
             ("", _given(facts), []),
             ("Arguments", [], [("", None, _pretty(letter.args))]),
-            ("Errors, the last first", [], errors),
+            ("Errors, newest first", [], errors),
         ]
         return f"Dead letter {number}", letter.redriven_as is None, sections
 
     def act(self, number: int) -> str:
-        """Make a new job of a dead letter."""
+        """Enqueue a new job from a dead letter."""
         return f"Retried as job {_client('redrive', number)}."
 
 

@@ -13,7 +13,7 @@ from forebay.upgrade.migrate import migrate
 
 
 class ForebayConfig(AppConfig):
-    """Finds the project's handlers, and keeps the schema at the library's version."""
+    """Imports the project's handlers and keeps the schema at the version of the library."""
 
     name = "forebay.django"
     label = "forebay"
@@ -27,16 +27,16 @@ class ForebayConfig(AppConfig):
 
 
 def apply_schema(connection: Any) -> None:
-    """Apply Forebay's own migrations that are pending, in the transaction that is open, if one is."""
+    """Apply pending migrations of Forebay, in the open transaction if there is one."""
     if connection.vendor != "postgresql":
         return
     with connection.cursor() as cursor:
-        # The driver begins a transaction with the first statement only; the migrations shall be part of it.
+        # The driver begins the transaction with its first statement; the migrations must be part of it.
         cursor.execute("select 1")
     migrate(connection.connection)
 
 
 def _bring_up_to_date(using: str, **_: Any) -> None:
-    # A new version of the library may bring migrations of its own and none of Django's.
+    # A new version of the library may contain migrations of Forebay but none of Django.
     if router.allow_migrate(using, "forebay"):
         apply_schema(connections[using])

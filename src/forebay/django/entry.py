@@ -1,4 +1,4 @@
-"""Where workers and their children import the project's application from: with Django set up."""
+"""The project's application for workers and their child processes, with Django set up."""
 
 import django
 from django.apps import apps

@@ -1,10 +1,10 @@
-"""Names for the admin and its permissions. The rows are read by Forebay's functions, never by Django's queries."""
+"""Models for the admin and its permissions. Forebay's functions read the rows, not Django's queries."""
 
 from django.db import models
 
 
 class Job(models.Model):
-    """A job; whoever may change one may cancel it."""
+    """A job. The permission "change" allows cancelling it."""
 
     job_id = models.BigIntegerField(primary_key=True)
 
@@ -17,7 +17,7 @@ class Job(models.Model):
 
 
 class DeadLetter(models.Model):
-    """A dead letter; whoever may change one may retry it."""
+    """A dead letter. The permission "change" allows retrying it."""
 
     dead_id = models.BigIntegerField(primary_key=True)
 

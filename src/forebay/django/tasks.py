@@ -1,10 +1,10 @@
-"""A backend for Django's tasks: ``django.tasks`` of Django 6.0 and later, or the package django-tasks before.
+"""A backend for Django tasks: ``django.tasks`` of Django 6.0 and later, or the package django-tasks for older ones.
 
     TASKS = {"default": {"BACKEND": "forebay.django.tasks.ForebayBackend", "QUEUES": ["default", "mail"]}}
 
-``task.enqueue(...)`` writes a job in the transaction that Django has open; in autocommit it is committed at once. Each
-task is a kind of the project's application under its full name, so ``manage.py forebay worker`` runs it with the
-retries, leases and dead letters of any other.
+``task.enqueue(...)`` writes a job in the open transaction of Django; in autocommit mode it is committed immediately. Each
+task is a kind of the project's application under its full name, so ``manage.py forebay worker`` runs it with
+retries, leases and dead letters.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class ForebayBackend(BaseTaskBackend):
     """Enqueues tasks as jobs.
 
     OPTIONS:
-        DATABASE: alias of the database; it must be the worker's. Default ``"default"``.
-        MAX_ATTEMPTS: attempts of each task in all; None leaves it to Forebay's settings. A task that must not run
-            twice after a failure has 1.
-        TIMEOUT: an attempt is stopped after so many seconds.
-        KEEP_RESULT: for how long ``return_value`` is kept, in seconds or as a timedelta; True for a week, False not at
-            all, which spares each task a row. Default True.
+        DATABASE: alias of the database, the same as the worker's. Default: ``"default"``.
+        MAX_ATTEMPTS: maximum number of attempts of each task. Default: the settings. Use 1 for a task that must not
+            run again after a failure.
+        TIMEOUT: an attempt is stopped after this number of seconds.
+        KEEP_RESULT: how long ``return_value`` is kept, in seconds or as a timedelta; True for a week, False for not at
+            all, which saves a row per task. Default: True.
     """
 
     supports_defer = True
@@ -71,9 +71,9 @@ class ForebayBackend(BaseTaskBackend):
         self._database: str = self.options.get("DATABASE", "default")
 
     def validate_task(self, task: Any) -> None:
-        """Refuse what cannot be run here, and take the task up as a kind.
+        """Refuse a task that cannot run, and declare the task as a kind.
 
-        Django calls it whenever a task is made, in the worker as well, which so learns what there is.
+        Django calls it for each task, also in the worker, which thus knows all tasks.
         """
         super().validate_task(task)
         name = task.module_path
@@ -92,7 +92,7 @@ class ForebayBackend(BaseTaskBackend):
         self.validate_task(task)
         handler = app.tasks[self.alias, task.module_path].using(
             queue=task.queue_name,
-            # Django: -100 to 100, the higher the sooner. Forebay: the lower the sooner.
+            # Django: -100 to 100, higher numbers first. Forebay: lower numbers first.
             priority=PRIORITY_DEFAULT - int(task.priority),
             run_at=_aware(task.run_after),
         )
@@ -115,12 +115,12 @@ class ForebayBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return how a task stands, with its errors and what it returned.
+        """Return the state of a task, with its errors and its return value.
 
-        ``return_value`` is None also where it was not kept, is kept no longer, or is no JSON or too much of it.
+        ``return_value`` is None also if it was not kept, has been deleted, has no JSON form, or is too large.
 
         Raises:
-            TaskResultDoesNotExist: there is no such job, or it is no task.
+            TaskResultDoesNotExist: the job does not exist, or is not a task.
         """
         client, conn = Client(), connections[self._database]
         try:

@@ -1,4 +1,4 @@
-"""Values that the other parts exchange: jobs, options, outcomes, states. No behaviour, no I/O."""
+"""Values that all packages exchange: jobs, options, outcomes, states. No behaviour, no I/O."""
 
 from forebay.model.job import Job, JobState
 from forebay.model.options import JobOptionChanges, JobOptions

@@ -1,7 +1,7 @@
-"""Which rows of an application's tables become jobs, and what is told about it.
+"""The rows of an application's tables that become jobs, and the progress of a backfill.
 
-A condition is SQL, written by whoever runs the backfill. Values never are: each is quoted by the server itself, with
-``format('%L')``, so that none can end the literal it stands in.
+A condition is SQL of the application. Values are never part of the SQL text: the server quotes each value with
+``format('%L')``, so that no value can end its literal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from forebay.errors import InvalidJob, shown
 
-#: What may stand for a value in a condition or a query, and what must be doubled.
+#: Placeholders of values in a condition or a query, and the percent sign, which must be doubled.
 _PLACE: Final = re.compile(r"%(?:%|\((?P<name>\w+)\)s|(?P<bad>.?))", re.DOTALL)
 
 _AS_WRITTEN: Final = (int, float, Decimal, UUID)
@@ -28,12 +28,12 @@ _ISO: Final = (datetime, date, time)
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A query with places for values.
+    """A query with placeholders for values.
 
     Attributes:
-        template: for PostgreSQL's ``format``; value N stands as ``%N$L``.
-        values: their texts; None for NULL.
-        key: the column to make chunks by; None when it has to be said.
+        template: for PostgreSQL's ``format``; ``%N$L`` is value N.
+        values: the values as text; None for NULL.
+        key: the column that chunks are formed by; None if the backfill must name it.
     """
 
     template: str
@@ -42,23 +42,23 @@ class Select:
 
 
 class Rows:
-    """Rows that become jobs, a job each: of a table, or of any query.
+    """Rows of a table or query; each becomes a job.
 
-    Of a table, by its name (``page``, ``shop.page``; names are quoted, so their case matters), with conditions that all have to hold. The
-    columns are the arguments of the handler.
+    A table is given by name (``page``, ``shop.page``; names are quoted and case-sensitive). All conditions must
+    hold. The columns are the arguments of the handler.
 
     Args:
-        table: its name.
-        columns: the arguments: a column, several, or the columns by the names of the arguments.
-        ids: only these rows.
-        id_column: the column that ``ids`` is about.
-        equal: only rows with these values by column: a user, a group, a document. None is NULL; a list is any of its values.
+        table: name of the table.
+        columns: the arguments: a column, several columns, or a mapping of argument names to columns.
+        ids: only rows with these ids.
+        id_column: the column that ``ids`` refers to.
+        equal: only rows with these values by column, e.g. of one user. None is NULL; a list matches any of its values.
         between: only rows within these bounds by column, both included; None leaves a side open.
-        where: any further condition, in SQL, with ``%(name)s`` for values; a ``%`` itself is then written twice.
+        where: a further condition, in SQL, with ``%(name)s`` for values; then write ``%`` as ``%%``.
         params: the values of ``where``, by name.
 
     Raises:
-        InvalidJob: a name is none, or a value has no form in SQL.
+        InvalidJob: a name is invalid, or a value has no form in SQL.
 
     >>> Rows("page", equal={"group_id": 7}, where="words > %(least)s", params={"least": 100})
     <rows of page>
@@ -83,7 +83,7 @@ class Rows:
         if not isinstance(columns, Mapping):
             columns = {column: column for column in columns}
         if not columns:
-            raise InvalidJob("columns", "are none: which arguments have the jobs?")
+            raise InvalidJob("columns", "are empty: the jobs need arguments")
         writer = _Writer()
         conditions = []
         if ids is not None:
@@ -119,8 +119,8 @@ class Rows:
     def query(cls, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows of any SELECT.
 
-        Its columns are the arguments of the handler; with a column ``args``, a JSON object, that is, and the other columns are options
-        of each job, such as ``ordering_key`` and ``unique_as``.
+        Its columns are the arguments of the handler. If it has a column ``args``, a JSON object, that column contains the
+        arguments, and the other columns are options of each job, such as ``ordering_key`` and ``unique_as``.
 
         Args:
             sql: the query, with ``%(name)s`` for values if there are ``params``.
@@ -142,7 +142,7 @@ class Rows:
 
 
 class _Writer:
-    """Gives values their places."""
+    """Replaces values by placeholders."""
 
     def __init__(self) -> None:
         self.values: list[str | None] = []
@@ -165,8 +165,8 @@ class _Writer:
                 if found["bad"] is not None:
                     raise InvalidJob(
                         "query",
-                        f"has {found[0]!r}, which is no place for a value",
-                        hint="Values are %(name)s; a % itself is written %%.",
+                        f"has {found[0]!r}, which is not a placeholder",
+                        hint="Write a value as %(name)s, and % as %%.",
                     )
                 return "%%"
             if name not in params:
@@ -178,7 +178,7 @@ class _Writer:
         text = _PLACE.sub(place, sql)
         unused = sorted(set(params) - set(places))
         if unused:
-            raise InvalidJob("params", f"have {shown(unused[0])}, which the query does not")
+            raise InvalidJob("params", f"have {shown(unused[0])}, which the query does not use")
         return text
 
 
@@ -190,7 +190,7 @@ def _quoted(name: object) -> str:
 
 
 def _text(value: Any, name: str) -> str | None:
-    """Return the text of a value, as PostgreSQL reads it for a column of the value's type."""
+    """Return the text of a value as PostgreSQL parses it for a column of the value's type."""
     if isinstance(value, Enum):
         value = value.value
     if value is None:
@@ -230,13 +230,13 @@ class BackfillPlan:
     """What a backfill would enqueue.
 
     Attributes:
-        token: of exactly these jobs; a backfill with it enqueues them, or nothing.
-        jobs: how many.
-        bytes: of their arguments, as JSON.
-        seconds: what enqueuing them would take at the rate measured now; None on a connection that must not write, and for a full
+        token: identifies exactly these jobs; a backfill with it enqueues them or none.
+        jobs: number of jobs.
+        bytes: size of their arguments as JSON.
+        seconds: time to enqueue them at the rate measured now; None on a read-only connection and for a full
             queue.
-        waiting: jobs that wait in the queue already, now or for a time, for its slowest group.
-        waiting_alike: those of them with the same priority.
+        waiting: jobs that already wait in the queue, also scheduled ones, in its slowest group.
+        waiting_alike: those with the same priority.
     """
 
     token: str
@@ -249,14 +249,14 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillProgress:
-    """How far a backfill in chunks is.
+    """Progress of a backfill in chunks.
 
     Attributes:
-        backfill_id: its number, to go on with it.
-        enqueued: jobs of the chunk just committed.
-        jobs_done: of the jobs counted at the beginning, how many have been done.
-        jobs_all: how many were counted.
-        seconds: since this call began.
+        backfill_id: its number, to resume it.
+        enqueued: jobs of the chunk that was committed.
+        jobs_done: how many of the jobs counted at the beginning are processed.
+        jobs_all: number of jobs counted at the beginning.
+        seconds: time since this call began.
     """
 
     backfill_id: int

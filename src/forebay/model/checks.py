@@ -1,8 +1,8 @@
-"""Checks of single values at the door: names, tags, instants, durations.
+"""Checks of input values: names, tags, instants, durations.
 
-Each returns the value it was given, in one form where several are accepted, or raises
-``InvalidJob`` naming the field. The SQL functions check the same limits again for producers in
-other languages; the numbers here and there are compared by a test.
+Each check returns the value, normalised where several forms are accepted, or raises
+``InvalidJob`` with the name of the field. The SQL functions check the same limits for producers in
+other languages; a test compares the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from forebay.errors import InvalidJob, shown
 
-#: Names of queues, kinds and groups: what may stand unquoted in a command line, a metric label
+#: Names of queues, kinds and groups: valid without quotes in a command line, a metric label
 #: and a file name.
 NAME_CHARACTERS_MAX: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
@@ -39,7 +39,7 @@ ARGS_DEPTH_MAX: Final = 64
 HEADERS_COUNT_MAX: Final = 64
 HEADERS_BYTES_MAX: Final = 8192
 
-#: A hundred years, of 360 days, as PostgreSQL compares intervals. Longer waits are mistakes of unit.
+#: A hundred years, of 360 days, as PostgreSQL compares intervals. A longer delay is a wrong unit.
 DELAY_SECONDS_MAX: Final = 100 * 360 * 86_400
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -57,7 +57,7 @@ def checked_name(value: object, field: str) -> str:
         raise InvalidJob(
             field,
             f"is not a name: {shown(value)}",
-            hint="A letter or _ first, then letters, digits and _ . : -, at most 128 in all.",
+            hint="Use a letter or _, then letters, digits and _ . : -, at most 128 characters.",
         )
     return value
 
@@ -76,7 +76,7 @@ def checked_text(value: object, field: str, *, characters_max: int) -> str:
 
 
 def checked_integer(value: object, field: str, *, least: int, most: int) -> int:
-    """Return an integer within bounds; a bool is not one."""
+    """Return an integer within bounds; a bool is refused."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong_type(field, "an integer", value)
     if not least <= value <= most:
@@ -102,7 +102,7 @@ def checked_instant(value: object, field: str) -> datetime:
 
 
 def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MAX) -> float:
-    """Return a duration in seconds, from a number of seconds or a timedelta: finite, not negative.
+    """Return a duration in seconds, finite and not negative, from a number of seconds or a timedelta.
 
     >>> checked_seconds(timedelta(minutes=2), "delay")
     120.0
@@ -132,7 +132,7 @@ def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
         checked_text(name, f"{field} name", characters_max=HEADERS_BYTES_MAX)
         if text != "":
             checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
-    # With the separators PostgreSQL prints, since it counts the same text.
+    # With the separators of PostgreSQL, so that both count the same text.
     size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > HEADERS_BYTES_MAX:
         raise InvalidJob(field, f"has {size} bytes, the limit is {HEADERS_BYTES_MAX}")

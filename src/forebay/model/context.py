@@ -1,4 +1,4 @@
-"""What a handler is given about the job it runs."""
+"""The context that a handler receives."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 ConnectionT = TypeVar("ConnectionT")
 
-#: Held for a moment by who begins to wait and by who asks to stop.
+#: Held briefly at the start of a wait and of a stop request.
 _waiting = threading.Lock()
 
 
 class Context:
-    """A handler's view of its attempt; its first parameter, when it declares one.
+    """The attempt that a handler runs; its first parameter, if the handler declares one.
 
     Attributes:
-        job: the job; of a batch handler the first one.
+        job: the job; for a batch handler, the first one.
         jobs: all jobs of the call, in the order of the handler's list.
-        conn: with ``transaction=True`` the connection whose transaction also completes the job, otherwise
-            None. psycopg's, asynchronous for a coroutine function; see ``TransactionContext`` for
+        conn: with ``transaction=True``, the connection whose transaction also completes the job; otherwise
+            None. It is a psycopg connection, asynchronous for a coroutine function; see ``TransactionContext`` for
             others. Do not commit it.
-        deadline: when the hard timeout strikes, on ``time.monotonic()``'s clock; None without one.
-        resources: what the app's resource factories built for this worker, by name.
+        deadline: time of the hard timeout, by ``time.monotonic()``; None without one.
+        resources: the resources of this worker, by name.
     """
 
     __forebay_context__: ClassVar[bool] = True
@@ -51,12 +51,12 @@ class Context:
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
         self._report = report
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
-        self._stop: threading.Event | None = None  # made for whoever waits for it
+        self._stop: threading.Event | None = None  # created by the first wait
         self._why: HandlerError | None = None
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that names the job."""
+        """A logger that adds the job to its records."""
         if self._logger is None:
             self._logger = logging.LoggerAdapter(
                 logging.getLogger(f"forebay.job.{self.job.kind}"),
@@ -71,7 +71,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: cancelled, timed out, or its lease is lost."""
+        """Whether the handler should stop: the job was cancelled or timed out, or its lease is lost."""
         return self._why is not None
 
     @property
@@ -80,13 +80,13 @@ class Context:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def progress(self, done: float, note: str = "") -> None:
-        """Say how far the handler is; shown by ``forebay jobs show`` and ``JobHandle.progress``.
+        """Report the progress of the handler; ``forebay jobs show`` and ``JobHandle.progress`` show it.
 
-        Costs next to nothing: the newest of each job is written once a second at most, aside from any transaction.
+        The call is cheap: the newest report of each job is written at most once a second, outside any transaction.
 
         Args:
             done: from 0 to 1.
-            note: for people, cut after 200 characters.
+            note: text for display, cut after 200 characters.
 
         Raises:
             ValueError: ``done`` is not within 0 to 1.
@@ -98,17 +98,17 @@ class Context:
             self._report(float(done), str(note)[:200])
 
     def raise_if_cancelled(self) -> None:
-        """Raise what ends the attempt when the handler should stop.
+        """Raise an error if the handler should stop.
 
         Raises:
-            JobCancelled: somebody cancelled the job, or the worker lost it.
-            SoftTimeout: its time is up.
+            JobCancelled: the job was cancelled, or the worker lost it.
+            SoftTimeout: the soft timeout has passed.
         """
         if self._why is not None:
             raise self._why
 
     def wait_cancelled(self, seconds: float | None = None) -> bool:
-        """Wait until the handler should stop, at most so many seconds; in a thread only."""
+        """Wait until the handler should stop, or for the given seconds; only for handlers in threads."""
         with _waiting:
             if self._stop is None:
                 self._stop = threading.Event()
@@ -117,7 +117,7 @@ class Context:
         return self._stop.wait(seconds)
 
     def request_stop(self, why: HandlerError) -> None:
-        """Tell the handler to stop; called by the worker."""
+        """Request that the handler stops; called by the worker."""
         with _waiting:
             self._why = why
             if self._stop is not None:
@@ -125,11 +125,11 @@ class Context:
 
 
 class TransactionContext(Context, Generic[ConnectionT]):
-    """A context whose ``conn`` is of another kind, for handlers with ``transaction=True``.
+    """A context with another type of ``conn``, for handlers with ``transaction=True``.
 
-    ``TransactionContext[Session]``: what is written through that session commits with the job's completion. Of
-    SQLAlchemy it may be a ``Session``, ``Connection``, ``AsyncSession``, ``AsyncConnection`` or a subclass of one;
-    of Django its ``BaseDatabaseWrapper``, and then all that models write there belongs to the transaction.
+    With ``TransactionContext[Session]``, writes through that session commit together with the completion of the job.
+    The type may be ``Session``, ``Connection``, ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy, or a subclass,
+    or ``BaseDatabaseWrapper`` of Django. With the latter, all writes of models on it are part of the transaction.
 
     Attributes:
         conn: the connection or session. Do not commit it.

@@ -1,4 +1,4 @@
-"""A job as a handler and an operator see it."""
+"""A job as handlers and operators see it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 
 
 class JobState(StrEnum):
-    """Where a job stands for one group. The last four are final.
+    """State of a job in one group. The last four are final.
 
     Attributes:
-        SCHEDULED: waits for its time: delayed, snoozed, or postponed because no handler or no store was there.
-        READY: waits for a worker.
-        CLAIMED: a worker has it and has not reported yet that its handler runs.
-        RUNNING: its handler runs, as its worker said with the last heartbeat. A job that is shorter than the pause
+        SCHEDULED: the job waits until it is due: delayed, snoozed, or postponed without a handler or store.
+        READY: the job waits for a worker.
+        CLAIMED: a worker has the job and has not reported yet that its handler runs.
+        RUNNING: the handler runs, as the worker reported with its last heartbeat. A job shorter than the interval
             between heartbeats may be shown as claimed until it ends.
-        RETRYING: its last attempt failed, and it waits for the next one.
+        RETRYING: the last attempt failed; the job waits for the next one.
     """
 
     SCHEDULED = "scheduled"
@@ -42,7 +42,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the state never changes again, short of a redrive.
+        """Whether the state never changes again, except by a redrive.
 
         >>> JobState.DEAD.is_final, JobState.RUNNING.is_final
         (True, False)
@@ -57,15 +57,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job, for one group.
 
     Attributes:
-        job_id: stays the same over all attempts. After a database crash or failover that lost
-            commits a number can be given out again: outside the database, name a job by
+        job_id: the same in all attempts. After a crash or failover of the database that lost
+            commits, a number can be assigned again: outside the database, identify a job by
             ``job_id``, ``enqueued_at`` and ``group`` together.
         attempt: number of this attempt, from 1.
-        max_attempts: attempts allowed in all.
+        max_attempts: maximum number of attempts.
         args: the arguments as decoded JSON.
-        expires_at: from this instant on the job is not started any more.
-        group: the reader of the queue this view belongs to.
-        ordering_key: jobs of the queue with the same key run one at a time, in order; None has no order to keep.
+        expires_at: from this instant on the job is not started.
+        group: the consumer group.
+        ordering_key: jobs of the queue with the same key run one at a time, in order; None for no order.
     """
 
     job_id: int

@@ -1,4 +1,4 @@
-"""The limits of a queue: how many of its jobs may wait, start per second and run at once."""
+"""The limits of a queue: maximum numbers of waiting jobs, starts per second and running jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Unset(Enum):
-    """The type of ``UNSET``, which leaves a limit as it is; None removes it."""
+    """The type of ``UNSET``, which leaves a limit unchanged; None removes it."""
 
     UNSET = "unset"
 
@@ -22,13 +22,13 @@ UNSET: Final = Unset.UNSET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many jobs of a queue may wait, start per second and run at once; None for no limit.
+    """Maximum numbers of waiting jobs, starts per second and running jobs of a queue; None for no limit.
 
     Attributes:
-        max_waiting: how many jobs may wait before more are refused.
-        rate: starts per second, also below 1.
-        burst: how many may start at once after a rest; None for what comes in a second, at least 1.
-        concurrency: how many run at once.
+        max_waiting: waiting jobs; further jobs are refused.
+        rate: starts per second; may be below 1.
+        burst: starts at once after a pause; None for those of one second, at least 1.
+        concurrency: running jobs.
         key_rate: as ``rate``, for the jobs of each limit key.
         key_burst: as ``burst``, for the jobs of each limit key.
         key_concurrency: as ``concurrency``, for the jobs of each limit key.
@@ -45,12 +45,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """The limits of a queue, and what they let one of its groups do now.
+    """The limits of a queue and their current use by one of its groups.
 
     Attributes:
-        running: jobs that workers hold.
-        keys_waiting: of how many limit keys jobs wait, at most.
-        next_start_at: when the queue's rate lets the next job start; None for at once.
+        running: jobs that workers have claimed.
+        keys_waiting: number of limit keys with waiting jobs, an upper bound.
+        next_start_at: when the rate of the queue allows the next start; None for now.
     """
 
     queue: str

@@ -1,4 +1,4 @@
-"""What is known of a mirror: what waits, what was done, and when that is an alert."""
+"""The state of a mirror: waiting and completed jobs, and alerts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from forebay.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When the state of a mirror is an alert.
+    """The thresholds of the alerts of a mirror.
 
     Attributes:
-        completed_least: fewer completed jobs than this within ``completed_within`` are too few. Heartbeats count.
+        completed_least: alert if fewer jobs are completed within ``completed_within``. Heartbeats count.
         completed_within: in seconds.
-        waiting_most: more due jobs than this, for ``waiting_for``, are too many.
+        waiting_most: alert if more jobs than this are due for ``waiting_for``.
         waiting_for: in seconds.
-        unproved_for: a job that has failed and is not proved so many seconds after it was due may never be.
-        bulk_tags: jobs with these tags, or tags that go on with a full stop behind one, are left out of all this.
-        bulk_priority: as are jobs with this priority or a higher number.
+        unproved_for: alert if a failed job is not proved within these seconds after it was due.
+        bulk_tags: jobs with these tags, or with one of them followed by a full stop, are excluded from alerts.
+        bulk_priority: jobs with this priority or a higher number are excluded, too.
     """
 
     completed_least: int = 1
@@ -42,13 +42,13 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something is wrong with a mirror.
+    """A problem of a mirror.
 
     Attributes:
-        code: ``A1`` too few jobs are completed, ``A2`` too many wait, ``A3`` some can never succeed.
-        problem: in words.
+        code: ``A1`` too few completed jobs, ``A2`` too many waiting jobs, ``A3`` jobs that may never succeed.
+        problem: a description.
         hint: what to do, or where to look.
-        since: since when, where that is known.
+        since: start of the problem, if known.
     """
 
     code: str
@@ -62,11 +62,11 @@ class WaitingJobs:
     """The waiting jobs of one tag and priority.
 
     Attributes:
-        is_bulk: they are left out of alerts.
-        due: how many are due; also those that were tried and are postponed.
-        later: how many are in their grace, or are to be done later.
-        tried: how many of all have failed at least once.
-        oldest_due_at: since when the oldest of the due ones is.
+        is_bulk: whether they are excluded from alerts.
+        due: number of due jobs, including those that were tried and postponed.
+        later: number of jobs that are not due yet.
+        tried: number of jobs that have failed at least once.
+        oldest_due_at: when the oldest due job was due.
     """
 
     tag: str | None
@@ -95,12 +95,12 @@ class StuckJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """How often something happened, by the tag and the priority of the jobs it was done for.
+    """How often an outcome occurred, by tag and priority of the jobs.
 
     Attributes:
-        priority: None for what is done for no job.
-        lately: within the time that rates are told of.
-        total: ever since.
+        priority: None for work without a job.
+        lately: number within the period of the rates.
+        total: number since the beginning.
     """
 
     outcome: str
@@ -112,7 +112,7 @@ class OutcomeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBreaker:
-    """A process that does not try, since the last tries failed. ``place`` is ``pass`` or ``direct``."""
+    """A process that makes no attempts because the last ones failed. ``place`` is ``pass`` or ``direct``."""
 
     who: str
     place: str
@@ -122,7 +122,7 @@ class OpenBreaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """What an audit found; see ``forebay.mirror.Drift``. ``repaired`` jobs were enqueued for it."""
+    """The result of an audit; see ``forebay.mirror.Drift``. ``repaired`` is the number of jobs enqueued."""
 
     audit_id: int
     mirror: str
@@ -143,35 +143,35 @@ class AuditRecord:
 
     @property
     def total(self) -> int:
-        """How many items and copies were wrong."""
+        """Number of differences."""
         return self.missing + self.stale + self.orphaned + self.ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorFacts:
-    """What the database knows of a mirror. Jobs that alerts leave out are in the numbers that say so only.
+    """The state of a mirror in the database. Only ``due_all``, ``waiting`` and the lists include jobs excluded from alerts.
 
     Attributes:
-        at: when it was asked, by the database's clock.
+        at: time of the query, by the database's clock.
         due: jobs that are due and not proved.
-        due_all: the same, with those that alerts leave out.
+        due_all: the same, including jobs excluded from alerts.
         waiting: all jobs that are not proved.
-        claimed: how many of them workers have, with a handler that is not known to run.
-        running: how many of them are being worked on.
-        tried: how many of them have failed at least once.
-        oldest_due_at: since when the oldest of the due ones is; None when there is none.
-        above_since: since when the job that is one too many is due; None when there is none.
-        stuck: the oldest of those that have failed, at most five.
-        by: what waits, by tag and priority.
-        counts: what was done, by outcome, tag and priority.
-        completed: jobs completed lately.
-        completed_at: when a job was completed last.
-        expired: dead letters of jobs that were not proved in time, and not redriven.
+        claimed: number of them that workers have claimed, without those whose handlers run.
+        running: number of them whose handlers run.
+        tried: number of them that have failed at least once.
+        oldest_due_at: when the oldest due job was due; None if there is none.
+        above_since: since when more jobs are due than allowed; None if they are not.
+        stuck: the oldest failed jobs, at most five.
+        by: waiting jobs by tag and priority.
+        counts: completed work by outcome, tag and priority.
+        completed: jobs completed within the period of the rates.
+        completed_at: when the last job was completed.
+        expired: dead letters of expired jobs that were not redriven.
         dead: other dead letters.
-        paused_at: since when the queue is paused.
-        breakers: those that are open.
-        samples: when and how many jobs were due, oldest first.
-        audits: the newest ones, newest first.
+        paused_at: when the queue was paused.
+        breakers: the open breakers.
+        samples: times and numbers of due jobs, oldest first.
+        audits: the newest audits, newest first.
     """
 
     at: datetime
@@ -198,14 +198,14 @@ class MirrorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """How a mirror is.
+    """The status of a mirror.
 
     Attributes:
-        name: of the mirror.
-        queue: of its jobs.
-        thresholds: what alerts were measured by.
-        alerts: what is wrong; empty when all is well.
-        facts: what that was found from.
+        name: name of the mirror.
+        queue: queue of its jobs.
+        thresholds: the thresholds of the alerts.
+        alerts: the current alerts.
+        facts: the data that the alerts are derived from.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What may be said about a job beside its arguments."""
+"""The options of a job."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class JobOptions:
     """Options of one job; None leaves the choice to the kind, then to the schema.
 
     Attributes:
-        queue: where the job waits.
-        priority: -32768 to 32767, lower first.
+        queue: the queue of the job.
+        priority: -32768 to 32767, lower numbers first.
         tag: where the job came from, free text of at most 200 characters.
-        run_at: not before this instant, an aware datetime.
-        delay: not before so long after the enqueue, by the database's clock; in seconds or as a
+        run_at: the job starts no earlier than this instant, an aware datetime.
+        delay: the job starts no earlier than this time after the enqueue, by the database's clock; in seconds or as a
             timedelta. Not together with ``run_at``.
-        expires_at: not started from this instant on; after ``run_at``.
-        max_attempts: attempts allowed in all, 1 to 10,000.
-        correlation_id: passed on unchanged, at most 200 characters.
-        headers: at most 64 entries of text and 8 kB together.
-        unique: what to do when a job of the same key is there: ``Once``, ``Idempotent``,
+        expires_at: from this instant on the job is not started; later than ``run_at``.
+        max_attempts: maximum number of attempts, 1 to 10,000.
+        correlation_id: passed to the handler unchanged, at most 200 characters.
+        headers: at most 64 text entries, at most 8 kB in total.
+        unique: what to do if a job with the same key exists: ``Once``, ``Idempotent``,
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
         ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
             retries; at most 200 characters.
-        limit_key: the tenant that the job belongs to. Jobs of the queue with the same key share its limits per key, and
-            all keys share the queue evenly; at most 200 characters. Not together with ``ordering_key``.
+        limit_key: the tenant of the job. Jobs of the queue with the same key share the limits per key, and
+            all keys share the queue equally; at most 200 characters. Not together with ``ordering_key``.
 
     Raises:
-        InvalidJob: an option has the wrong type or lies out of range.
+        InvalidJob: an option has the wrong type or is out of range.
 
     >>> options = JobOptions(queue="mail", delay=timedelta(hours=1))
     >>> options.delay, options.merged(delay=None).delay
@@ -105,16 +105,16 @@ class JobOptions:
             if self.ordering_key is not None:
                 raise InvalidJob(
                     "limit_key",
-                    "contradicts ordering_key: give one of the two",
-                    hint="Of an ordering key one job runs at a time in any case.",
+                    "contradicts ordering_key: give only one of them",
+                    hint="An ordering key already runs one job at a time.",
                 )
         if self.headers is not None:
-            # A copy, so that a later change of the caller's dict cannot reach the job.
+            # A copy: a later change of the caller's dict must not change the job.
             object.__setattr__(self, "headers", checks.checked_headers(self.headers))
         if self.unique is not None and not isinstance(self.unique, Unique):
             raise InvalidJob(
                 "unique",
-                f"must be an mode, not {type(self.unique).__name__}: {shown(self.unique)}",
+                f"must be a uniqueness mode, not {type(self.unique).__name__}: {shown(self.unique)}",
                 hint='For example unique=Once("order:42").',
             )
         self._check_times()
@@ -125,12 +125,12 @@ class JobOptions:
         if self.delay is not None:
             object.__setattr__(self, "delay", checks.checked_seconds(self.delay, "delay"))
         if self.run_at is not None and self.delay is not None:
-            raise InvalidJob("delay", "contradicts run_at: give one of the two")
+            raise InvalidJob("delay", "contradicts run_at: give only one of them")
         if isinstance(self.unique, Debounce) and (
             self.run_at is not None or self.delay is not None
         ):
             raise InvalidJob(
-                "unique", "contradicts delay and run_at: a Debounce sets the job's time itself"
+                "unique", "contradicts delay and run_at: Debounce sets the time of the job"
             )
         if self.expires_at is None:
             return
@@ -152,7 +152,7 @@ class JobOptions:
         return cls().merged(**options)
 
     def merged(self, **changes: Any) -> Self:
-        """Return a copy with some options changed; None withdraws one.
+        """Return a copy with some options changed; None removes an option.
 
         ``run_at`` and ``delay`` replace each other.
 

@@ -1,7 +1,7 @@
-"""What a handler may return to decide how its attempt ends.
+"""Outcomes: values that a handler may return to decide how its attempt ends.
 
-Returning anything else ends the job as done; raising ends the attempt as failed. These are values
-and not exceptions, since asking for them is not an error.
+With any other return value the job is done; with an exception the attempt failed. Outcomes are values,
+not exceptions, because they are not errors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from forebay.model.text import bounded_text
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-#: A reason is a sentence for an operator; longer ones are cut, never refused: a handler that has
-#: done its work must not fail over its explanation.
+#: A longer reason is cut, not refused: a handler that has done its work must not fail because of its
+#: explanation.
 REASON_BYTES_MAX: Final = 4096
 
 
@@ -27,8 +27,8 @@ class Snooze:
     """Run the job again later; the attempt does not count.
 
     Args:
-        delay: how long to wait, in seconds or as a timedelta. Either this or ``until``.
-        until: wait up to this instant, an aware datetime.
+        delay: the delay, in seconds or as a timedelta. Give either this or ``until``.
+        until: the instant to run again, an aware datetime.
         reason: shown to operators.
 
     >>> Snooze(30, reason="rate limited").delay_seconds
@@ -41,7 +41,7 @@ class Snooze:
 
     def __post_init__(self) -> None:
         if (self.delay is None) == (self.until is None):
-            message = "Snooze takes either a delay or until"
+            message = "Snooze takes either delay or until"
             raise TypeError(message)
         if self.delay is not None:
             object.__setattr__(self, "delay", _seconds(self.delay, "delay"))
@@ -54,16 +54,16 @@ class Snooze:
 
     @property
     def delay_seconds(self) -> float | None:
-        """The delay in seconds; None when ``until`` was given."""
+        """The delay in seconds; None if ``until`` is given."""
         return None if self.delay is None else _seconds(self.delay, "delay")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """End the attempt as failed and run the job again; it counts, up to max_attempts.
+    """End the attempt as failed and run the job again, up to max_attempts.
 
     Args:
-        after: how long to wait, in seconds or as a timedelta; None means by the retry policy.
+        after: the delay, in seconds or as a timedelta. Default: by the retry policy.
         reason: kept in the error history.
     """
 
@@ -77,13 +77,13 @@ class Retry:
 
     @property
     def after_seconds(self) -> float | None:
-        """The wait in seconds; None when the retry policy decides."""
+        """The delay in seconds; None if the retry policy decides."""
         return None if self.after is None else _seconds(self.after, "after")
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the job as cancelled: it turned out not to be wanted."""
+    """End the job as cancelled: it is no longer needed."""
 
     reason: str | None = None
 
@@ -93,7 +93,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """End the job as a dead letter at once: no further attempt can help."""
+    """End the job as a dead letter without further attempts."""
 
     reason: str | None = None
 
@@ -105,10 +105,10 @@ Outcome = Snooze | Retry | Cancel | Dead
 
 
 class Endings(list["Outcome | BaseException | None"]):
-    """What a batch handler of ours returns: how each job ended, and what is to be counted if that is settled.
+    """The return value of an internal batch handler: the outcome of each job, and counters to record with them.
 
     Attributes:
-        counters: for ``forebay._record_counters()``; None for nothing.
+        counters: argument of ``forebay._record_counters()``; None for none.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Endings(list["Outcome | BaseException | None"]):
 
 
 def _seconds(value: object, field: str) -> float:
-    # A plain ValueError: InvalidJob is about enqueuing, and would end the job for good.
+    # A plain ValueError: InvalidJob is for enqueueing, and would make the job a dead letter.
     try:
         return checks.checked_seconds(value, field)
     except InvalidJob as error:

@@ -1,4 +1,4 @@
-"""What operators see: where a job stands, how deep a queue is, what died and why."""
+"""What operators see: the status of jobs, the depth of queues, dead letters."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from forebay.model.job import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Where one job stands for one group.
+    """The status of one job in one group.
 
     Attributes:
-        attempt: the attempt that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none did.
-        max_attempts: attempts in all: the job's own number, else what the worker said when one failed; None while
-            neither is known, and the retry policy of its kind decides.
-        run_at: when a scheduled or retrying job comes due; None for any other.
-        cancel_requested: somebody asked for it; decided at its next claim or settlement.
-        worker: who holds it or held it last.
+        attempt: the attempt that runs or runs next, from 1; for an ended job the last that ran, 0 if none did.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it at a failure; None if
+            neither is known, and the retry policy of the kind decides.
+        run_at: when a scheduled or retrying job is due; None for any other.
+        cancel_requested: a cancellation was requested; it is decided at the next claim or settlement.
+        worker: the worker that has the job or had it last.
         redriven_from: the job whose dead letter was redriven as this one.
         redriven_as: the job that this one's dead letter was redriven as.
-        place: the number that orders lists; the ``before`` of the next page. None outside a list.
+        place: the sort number in lists, the ``before`` of the next page; None outside a list.
     """
 
     job_id: int
@@ -52,7 +52,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How many jobs of one queue, priority and group wait and run."""
+    """Numbers of waiting and running jobs of one queue, priority and group."""
 
     queue: str
     priority: int
@@ -69,10 +69,10 @@ class Failure:
     """One failed attempt, as kept in a dead letter.
 
     Attributes:
-        attempt: which one it was, from 1.
-        type: the exception's class; None for an end without an exception.
-        traceback: its end, when it was too long.
-        max_attempts: attempts in all, as far as it was known then.
+        attempt: number of the attempt, from 1.
+        type: the class of the exception; None without an exception.
+        traceback: only the end, if it was too long.
+        max_attempts: maximum number of attempts, if known at that time.
     """
 
     attempt: int
@@ -87,7 +87,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a handler said it is.
+    """The progress that a handler reported.
 
     Attributes:
         done: from 0 to 1.
@@ -103,7 +103,7 @@ class KeptResult:
     """What a handler returned, as JSON.
 
     Attributes:
-        problem: why there is no value, though it was to be kept; None when there is.
+        problem: why the value could not be kept; None if it was.
     """
 
     value: Any
@@ -114,7 +114,7 @@ class KeptResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """What happened to a job so far, for one group.
+    """The history of a job in one group.
 
     Attributes:
         errors: its failed attempts, oldest first.
@@ -128,14 +128,14 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A job that ended dead for one group, with everything needed to understand and redrive it.
+    """A dead job of one group, with everything needed to understand and redrive it.
 
     Attributes:
         reason: exhausted, permanent, expired or worker lost.
         attempt: the last attempt that ran, from 1; 0 if none did.
-        max_attempts: attempts in all: the job's own number, else what the worker said; None if neither is known.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it; None if neither is known.
         errors: every failed attempt, oldest first.
-        redriven_as: the job it became; None when it was not redriven.
+        redriven_as: the new job; None if it was not redriven.
     """
 
     dead_id: int

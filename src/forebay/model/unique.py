@@ -1,7 +1,7 @@
-"""What is to happen when a job of the same key waits or runs already.
+"""Uniqueness modes: what happens if a job with the same key already waits or runs.
 
-Each uniqueness mode is a value of its own, given as the option ``unique``. What exactly they mean, also when a
-job is claimed at that very moment, is a table in docs/howto/unique-jobs.md.
+A mode is the value of the option ``unique``. A table in docs/howto/unique-jobs.md defines the modes exactly, also
+for a job that is claimed at the same moment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SECONDS_MAX: Final = 315_576_000.0
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """Base of the uniqueness modes. A key belongs to its queue and its uniqueness mode.
+    """Base class of the uniqueness modes. A key is scoped by its queue and its mode.
 
     Attributes:
-        key: what is to be there once, 1 to 200 characters.
-        on_busy: what to do while another open transaction is taking the key: ``"wait"`` for its
-            end, or ``"raise"`` ``KeyBusy``.
+        key: the unique key, 1 to 200 characters.
+        on_busy: what to do while another open transaction is taking the key: ``"wait"`` until it
+            ends, or ``"raise"`` ``KeyBusy``.
 
     Raises:
         InvalidJob: a value is of the wrong type or out of range.
@@ -41,7 +41,9 @@ class Unique:
 
     def __post_init__(self) -> None:
         if not self.mode:
-            raise InvalidJob("unique", "must be an mode: Once, Coalesce, Replace and so on")
+            raise InvalidJob(
+                "unique", "must be a uniqueness mode: Once, Coalesce, Replace and so on"
+            )
         checks.checked_text(self.key, "unique key", characters_max=KEY_CHARACTERS_MAX)
         if self.on_busy not in ("wait", "raise"):
             raise InvalidJob("on_busy", f"is {shown(self.on_busy)}, neither 'wait' nor 'raise'")
@@ -61,39 +63,39 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class Once(Unique):
-    """No second job while one of the key waits or runs; the call answers with that one."""
+    """No second job while a job with the key waits or runs; the call returns that job."""
 
     mode: ClassVar[str] = "once"
 
 
 @dataclass(frozen=True, slots=True)
 class Idempotent(Unique):
-    """As ``Once``, and kind and arguments must be the same: ``PayloadDiffers`` otherwise."""
+    """As ``Once``, but other kind or arguments raise ``PayloadDiffers``."""
 
     mode: ClassVar[str] = "idempotent"
 
 
 @dataclass(frozen=True, slots=True)
 class Coalesce(Unique):
-    """No second job while one of the key waits; while one runs, one more may wait."""
+    """No second job while a job with the key waits; while one runs, one more may wait."""
 
     mode: ClassVar[str] = "coalesce"
 
 
 @dataclass(frozen=True, slots=True)
 class Replace(Unique):
-    """A waiting job of the key is replaced by the new one, with its arguments and its time."""
+    """The new job, with its arguments and its time, replaces a waiting job with the key."""
 
     mode: ClassVar[str] = "replace"
 
 
 @dataclass(frozen=True, slots=True)
 class Debounce(Unique):
-    """As ``Replace``, and the job starts when no call has come for a while.
+    """As ``Replace``, and the job starts after a period without calls.
 
     Attributes:
-        wait: so long after the last call, in seconds or as a timedelta.
-        max_wait: but at most so long after the first; None for no bound.
+        wait: time from the last call to the start, in seconds or as a timedelta.
+        max_wait: maximum time from the first call to the start; None for no maximum.
     """
 
     mode: ClassVar[str] = "debounce"
@@ -117,10 +119,10 @@ class Debounce(Unique):
 
 @dataclass(frozen=True, slots=True)
 class Throttle(Unique):
-    """No second job of the key within a period of the last one, whatever became of that.
+    """No second job with the key within a period after the last one, whatever its state.
 
     Attributes:
-        period: counted from the enqueue, in seconds or as a timedelta.
+        period: time from the enqueue, in seconds or as a timedelta.
     """
 
     mode: ClassVar[str] = "throttle"
@@ -141,13 +143,13 @@ _MODES: Final[dict[str, type[Unique]]] = {
 
 
 def unique_from(form: Mapping[str, Any]) -> Unique:
-    """Return the uniqueness mode that a JSON form names, as ``Unique.as_json`` makes it.
+    """Return the uniqueness mode of a JSON form, the inverse of ``Unique.as_json``.
 
     >>> unique_from({"throttle": "report", "period": 3600})
     Throttle(key='report', on_busy='wait', period=3600.0)
 
     Raises:
-        InvalidJob: it names none or several, or an entry is unknown or missing.
+        InvalidJob: the form names no mode or several, or an entry is unknown or missing.
     """
     named = [mode for mode in _MODES if mode in form]
     if len(named) != 1:
@@ -170,11 +172,11 @@ def _duration(value: object, name: str) -> float:
 
 
 class JobId(int):
-    """The id of an enqueued job: a number that also tells where it comes from.
+    """The id of an enqueued job: a number that also tells whether the job is new.
 
     Attributes:
-        is_new: False when a job of the same unique key was there and the id is its.
-        replaced: the waiting job whose place the new one took; None when there was none.
+        is_new: False if the id is that of an existing job with the same unique key.
+        replaced: the waiting job that the new job replaced; None if there was none.
 
     >>> job_id = JobId(42, is_new=False)
     >>> job_id, job_id.is_new, job_id + 1
@@ -185,7 +187,7 @@ class JobId(int):
     replaced: int | None
 
     def __new__(cls, job_id: int, *, is_new: bool = True, replaced: int | None = None) -> Self:
-        """Make an id; ``int`` keeps the number."""
+        """Create an id; ``int`` keeps the number."""
         self = super().__new__(cls, job_id)
         self.is_new = is_new
         self.replaced = replaced
@@ -196,7 +198,7 @@ class JobId(int):
 
 
 def as_number(value: object) -> int:
-    """Return an id as the number it is: msgspec, which calls this, knows no kinds of ``int``."""
+    """Return an id as a plain number; a hook for msgspec, which does not support subclasses of ``int``."""
     if not isinstance(value, JobId):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     return int(value)

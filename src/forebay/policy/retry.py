@@ -49,10 +49,10 @@ class Lifetime:
     attempts: int
 
     def __str__(self) -> str:
-        """Return it for humans: ``about 8 h over 20 attempts``."""
+        """Return it as text: ``up to 20 attempts over about 7.8 h``."""
         if self.attempts == 1:
-            return "one attempt, no retry"
-        return f"about {human_duration(self.seconds_expected)} over {self.attempts} attempts"
+            return "1 attempt, no retries"
+        return f"up to {self.attempts} attempts over about {human_duration(self.seconds_expected)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RetryPolicy:
             ``TimeoutError`` is retried.
 
     >>> str(RetryPolicy().lifetime())
-    'about 7.8 h over 20 attempts'
+    'up to 20 attempts over about 7.8 h'
     """
 
     strategy: Strategy = "exponential"

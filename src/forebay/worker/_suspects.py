@@ -112,10 +112,7 @@ class Suspects:
             elif answer.ended is not None:
                 answer.ended.offset = held.row.offset
                 self._settler.end(held, answer.ended, solo=answer.solo)
-                if answer.ended.outcome == "done":
-                    self._stats.done += 1
-                else:
-                    self._stats.ended += 1
+                self._stats.count(answer.ended.outcome)
             else:
                 self._settler.done([held])
                 self._stats.done += 1

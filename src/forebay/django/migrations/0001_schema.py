@@ -1,6 +1,6 @@
-"""Installs Forebay's schema. What later versions add is applied at the end of every ``manage.py migrate``.
+"""Installs the schema of Forebay. ``manage.py migrate`` applies later changes of the schema at its end.
 
-Migrations of yours that need the schema, for a trigger that enqueues, depend on this one.
+If a migration of your project needs the schema, e.g. for a trigger that enqueues, let it depend on this one.
 """
 
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ def _uninstall(_apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    """The schema, and the names that the admin's permissions hang on."""
+    """The schema, and the models for the permissions of the admin."""
 
     initial = True
     dependencies: ClassVar[list[tuple[str, str]]] = []

@@ -1,4 +1,4 @@
-"""manage.py forebay: the program ``forebay`` on the project's database and with the project's handlers."""
+"""manage.py forebay: the program ``forebay`` with the project's database and handlers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.cli import main
 from forebay.cli import run as run_program
 from forebay.django import app
 
-#: What the program takes its database from; its option --dsn goes before.
+#: The variable with the database address; the option --dsn takes precedence.
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
 #: Commands whose first argument is an application.
@@ -20,9 +20,11 @@ _WITH_APP: Final = {"worker", "dev"}
 
 
 class Command(BaseCommand):
-    """Hands everything on; ``manage.py forebay --help`` is the program's own help."""
+    """Passes all arguments to the program; ``manage.py forebay --help`` shows its help."""
 
-    help = "Run a command of forebay on this project's database: worker, jobs, dead, doctor and others."
+    help = (
+        "Run a forebay command on this project's database: worker, jobs, dead, doctor and others."
+    )
     requires_system_checks: Any = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -31,7 +33,7 @@ class Command(BaseCommand):
         main(_completed(argv[2:]))
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take everything as it is."""
+        """Accept all arguments unchanged."""
         parser.add_argument("arguments", nargs=REMAINDER)
 
     def handle(self, *_args: Any, arguments: list[str], **_options: Any) -> None:
@@ -49,7 +51,7 @@ class Command(BaseCommand):
 
 
 def _completed(arguments: list[str]) -> list[str]:
-    """Return the arguments with the project's application, where none is given."""
+    """Return the arguments, with the project's application if none is given."""
     command, *rest = arguments or ["--help"]
     if command in _WITH_APP and not (rest and not rest[0].startswith("-")):
         return [command, "forebay.django.entry:app", *rest]
