@@ -1,6 +1,6 @@
-"""The settings, grouped by duty, with their defaults and what they may be.
+"""The settings by group, with defaults and bounds.
 
-A setting has one name everywhere: the attribute here, the key in forebay.toml, the flag and, as
+A setting has the same name everywhere: the attribute here, the key in forebay.toml, the flag and, as
 FOREBAY_<NAME>, the environment variable.
 """
 
@@ -21,7 +21,7 @@ STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
 
 
 def setting(default: T, meaning: str) -> T:
-    """Return a dataclass field with its default and a line for the reference."""
+    """Return a dataclass field with its default and its description."""
     value: T = field(default=default, metadata={"meaning": meaning})
     return value
 
@@ -31,51 +31,54 @@ class WorkerSettings:
     """One worker process."""
 
     queue: str | None = setting(
-        None, "queues to serve, with weights: `mail,reports=3`; all queues of the app when not set"
+        None, "queues to serve, with weights: `mail,reports=3`; if not set, all queues of the app"
     )
-    concurrency: int = setting(10, "jobs run at a time")
+    concurrency: int = setting(10, "maximum number of concurrent jobs")
     poll_seconds: float = setting(
         0.05,
-        "pause between looks for work, when nothing notifies the wakeup; of idle workers one looks",
+        "interval between polls without a wake-up; of all idle workers one polls",
     )
     lease_seconds: float = setting(
-        30.0, "a worker not heard of for so long has its jobs taken away"
+        30.0, "a worker without a heartbeat for this time loses its jobs"
     )
     lease_margin_seconds: float = setting(
-        5.0, "a worker that is not answered stops its handlers so long before its lease ends"
+        5.0,
+        "a worker that cannot renew its lease stops its handlers this time before the lease ends",
     )
     suspect_seconds: float = setting(
-        5.0, "a worker whose connection is gone is given so long to come back"
+        5.0, "time that a worker with a lost connection has to reconnect"
     )
     heartbeat_seconds: float = setting(
-        1.0, "pause between two signs of life; up to three times as long while no job runs"
+        1.0, "interval between heartbeats; up to three times longer while no job runs"
     )
     grace_seconds: float = setting(
-        30.0, "how long running jobs may go on after SIGTERM before they are handed back"
+        30.0, "maximum time for running jobs after SIGTERM; then they are released"
     )
     starving_share: float = setting(
-        0.1, "part of a queue's slots for its lower priorities while higher ones have work"
+        0.1, "share of a queue's slots for its lower priorities while higher ones have work"
     )
     claim_rows_max: int = setting(
-        1000, "most jobs of one claim; as many as the largest batch handler takes, if that is more"
+        1000, "maximum number of jobs per claim; the largest batch size, if that is more"
     )
-    ahead_seconds: float = setting(0.1, "how much work may be claimed ahead of free slots")
+    ahead_seconds: float = setting(
+        0.1, "how much work may be claimed before slots are free, in seconds"
+    )
     soft_timeout_seconds: float | None = setting(
-        None, "a handler is asked to stop after so long, unless its kind says otherwise"
+        None, "a handler is requested to stop after this time, unless its kind sets another"
     )
     hard_timeout_seconds: float | None = setting(
-        None, "a handler is stopped after so long, unless its kind says otherwise"
+        None, "a handler is stopped after this time, unless its kind sets another"
     )
     pooler: str = setting(
         "auto",
-        "transaction: a pooler in between gives each transaction another server session; session: none does; auto: find out",
+        "transaction: a pooler may run each transaction in another server session; session: no such pooler; auto: detect",
     )
     listen: str = setting(
         "auto",
-        "auto: woken by new jobs where there is no such pooler; never: found by polling only, with a connection less",
+        "auto: new jobs wake the worker, except through such a pooler; never: only polling, with one connection less",
     )
-    connect_timeout_seconds: float = setting(5.0, "how long connecting may take")
-    reconnect_seconds_max: float = setting(30.0, "longest pause between two tries to connect")
+    connect_timeout_seconds: float = setting(5.0, "maximum time to connect")
+    reconnect_seconds_max: float = setting(30.0, "maximum pause between two attempts to connect")
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -98,25 +101,25 @@ class WorkerSettings:
         self._check_timeouts()
 
     def _check_lease(self) -> None:
-        beat = self.heartbeat_seconds
-        if self.lease_seconds < 3 * beat:
+        heartbeat = self.heartbeat_seconds
+        if self.lease_seconds < 3 * heartbeat:
             raise ConfigError(
                 "lease_seconds",
-                f"is {self.lease_seconds:g}, less than 3 times heartbeat_seconds {beat:g}",
+                f"is {self.lease_seconds:g}, less than 3 times heartbeat_seconds {heartbeat:g}",
                 value=self.lease_seconds,
-                hint="A lease must outlive a lost heartbeat or two.",
+                hint="A lease must survive one or two lost heartbeats.",
             )
-        if self.lease_seconds - self.lease_margin_seconds < 2 * beat:
+        if self.lease_seconds - self.lease_margin_seconds < 2 * heartbeat:
             raise ConfigError(
                 "lease_margin_seconds",
                 f"is {self.lease_margin_seconds:g}, which leaves less than 2 heartbeats of "
-                f"{beat:g} s before lease_seconds {self.lease_seconds:g}",
+                f"{heartbeat:g} s before lease_seconds {self.lease_seconds:g}",
                 value=self.lease_margin_seconds,
             )
-        if self.suspect_seconds < 2 * beat:
+        if self.suspect_seconds < 2 * heartbeat:
             raise ConfigError(
                 "suspect_seconds",
-                f"is {self.suspect_seconds:g}, less than 2 times heartbeat_seconds {beat:g}",
+                f"is {self.suspect_seconds:g}, less than 2 times heartbeat_seconds {heartbeat:g}",
                 value=self.suspect_seconds,
             )
         if self.suspect_seconds > self.lease_seconds:
@@ -140,18 +143,18 @@ class WorkerSettings:
 
     @property
     def queue_weights(self) -> dict[str, int] | None:
-        """The queues to serve with their weights; None for all of the app."""
+        """The queues to serve with their weights; None for all queues of the app."""
         return None if self.queue is None else parse_queue_weights(self.queue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySettings:
-    """Retries of kinds that declare none of their own."""
+    """Retries of kinds that declare no retry policy."""
 
-    retry_strategy: str = setting("exponential", f"how waits grow: {', '.join(STRATEGIES)}")
-    retry_base_seconds: float = setting(5.0, "wait after the first failure")
-    retry_cap_seconds: float = setting(3600.0, "longest wait")
-    max_attempts: int = setting(20, "attempts in all, then the job is a dead letter")
+    retry_strategy: str = setting("exponential", f"how delays grow: {', '.join(STRATEGIES)}")
+    retry_base_seconds: float = setting(5.0, "delay after the first failure")
+    retry_cap_seconds: float = setting(3600.0, "maximum delay")
+    max_attempts: int = setting(20, "maximum number of attempts; then the job is a dead letter")
 
     def __post_init__(self) -> None:
         one_of("retry_strategy", self.retry_strategy, STRATEGIES)
@@ -169,7 +172,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
-    """How long settled jobs are kept. Of the whole database; stored in it by `forebay migrate`."""
+    """How long settled jobs are kept. For the whole database; `forebay migrate` stores them."""
 
     retention_days: int = setting(30, "settled segments older than this are emptied")
     retention_bytes: int = setting(
@@ -183,31 +186,34 @@ class RetentionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadSettings:
-    """What one job may carry. Of the whole database; stored in it by `forebay migrate`."""
+    """The size of jobs. For the whole database; `forebay migrate` stores them."""
 
-    args_bytes_max: int = setting(checks.ARGS_BYTES_MAX, "most bytes of a job's arguments as JSON")
+    args_bytes_max: int = setting(
+        checks.ARGS_BYTES_MAX, "maximum size of a job's arguments as JSON, in bytes"
+    )
     args_depth_max: int = setting(
-        checks.ARGS_DEPTH_MAX, "most levels of objects and arrays in a job's arguments"
+        checks.ARGS_DEPTH_MAX, "maximum nesting depth of a job's arguments"
     )
     result_bytes_max: int = setting(
-        65_536, "most bytes of a kept result as JSON; a larger one is not kept"
+        65_536, "maximum size of a kept result as JSON, in bytes; a larger result is not kept"
     )
 
     def __post_init__(self) -> None:
         within("result_bytes_max", self.result_bytes_max, 1024, 100 * 1024 * 1024)
         within("args_bytes_max", self.args_bytes_max, 1024, 100 * 1024 * 1024)
-        # Beyond this depth Python's own recursion limit decides, in producers and in workers.
-        # Less is not checked in SQL: arguments small enough to pass unmeasured can be this deep.
+        # Beyond 200 the recursion limit of Python decides, in producers and workers.
+        # SQL does not check less than 64: arguments too small to be measured can be this deep.
         within("args_depth_max", self.args_depth_max, 64, 200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSettings:
-    """The partitions of the log. Of the whole database; stored in it by `forebay migrate`."""
+    """The partitions of the log. For the whole database; `forebay migrate` stores them."""
 
-    segment_rows: int = setting(1_000_000, "job numbers of one segment")
+    segment_rows: int = setting(1_000_000, "job numbers per segment")
     reserve_rows: int = setting(
-        64_000_000, "job numbers for which segments exist ahead, should no worker run for weeks"
+        64_000_000,
+        "job numbers for which segments are created ahead, in case no worker runs for weeks",
     )
 
     def __post_init__(self) -> None:
@@ -230,7 +236,7 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "segments": SegmentSettings,
 }
 
-#: The groups whose values live in the database, where every process sees the same.
+#: The groups whose values are stored in the database, the same for every process.
 DATABASE_GROUPS: Final = ("retention", "payload", "segments")
 
 _WEIGHT_MAX: Final = 1000
@@ -240,7 +246,7 @@ def parse_queue_weights(text: str) -> dict[str, int]:
     """Return queues and weights from their short form.
 
     Raises:
-        ConfigError: a name or a weight is wrong, or a queue is named twice.
+        ConfigError: a name or a weight is invalid, or a queue is named twice.
 
     >>> parse_queue_weights("mail, reports=3")
     {'mail': 1, 'reports': 3}
@@ -255,7 +261,9 @@ def parse_queue_weights(text: str) -> dict[str, int]:
         if queue in weights:
             raise ConfigError("queue", f"names {queue} twice: {shown(text)}", value=text)
         if weight and not (weight.isascii() and weight.isdigit()):
-            raise ConfigError("queue", f"has a weight that is no number: {shown(part)}", value=text)
+            raise ConfigError(
+                "queue", f"has a weight that is not a number: {shown(part)}", value=text
+            )
         weights[queue] = int(weight or "1")
         if not 1 <= weights[queue] <= _WEIGHT_MAX:
             raise ConfigError(
@@ -265,7 +273,7 @@ def parse_queue_weights(text: str) -> dict[str, int]:
 
 
 def within(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside its bounds, and whatever compares with nothing."""
+    """Refuse a number outside its bounds, and NaN."""
     if not (math.isfinite(value) and least <= value <= most):
         raise ConfigError(name, f"is {value}, not within {least:g} to {most:g}", value=value)
 
