@@ -92,7 +92,7 @@ PHRASES = [
 ]
 
 #: Where a phrase is right: part of a name that is not ours, or of a title that is quoted.
-ALLOWED = ("user nobody", '"nobody"', "`nobody`", "account nobody")
+ALLOWED = ("user nobody", '"nobody"', "`nobody`", "``nobody``", "account nobody")
 
 
 def texts() -> Iterator[tuple[str, str]]:

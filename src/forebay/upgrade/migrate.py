@@ -7,7 +7,7 @@ at a time; a second one waits, and then finds nothing to do. How a migration tak
 On a connection inside a transaction, everything becomes part of that transaction. The script of ``migration_sql`` has the
 same statements, so all ways end in the same schema.
 
-Invariants "nobody waits behind a migration" and "nobody is left behind": docs/design/upgrades.md.
+Invariants "no session waits long behind a migration" and "deployed code keeps working": docs/design/upgrades.md.
 Shown by: tests/migration.
 """
 
