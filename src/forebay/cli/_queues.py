@@ -35,16 +35,21 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     if not found:
         out.print("No queues.", style="dim")
         return
+    # 80 columns are enough for one group that is not paused.
+    has_groups = any(line.group != "default" for line in found)
+    has_paused = any(line.paused_at for line in found)
+    numbers = ("scheduled", "ready", "claimed", "running", "retrying", "dead")
     rows = table(
-        "queue", "priority", "group", "scheduled", "ready", "claimed", "running", "retrying", "dead",
-        "last claim", "",
-        right=("priority", "scheduled", "ready", "claimed", "running", "retrying", "dead"),
-    )  # fmt: skip
+        *("queue", "prio", *(["group"] if has_groups else []), *numbers, "last claim"),
+        *([""] if has_paused else []),
+        right=("prio", *numbers),
+    )
     for line in found:
+        paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""
         rows.add_row(
             line.queue,
             str(line.priority),
-            line.group,
+            *([line.group] if has_groups else []),
             _number(line.scheduled, "yellow"),
             _number(line.ready, "blue"),
             _number(line.claimed, "cyan"),
@@ -52,7 +57,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
             _number(line.retrying, "red"),
             _number(line.dead, "red"),
             ago(line.claimed_at),
-            Text(f"paused {ago(line.paused_at)}", style="bold yellow") if line.paused_at else "",
+            *([Text(paused, style="bold yellow")] if has_paused else []),
         )
     out.print(rows)
 
