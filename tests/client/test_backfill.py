@@ -149,7 +149,7 @@ def test_options_go_with_every_job(client, conn):
         "select args, run_at, expires_at, tag, max_attempts, headers, correlation_id from forebay.deferred"
     ).fetchone()
     assert row == ({"id": 7, "force": True}, at, at + timedelta(hours=1), "t", 2, {"a": "b"}, "c")
-    with pytest.raises(InvalidJob, match="unique would be the same key"):
+    with pytest.raises(InvalidJob, match="unique would give all jobs the same key"):
         client.backfill("index", Rows("page"), unique=Once("k"))
 
 

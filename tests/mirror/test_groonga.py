@@ -49,7 +49,7 @@ async def target(groonga, groonga_table):
 
 async def keys(target):
     """Return all rows there are."""
-    answer = await target._ask(
+    answer = await target._request(
         "select", {"table": target._table, "output_columns": "_key", "limit": "-1", "cache": "no"}
     )
     return sorted(key for (key,) in answer.checked()["records"])

@@ -349,7 +349,7 @@ def test_a_declaration_that_cannot_be_served_is_refused(app):
         @app.job(transaction=True)
         async def three(ctx: TransactionContext[BaseDatabaseWrapper]) -> None: ...
 
-    with pytest.raises(ConfigError, match="no connection that can be lent"):
+    with pytest.raises(ConfigError, match="which is not a supported connection"):
 
         @app.job(transaction=True)
         def four(ctx: TransactionContext[sa.Engine]) -> None: ...
