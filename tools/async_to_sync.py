@@ -1,7 +1,7 @@
 """Write the synchronous form of each asynchronous module.
 
 The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames the names
-in a short table. Layout and comments stay. Strings other than docstrings do not change.
+in a short table, in code and in docstrings. Layout and comments stay. Other strings do not change.
 
     python tools/async_to_sync.py            write the generated files
     python tools/async_to_sync.py --check    exit with 1 when one of them is out of date
@@ -18,14 +18,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+SOURCE = "src/forebay/client/_async"
+TARGET = "src/forebay/client/_sync"
+
 #: Generated file by source.
-FILES = {"src/forebay/client/_async.py": "src/forebay/client/_sync.py"}
+FILES = {
+    f"{SOURCE}/{path.name}": f"{TARGET}/{path.name}"
+    for path in sorted((ROOT / SOURCE).glob("*.py"))
+}
 
 BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
 
 NAMES = {
+    "AsyncBackfills": "Backfills",
     "AsyncClient": "Client",
+    "AsyncClientBase": "ClientBase",
     "AsyncConnection": "SyncConnection",
+    "AsyncDeadLetters": "DeadLetters",
+    "AsyncJobs": "Jobs",
+    "AsyncQueues": "Queues",
+    "_async": "_sync",
     "run_async": "run",
     "run_own_async": "run_own",
     "await_own_async": "await_own",
@@ -34,12 +46,11 @@ NAMES = {
     "abackfill": "backfill",
 }
 
-#: Replacements in docstrings.
+#: More replacements in docstrings.
 WORDS = {
-    "AsyncClient": "Client",
-    "The asynchronous client": "The synchronous client",
+    "asynchronous client": "synchronous client",
     "not an asynchronous connection": "not a synchronous connection",
-    " ``_sync.py`` is generated from this file by tools/async_to_sync.py.": "",
+    " tools/async_to_sync.py generates ``_sync`` from this folder.": "",
 }
 
 _DROPPED = {"async", "await"}
@@ -93,8 +104,9 @@ def _ruff(verb: str, text: str) -> str:
 
 
 def _reworded(text: str) -> str:
-    for word, other in WORDS.items():
-        text = re.sub(re.escape(word), other, text)
+    text = re.sub(r"\w+", lambda name: NAMES.get(name[0], name[0]), text)
+    for words, others in WORDS.items():
+        text = text.replace(words, others)
     return text
 
 
@@ -115,6 +127,7 @@ def main(arguments: list[str]) -> int:
             continue
         stale.append(target)
         if "--check" not in arguments:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(wanted, encoding="utf-8")
             print(f"wrote {target}")
     if stale and "--check" in arguments:

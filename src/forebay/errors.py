@@ -39,10 +39,9 @@ ForebayError
     ├── JobCancelled          the job was cancelled
     └── WorkerLost            the process died while it ran the job
 
-There is one class for each reaction of the caller. Each class declares its facts as fields and builds
-its message from one template; ``hint`` contains advice. All errors can be pickled. ``retryable`` tells
-whether the same call may succeed later. Code never parses messages: the SQL functions send the facts
-of an error in DETAIL, as a JSON object.
+There is one class for each reaction of the caller. Each class declares its facts as fields and builds its message from
+one template; ``hint`` contains advice. All errors can be pickled. ``retryable`` tells whether the same call may succeed
+later. Code never parses messages: the SQL functions send the facts of an error in DETAIL, as a JSON object.
 """
 
 # ruff: noqa: N818 - the names say what happened; a suffix "Error" would only make them longer.

@@ -369,7 +369,12 @@ def test_a_database_without_the_schema_says_so(face, empty_database):
 
 
 def public(cls):
-    return {name: member for name, member in vars(cls).items() if not name.startswith("_")}
+    return {
+        name: member
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if not name.startswith("_")
+    }
 
 
 def test_both_faces_have_the_same_methods():

@@ -1,4 +1,4 @@
-"""The convention of file names: what a leading underscore says about who imports a module."""
+"""The modules: what a leading underscore says about who imports them, and their size."""
 
 import ast
 from pathlib import Path
@@ -13,6 +13,9 @@ def name_of(path, package):
     parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
+
+MODULE_LINES_MAX = 600
+CLASS_LINES_MAX = 400
 
 MODULES = {name_of(path, package): path for package in PACKAGES for path in package.rglob("*.py")}
 
@@ -68,3 +71,48 @@ def test_the_check_sees_a_foreign_import(module, imported, allowed):
     Of a neighbour, of a folder below, and of another package.
     """
     assert (list(trespasses([(module, imported)])) == []) is allowed
+
+
+def too_long(name, text):
+    """Yield a module, and the classes in it, that have too many lines."""
+    lines = len(text.splitlines())
+    if lines > MODULE_LINES_MAX:
+        yield f"{name} has {lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            first = min(each.lineno for each in [node, *node.decorator_list])
+            lines = node.end_lineno - first + 1
+            if lines > CLASS_LINES_MAX:
+                yield f"class {name}.{node.name} has {lines} lines"
+
+
+def test_modules_and_classes_are_short():
+    """
+    A module has at most 600 lines and a class at most 400, in both distributions.
+    """
+    found = [
+        problem
+        for name, path in MODULES.items()
+        for problem in too_long(name, path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("x = 1\n" * 600, []),
+        ("x = 1\n" * 601, ["m has 601 lines"]),
+        ("class C:\n" + "    x = 1\n" * 399, []),
+        ("class C:\n" + "    x = 1\n" * 400, ["class m.C has 401 lines"]),
+        ("@d\nclass C:\n" + "    x = 1\n" * 399, ["class m.C has 401 lines"]),
+        ("class B:\n    class C:\n" + "        x = 1\n" * 400, ["B has 402", "C has 401"]),
+    ],
+)
+def test_the_check_sees_what_is_too_long(text, problems):
+    """
+    One line more than allowed, of a module, a class, a decorated and an inner class.
+    """
+    found = list(too_long("m", text))
+    assert len(found) == len(problems)
+    assert all(part in each for part, each in zip(problems, found, strict=True))

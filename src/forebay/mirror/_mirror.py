@@ -15,11 +15,9 @@ from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.mirror._audit import PAGE_DEFAULT, PAGE_MAX, Auditor, Drift, recorded
 from forebay.mirror._direct import DirectWrites
 from forebay.mirror._direct_records import DirectRecords
+from forebay.mirror._jobs import REPAIR_PRIORITY, MirrorJobs, args_of
 from forebay.mirror._loop_thread import Calls, LoopThread
-from forebay.mirror._model import (
-    checked_id,
-    rule_of,
-)
+from forebay.mirror._model import rule_of
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
 from forebay.model import Job, checks
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
@@ -28,14 +26,10 @@ from forebay.policy.alerts import alerts_of
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from uuid import UUID
 
-    from forebay.app import App, Handler
-    from forebay.db.drivers import AsyncConnection, SyncConnection
+    from forebay.app import App
     from forebay.mirror._model import Compare, Id, Source, Target
-    from forebay.model import JobId
-    from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
     from forebay.model.outcome import Endings
     from forebay.ops.operation import Operation
 
@@ -51,19 +45,18 @@ BATCH_SIZE_DEFAULT: Final = 2500
 GRACE_SECONDS_DEFAULT: Final = 60.0
 EXPIRES_SECONDS_DEFAULT: Final = 30 * 86_400.0
 
-#: The priority of jobs that repair what an audit found: after all others.
-REPAIR_PRIORITY: Final = 1000
-
 #: The longest time between two checks of an item while its job exists.
 BACKOFF_SECONDS_MAX: Final = 3600.0
 
 
-class Mirror:
+class Mirror(MirrorJobs):
     """Keeps a second store, the target, up to date with a first one, the source.
 
     ``changed`` enqueues a job in the transaction that changes an item. When the job is due, it compares the copy in the target
     with the item in the source, and writes or deletes the copy if it is not right. The job ends only when a later read of the
     target shows the copy right. Call ``write_now`` after the commit, so that the target normally has the change at once.
+
+    The methods that enqueue jobs, for changes, heartbeats and backfills, are in the base class ``MirrorJobs``.
 
     Args:
         app: the application whose workers run the jobs.
@@ -96,7 +89,6 @@ class Mirror:
     """
 
     name: str
-    handler: Handler[..., ..., Any]
     source: Source
     target: Target
     thresholds: Thresholds
@@ -132,12 +124,11 @@ class Mirror:
             raise ConfigError(
                 where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
             )
-        self._app = app
         self.name = name
         self.source = source
         self.target = target
         self.thresholds = thresholds or Thresholds()
-        self._grace = _seconds(where, "grace", grace, least=0.0)
+        grace_seconds = _seconds(where, "grace", grace, least=0.0)
         direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
         if lag is None:
             lag = getattr(target, "lag_seconds", 0.0)
@@ -178,7 +169,7 @@ class Mirror:
         app._internals.add_mirror(self)
         base = _seconds(where, "interval", interval)
         self._expires_seconds = _seconds(where, "expires_in", expires_in)
-        self.handler = app.batch_job(
+        handler = app.batch_job(
             name=f"mirror.{name}",
             queue=queue,
             priority=priority,
@@ -192,100 +183,10 @@ class Mirror:
                 max_attempts=checks.MAX_ATTEMPTS_MAX,
             ),
         )(self._on_jobs())
+        super().__init__(app, handler, grace_seconds)
 
     def __repr__(self) -> str:
         return f"<mirror {self.name!r}>"
-
-    # --- reporting changes ---
-
-    def changed(
-        self,
-        conn: SyncConnection,
-        item: Id | UUID,
-        *,
-        tag: str | None = None,
-        force: bool = False,
-        delay: float | timedelta | None = None,
-        priority: int | None = None,
-    ) -> JobId:
-        """Enqueue a job for an item, in the transaction of the connection; return its id.
-
-        A deletion is a change too.
-
-        Args:
-            conn: the connection whose transaction changes the item.
-            item: its id.
-            tag: which part of the application changed it.
-            force: write the copy even if it looks right, for example after a change that keeps the version.
-            delay: the delay from now; None for the grace.
-            priority: lower first; None for the priority of the mirror.
-
-        Raises:
-            InvalidJob: an argument is refused.
-            WrongConnection: the first argument is not a synchronous connection.
-            SchemaError: the database has no schema.
-        """
-        handler = self._using(tag, delay, priority)
-        return handler.enqueue(conn, **_args(item, force=force))
-
-    async def achanged(
-        self,
-        conn: AsyncConnection,
-        item: Id | UUID,
-        *,
-        tag: str | None = None,
-        force: bool = False,
-        delay: float | timedelta | None = None,
-        priority: int | None = None,
-    ) -> JobId:
-        """Do as ``changed``, on an asynchronous connection."""
-        handler = self._using(tag, delay, priority)
-        return await handler.aenqueue(conn, **_args(item, force=force))
-
-    def changed_many(
-        self,
-        conn: SyncConnection,
-        items: Iterable[Id | UUID],
-        *,
-        tag: str | None = None,
-        force: bool = False,
-        delay: float | timedelta | None = None,
-        priority: int | None = None,
-    ) -> int:
-        """Enqueue a job for each of many items, as ``changed`` does; return how many."""
-        handler = self._using(tag, delay, priority)
-        return handler.enqueue_many(conn, (_args(item, force=force) for item in items))
-
-    async def achanged_many(
-        self,
-        conn: AsyncConnection,
-        items: Iterable[Id | UUID],
-        *,
-        tag: str | None = None,
-        force: bool = False,
-        delay: float | timedelta | None = None,
-        priority: int | None = None,
-    ) -> int:
-        """Do as ``changed_many``, on an asynchronous connection."""
-        handler = self._using(tag, delay, priority)
-        return await handler.aenqueue_many(conn, (_args(item, force=force) for item in items))
-
-    def heartbeat(self, conn: SyncConnection) -> JobId:
-        """Enqueue a job that changes nothing and completes when both stores can be read; return its id.
-
-        Where changes are rare, a regular heartbeat distinguishes a quiet period from a pipeline that has stopped: the
-        alert for too few completed jobs counts heartbeats. Send it from the process that makes the changes, about twice per
-        ``thresholds.completed_within``, so that it is missing when the changes are.
-        """
-        return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
-
-    def heartbeat_now(self) -> JobId:
-        """Do as ``heartbeat``, on a new connection."""
-        return self._using("heartbeat", 0.0, None).enqueue_now(heartbeat=True)
-
-    async def aheartbeat(self, conn: AsyncConnection) -> JobId:
-        """Do as ``heartbeat``, on an asynchronous connection."""
-        return await self._using("heartbeat", 0.0, None).aenqueue(conn, heartbeat=True)
 
     # --- direct writes ---
 
@@ -378,7 +279,7 @@ class Mirror:
         """
         handler = self.handler.using(delay=None, tag=tag, priority=priority)
         count = enqueue_own(
-            self._app.dsn, (handler.call(**_args(i, force=False)) for i in drift.repairable)
+            self._app.dsn, (handler.call(**args_of(i, force=False)) for i in drift.repairable)
         )
         if drift.audit_id is not None:
             self._record(mirrors.record_repair(drift.audit_id, count))
@@ -407,66 +308,6 @@ class Mirror:
             thresholds=self.thresholds,
             alerts=alerts_of(self.name, self._queue, facts, self.thresholds),
             facts=facts,
-        )
-
-    # --- backfills ---
-
-    def backfill(
-        self,
-        rows: Rows | str,
-        *,
-        tag: str = "backfill",
-        priority: int = REPAIR_PRIORITY,
-        force: bool = False,
-        token: str | None = None,
-        chunk: int | None = None,
-        key: str | None = None,
-        progress: Callable[[BackfillProgress], object] | None = None,
-        conn: SyncConnection | None = None,
-    ) -> int:
-        """Enqueue a job, due at once, for each of many items, by one statement in the database; return the number of jobs.
-
-        Args:
-            rows: the items, from tables in the app's database; their only column is ``id``. A text is a query.
-            tag: of the jobs.
-            priority: of the jobs, lower first; by default after all others.
-            force: write the copies even if they look right.
-            token: from ``plan_backfill``: enqueue the jobs that it counted, or none.
-            chunk: jobs per transaction; see ``Client.backfill``. ``Client.resume_backfill`` resumes an interrupted one.
-            key: the column that divides the chunks; None for the id.
-            progress: called after each chunk.
-            conn: enqueue in the transaction of this connection; not with ``chunk``.
-
-        Raises:
-            InvalidJob: an argument is refused.
-            BackfillChanged: the jobs are not those of the token.
-        """
-        return self._app.client().backfill(
-            self.handler.kind.name,
-            rows,
-            token=token,
-            chunk=chunk,
-            key=key or "id",
-            progress=progress,
-            conn=conn,
-            **self._backfill_options(tag, priority, force=force),
-        )
-
-    def plan_backfill(
-        self,
-        rows: Rows | str,
-        *,
-        tag: str = "backfill",
-        priority: int = REPAIR_PRIORITY,
-        force: bool = False,
-        conn: SyncConnection | None = None,
-    ) -> BackfillPlan:
-        """Return what ``backfill`` with the same arguments would enqueue; enqueue nothing."""
-        return self._app.client().plan_backfill(
-            self.handler.kind.name,
-            rows,
-            conn=conn,
-            **self._backfill_options(tag, priority, force=force),
         )
 
     # --- other ---
@@ -524,31 +365,6 @@ class Mirror:
             log.debug("mirror %s: no record was kept: %s", self.name, problem_of(error))
             return False
         return True
-
-    def _using(
-        self, tag: str | None, delay: float | timedelta | None, priority: int | None
-    ) -> Handler[..., ..., Any]:
-        options: dict[str, Any] = {"delay": self._grace if delay is None else delay}
-        if tag is not None:
-            options["tag"] = tag
-        if priority is not None:
-            options["priority"] = priority
-        return self.handler.using(**options)
-
-    def _backfill_options(self, tag: str, priority: int, *, force: bool) -> dict[str, Any]:
-        handler = self.handler.using(delay=None, tag=tag, priority=priority)
-        return {
-            "args": {"force": True} if force else None,
-            "expires_in": handler.expires_in_seconds,
-            **handler.options.given(),
-        }
-
-
-def _args(item: Id | UUID, *, force: bool) -> dict[str, Any]:
-    args: dict[str, Any] = {"id": checked_id(item)}
-    if force:
-        args["force"] = True
-    return args
 
 
 def _seconds(where: str, name: str, value: object, *, least: float = 0.001) -> float:

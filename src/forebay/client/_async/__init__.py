@@ -1,0 +1,1 @@
+"""The asynchronous client. tools/async_to_sync.py generates ``_sync`` from this folder."""

@@ -1,0 +1,108 @@
+"""The part of the asynchronous client for backfills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Unpack
+
+from forebay.client._async.base import AsyncClientBase
+from forebay.db.drivers import AsyncConnection
+from forebay.errors import ForebayError, InvalidJob
+from forebay.model import JobOptionChanges
+from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.ops import backfill as backfills
+
+
+class AsyncBackfills(AsyncClientBase):
+    """Enqueue a job for each row of a table or query."""
+
+    async def backfill(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        expires_in: float | timedelta | None = None,
+        token: str | None = None,
+        chunk: int | None = None,
+        key: str | None = None,
+        progress: Callable[[BackfillProgress], object] | None = None,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> int:
+        """Enqueue a job for each row of a table or query inside the database; return the number of jobs.
+
+        By default their priority is 1000, after all other jobs, and their tag is ``backfill``.
+
+        Args:
+            kind: the kind of the jobs.
+            rows: the rows; a text is a query whose columns are the handler's arguments.
+            args: arguments that all jobs share; those of a row take precedence.
+            expires_in: jobs expire this time after they were due, by the database's clock.
+            token: the token of ``plan_backfill``: enqueue exactly the jobs that it counted, or none.
+            chunk: number of jobs per transaction, each committed. Default: all in one.
+            key: the column that chunks are formed by. Default: the ``id_column`` of ``Rows``.
+            progress: called after each chunk.
+            conn: the connection whose transaction to use; not with ``chunk``.
+            options: options of all jobs; see ``JobOptions``.
+
+        Raises:
+            InvalidJob: an argument or option is refused.
+            BackfillChanged: the jobs differ from those of the token.
+            QueueFull: as many jobs wait as the queue's ``max_waiting`` allows.
+        """
+        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        if chunk is None:
+            return await self._run(conn, backfills.backfill(what, token))
+        if conn is not None:
+            raise InvalidJob("chunk", "contradicts conn: each chunk is a separate transaction")
+        backfill_id = await self._run(None, backfills.begin(what, key, chunk, token))
+        return await self.resume_backfill(backfill_id, progress=progress)
+
+    async def plan_backfill(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        expires_in: float | timedelta | None = None,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> BackfillPlan:
+        """Return what ``backfill`` would enqueue with the same arguments; enqueue nothing.
+
+        It reads all the rows and all waiting jobs of the queue.
+        """
+        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        return await self._run(conn, backfills.plan(what))
+
+    async def resume_backfill(
+        self, backfill_id: int, *, progress: Callable[[BackfillProgress], object] | None = None
+    ) -> int:
+        """Continue a backfill in chunks where it stopped; return the number of jobs that this call enqueued.
+
+        No job is enqueued twice and none is skipped: the jobs of a chunk and the position after it are written in one
+        transaction. A completed backfill enqueues nothing.
+
+        Args:
+            backfill_id: its number, from ``progress`` or from the hint of the error that stopped it.
+            progress: called after each chunk.
+
+        Raises:
+            BackfillNotFound: no backfill has this number, or another role began it.
+            BackfillChanged: it was begun with a token, and its next chunk now contains other jobs.
+        """
+        begun = time.monotonic()
+        count = 0
+        try:
+            while step := await self._run(None, backfills.next_chunk(backfill_id)):
+                count += step.enqueued
+                if progress is not None:
+                    progress(replace(step, seconds=time.monotonic() - begun))
+        except ForebayError as error:
+            error.hint = f"{error.hint or ''} Backfill {backfill_id} can be resumed.".strip()
+            raise
+        return count

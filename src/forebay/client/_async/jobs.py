@@ -1,0 +1,111 @@
+"""The part of the asynchronous client for jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.client._address import address_of
+from forebay.client._async.base import AsyncClientBase
+from forebay.db.drivers import AsyncConnection
+from forebay.db.own import await_own_async
+from forebay.errors import ResultTimeout
+from forebay.model import JobState
+from forebay.model.status import Depth, JobHistory, JobStatus
+from forebay.ops import jobs, results
+
+
+class AsyncJobs(AsyncClientBase):
+    """Inspect jobs, wait for their results, and cancel them."""
+
+    async def job(self, job_id: int, *, conn: AsyncConnection | None = None) -> list[JobStatus]:
+        """Return the status of a job, one entry for each consumer group of its queue.
+
+        Raises:
+            JobNotFound: the job does not exist: it is past retention, or not committed.
+        """
+        return await self._run(conn, jobs.job(job_id))
+
+    async def job_history(
+        self, job_id: int, *, conn: AsyncConnection | None = None
+    ) -> list[JobHistory]:
+        """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
+        return await self._run(conn, results.history(job_id))
+
+    async def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: Any = Any,
+    ) -> Any:
+        """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
+
+        The call opens its own connection, since a result is visible only after its commit.
+        """
+        self._dsn = address_of(self._dsn)
+        answer = await await_own_async(
+            self._dsn,
+            lambda seconds: results.result(job_id, group, wait_seconds=seconds),
+            lambda answer: answer.is_final,
+            channel=results.CHANNEL,
+            key=str(job_id),
+            seconds=timeout,
+        )
+        if not answer.is_final:
+            raise ResultTimeout(job_id, state=answer.state, seconds=timeout or 0.0)
+        return answer.read(as_type)
+
+    async def jobs(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        state: JobState | str | None = None,
+        limit: int = 50,
+        before: int | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> list[JobStatus]:
+        """Return the newest jobs, newest first; a retry counts as new.
+
+        The search is bounded: for a rare state, older jobs may not be found.
+
+        Args:
+            queue: only this queue.
+            kind: only this kind.
+            state: only this state.
+            limit: maximum number of entries, 1 to 1000; the entries of one job stay together.
+            before: the ``place`` of the last entry of the previous page.
+            conn: the connection to use.
+        """
+        return await self._run(
+            conn, jobs.jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
+        )
+
+    async def depth(
+        self, queue: str | None = None, *, conn: AsyncConnection | None = None
+    ) -> list[Depth]:
+        """Return the numbers of waiting and running jobs by queue, priority and group.
+
+        It reads every waiting job: seconds for millions of jobs.
+        """
+        return await self._run(conn, jobs.depth(queue))
+
+    async def cancel(
+        self, job_id: int, *, group: str | None = None, conn: AsyncConnection | None = None
+    ) -> str:
+        """Request the cancellation of a job; return ``"requested"``.
+
+        The job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
+        handler is requested to stop.
+
+        Args:
+            job_id: the job.
+            group: only in this consumer group of its queue. Default: all groups.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            JobNotFound: no job has this id.
+            GroupNotFound: the queue does not have this group.
+        """
+        return await self._run(conn, jobs.cancel(job_id, group))

@@ -1,0 +1,134 @@
+# Generated from src/forebay/client/_async/dead_letters.py by tools/async_to_sync.py. Do not edit.
+"""The part of the synchronous client for dead letters."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from forebay.client._sync.base import ClientBase
+from forebay.db.drivers import SyncConnection
+from forebay.model.status import DeadLetter
+from forebay.ops import dead
+
+
+class DeadLetters(ClientBase):
+    """List, redrive and purge dead letters."""
+
+    def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        job_id: int | None = None,
+        redriven: bool | None = None,
+        limit: int = 50,
+        before: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> list[DeadLetter]:
+        """Return dead letters, newest first.
+
+        Args:
+            queue: only this queue.
+            kind: only this kind.
+            reason: exhausted, permanent, expired or worker lost.
+            tag: only this tag.
+            group: only this consumer group.
+            job_id: only this job.
+            redriven: True for only redriven dead letters, False for only the others.
+            limit: maximum number of entries, 1 to 1000.
+            before: the ``dead_id`` of the last entry of the previous page.
+            conn: the connection to use.
+        """
+        return self._run(
+            conn,
+            dead.dead_letters(
+                queue=queue,
+                kind=kind,
+                reason=reason,
+                tag=tag,
+                group=group,
+                job_id=job_id,
+                redriven=redriven,
+                limit=limit,
+                before=before,
+            ),
+        )
+
+    def dead_letter(self, dead_id: int, *, conn: SyncConnection | None = None) -> DeadLetter:
+        """Return one dead letter with every error of its job.
+
+        Raises:
+            DeadLetterNotFound: no dead letter has this id; it may have been purged.
+        """
+        return self._run(conn, dead.dead_letter(dead_id))
+
+    def redrive(self, dead_id: int, *, conn: SyncConnection | None = None) -> int:
+        """Enqueue a new job from a dead letter, for its group; return the new job's id.
+
+        The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry start
+        again. Job and dead letter refer to each other.
+
+        Raises:
+            DeadLetterNotFound: no dead letter has this id.
+            AlreadyRedriven: the dead letter was redriven before.
+        """
+        return self._run(conn, dead.redrive(dead_id))
+
+    def redrive_matching(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        died_after: datetime | None = None,
+        died_before: datetime | None = None,
+        limit: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Redrive all matching dead letters in the original order of their jobs; return their number.
+
+        Args:
+            queue: only this queue.
+            kind: only this kind.
+            reason: exhausted, permanent, expired or worker lost.
+            tag: only this tag.
+            group: only this consumer group.
+            died_after: only those that died since this instant.
+            died_before: only those that died before this instant.
+            limit: maximum number. Default: all.
+            conn: the connection whose transaction to use.
+        """
+        return self._run(
+            conn,
+            dead.redrive_matching(
+                queue=queue,
+                kind=kind,
+                reason=reason,
+                tag=tag,
+                group=group,
+                died_after=died_after,
+                died_before=died_before,
+                limit=limit,
+            ),
+        )
+
+    def purge_dead(
+        self,
+        age: float | timedelta,
+        *,
+        queue: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Delete dead letters older than ``age``; return their number.
+
+        Args:
+            age: in seconds or as a timedelta.
+            queue: only this queue.
+            conn: the connection whose transaction to use.
+        """
+        return self._run(conn, dead.purge_dead(age, queue))

@@ -1,0 +1,135 @@
+# Generated from src/forebay/client/_async/queues.py by tools/async_to_sync.py. Do not edit.
+"""The part of the synchronous client for queues and settings."""
+
+from __future__ import annotations
+
+from forebay.client._sync.base import ClientBase
+from forebay.db.drivers import SyncConnection
+from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
+from forebay.ops import queues
+
+
+class Queues(ClientBase):
+    """Manage queues, their consumer groups and limits, and the settings of the database."""
+
+    def open_group(
+        self,
+        queue: str,
+        name: str = "default",
+        *,
+        start: queues.Start | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Open a consumer group of a queue; return its id. The call is safe to repeat.
+
+        Args:
+            queue: the queue.
+            name: the name of the group.
+            start: ``"beginning"`` for every job still in the log, ``"now"`` for future jobs only.
+                Default: the beginning for a queue's first group, now for any other.
+            conn: the connection whose transaction to use.
+        """
+        return self._run(conn, queues.open_group(queue, name, start))
+
+    def pause_queue(
+        self, queue: str, *, group: str | None = None, conn: SyncConnection | None = None
+    ) -> int:
+        """Stop claiming jobs of a queue; return the number of groups that changed.
+
+        Running jobs finish; enqueueing continues.
+
+        Raises:
+            GroupNotFound: the queue does not have this group.
+        """
+        return self._run(conn, queues.pause_queue(queue, group))
+
+    def resume_queue(
+        self, queue: str, *, group: str | None = None, conn: SyncConnection | None = None
+    ) -> int:
+        """Claim jobs of a paused queue again; return the number of groups that changed.
+
+        Raises:
+            GroupNotFound: the queue or group does not exist.
+        """
+        return self._run(conn, queues.resume_queue(queue, group))
+
+    def shard_queue(self, queue: str, lanes: int, *, conn: SyncConnection | None = None) -> int:
+        """Trade ordering for parallel claims: split a queue into shards; return the previous number of shards.
+
+        New jobs of each priority are distributed over the shards. Use it for many worker processes that claim few
+        jobs at a time; a process that claims for many slots gains nothing.
+
+        Args:
+            queue: the queue.
+            lanes: number of shards, 1 to 64, about the number of processes that claim concurrently. 1 restores the
+                order for jobs enqueued from then on.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidArguments: a bad name or number.
+        """
+        return self._run(conn, queues.shard_queue(queue, lanes))
+
+    def limit_queue(
+        self,
+        queue: str,
+        *,
+        max_waiting: int | Unset | None = UNSET,
+        rate: float | Unset | None = UNSET,
+        burst: int | Unset | None = UNSET,
+        concurrency: int | Unset | None = UNSET,
+        key_rate: float | Unset | None = UNSET,
+        key_burst: int | Unset | None = UNSET,
+        key_concurrency: int | Unset | None = UNSET,
+        conn: SyncConnection | None = None,
+    ) -> Limits | None:
+        """Set limits of a queue; return the previous limits, or None.
+
+        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``, and
+        ``key_rate=None`` also removes ``key_burst``. All limits except ``max_waiting`` apply across all workers, to each
+        group of the queue, from the next claim on.
+
+        Args:
+            queue: the queue.
+            max_waiting: maximum number of waiting jobs, at least 1. Enqueueing more raises ``QueueFull``. Scheduled
+                jobs and retries are not counted.
+            rate: maximum number of starts per second: 0.000001 to 1,000,000.
+            burst: maximum number of starts at once after a pause. Default: those of one second, at least 1.
+            concurrency: maximum number of running jobs, 1 to 1,000,000.
+            key_rate: as ``rate``, for the jobs of each limit key.
+            key_burst: as ``burst``, for the jobs of each limit key.
+            key_concurrency: as ``concurrency``, for the jobs of each limit key.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: the name or a number is refused; nothing was changed.
+        """
+        changes = {
+            "max_waiting": max_waiting,
+            "rate": rate,
+            "burst": burst,
+            "concurrency": concurrency,
+            "key_rate": key_rate,
+            "key_burst": key_burst,
+            "key_concurrency": key_concurrency,
+        }
+        return self._run(conn, queues.limit_queue(queue, changes))
+
+    def limits(
+        self, queue: str | None = None, *, conn: SyncConnection | None = None
+    ) -> list[QueueLimits]:
+        """Return the limits and running jobs, by group, of all queues with limits or limit keys.
+
+        Args:
+            queue: only this queue.
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.limits(queue))
+
+    def configure(self, name: str, value: int, *, conn: SyncConnection | None = None) -> int:
+        """Change a setting of the whole database; return its previous value.
+
+        Raises:
+            InvalidJob: the setting does not exist, or the value is out of range.
+        """
+        return self._run(conn, queues.configure(name, value))
