@@ -181,11 +181,11 @@ class Sheet {
     this.margin.replaceChildren(...(cards.length || this.form ? cards : [h("p", { className: "empty lead" }, "Nobody has written here yet. Click on a line's number.")]));
     const people = new Set(this.notes.map((note) => note.user)).size;
     this.said.textContent = `${count(this.notes.length, "annotation")}${people > 1 ? ` by ${people} people` : ""} · ${count(this.lines.length, "line")}`;
-    this.threshold();
+    this.mark();
     this.arrange();
   }
 
-  threshold() {
+  mark() {
     for (const [id, element] of this.cards) {
       element.classList.toggle("now", id === this.now);
       element.toggleAttribute("aria-current", id === this.now);
@@ -236,7 +236,7 @@ class Sheet {
     this.close();
     this.now = id;
     this.line = note.line;
-    this.threshold();
+    this.mark();
     this.arrange();
     if (scroll) this.lines[Math.min(note.line, this.lines.length) - 1].scrollIntoView({ block: "start" });
   }
@@ -255,7 +255,7 @@ class Sheet {
     event.preventDefault();
     this.line = Math.min(Math.max(Number(button.dataset.line) + step, 1), this.lines.length);
     this.now = this.notes.find((note) => note.line === this.line)?.id ?? null;
-    this.threshold();
+    this.mark();
     this.arrange();
     this.lines[this.line - 1].firstChild.focus();
   }
@@ -317,7 +317,7 @@ class Sheet {
     this.form = form;
     this.margin.querySelector(".empty")?.remove();
     this.margin.append(form);
-    this.threshold();
+    this.mark();
     this.arrange();
     form.querySelector("textarea").focus({ preventScroll: true });
     form.scrollIntoView({ block: "nearest" });
@@ -406,7 +406,7 @@ async function showResults(words, mine) {
 
 // The words found come between two characters that no text has.
 function excerpt(text) {
-  return text.replace(/\s+/g, " ").split(/(\x02[^\x03]*\x03)/).map((part) => part.startsWith("\x02") ? h("threshold", {}, part.slice(1, -1)) : part);
+  return text.replace(/\s+/g, " ").split(/(\x02[^\x03]*\x03)/).map((part) => part.startsWith("\x02") ? h("mark", {}, part.slice(1, -1)) : part);
 }
 
 // --- the index ---
