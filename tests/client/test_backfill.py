@@ -11,13 +11,13 @@ import forebay
 from forebay import BackfillProgress, Once, Rows
 from forebay.errors import BackfillChanged, BackfillNotFound, InvalidJob, QueueFull
 from forebay.testing import run_until_idle
-from tests.client.test_clients import Awaited, Mirror
+from tests.client.test_clients import Awaited, Synchronous
 from tests.support.engine import connect, one
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-@pytest.fixture(params=[Mirror, Awaited], ids=["sync", "async"])
+@pytest.fixture(params=[Synchronous, Awaited], ids=["sync", "async"])
 def face(request):
     face = request.param()
     yield face
@@ -149,7 +149,7 @@ def test_options_go_with_every_job(client, conn):
         "select args, run_at, expires_at, tag, max_attempts, headers, correlation_id from forebay.deferred"
     ).fetchone()
     assert row == ({"id": 7, "force": True}, at, at + timedelta(hours=1), "t", 2, {"a": "b"}, "c")
-    with pytest.raises(InvalidJob, match="unique would be the same key"):
+    with pytest.raises(InvalidJob, match="unique would give all jobs the same key"):
         client.backfill("index", Rows("page"), unique=Once("k"))
 
 
