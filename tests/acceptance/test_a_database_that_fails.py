@@ -115,12 +115,12 @@ def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
         for _ in range(2):
             workers.start(concurrency=5, **DEFAULT_LEASE)
         with Writers(own_database, seed, count=4) as writers:
-            for key_run in range(10 if is_long else 3):
+            for round_number in range(10 if is_long else 3):
                 mark = len(effects.all("end"))
                 wait_for(
                     lambda mark=mark: len(effects.all("end")) > mark + 40,
                     60,
-                    lambda: f"no work after crash {key_run}\n{workers.logs[-20_000:]}",
+                    lambda: f"no work after crash {round_number}\n{workers.logs[-20_000:]}",
                 )
                 crash(own_server, own_database)
         wait_until_drained(own_database, 120, lambda: workers.logs[-20_000:])
@@ -219,14 +219,16 @@ async def test_strangers_slow_nothing_down(app, conn, database):
             work.enqueue(forgetful)
             forgetful.execute("prepare transaction 'forgotten'")
             await churn(2000)
-            many_leases = min([await churn(1000) for _ in range(3)])
+            beside_others = min([await churn(1000) for _ in range(3)])
             segments = one(conn, "select count(*) from forebay.segment where lo <= %s", total)
-            print(f"pages for each job: {alone:.1f} alone, {many_leases:.1f} among strangers")
+            print(
+                f"pages for each job: {alone:.1f} alone, {beside_others:.1f} beside other sessions"
+            )
             conn.execute("rollback prepared 'forgotten'")
             idle.execute("commit")
         total += 1
         await wait_for_async(lambda: worker.stats.done == total, 30)
-    assert many_leases <= alone * 1.3
+    assert beside_others <= alone * 1.3
     assert one(conn, "select max(segment_id) from forebay.seal") >= 15
     assert segments >= 0
     ready, held, _ = depth(conn)["paused"]

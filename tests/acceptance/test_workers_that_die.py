@@ -166,9 +166,9 @@ def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effec
     }
     waits: list[float] = []
     workers.start(**defaults)
-    for key_run in range(6 if is_long else 1):
+    for turn in range(6 if is_long else 1):
         victim = workers.start(**defaults)
-        entries = range(key_run * 100, key_run * 100 + 20)
+        entries = range(turn * 100, turn * 100 + 20)
         for entry in entries:
             put(conn, "work", entry, seconds=0.5)
         wait_for(lambda: any(e.pid == victim.pid for e in effects.all("start")))

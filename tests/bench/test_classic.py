@@ -64,7 +64,7 @@ def test_dead_rows_are_counted(table):
 
 def test_its_loop_empties_the_table(server):
     """
-    As a engine it ends what was enqueued, and leaves nothing.
+    As an engine it ends what was enqueued, and leaves nothing.
     """
 
     def create(dsn: str) -> None:

@@ -45,7 +45,7 @@ def test_dead_rows_stay_while_it_holds(server, empty_database, holder):
     assert dead_rows_left(empty_database) == 0
     with connect(empty_database) as conn:
         assert one(conn, "select count(*) from classic_job") == 0, (
-            "the other_sessions' jobs never commit"
+            "the other sessions' jobs never commit"
         )
 
 

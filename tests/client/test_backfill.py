@@ -11,13 +11,13 @@ import forebay
 from forebay import BackfillProgress, Once, Rows
 from forebay.errors import BackfillChanged, BackfillNotFound, InvalidJob, QueueFull
 from forebay.testing import run_until_idle
-from tests.client.test_clients import Awaited, Mirror
+from tests.client.test_clients import Awaited, Synchronous
 from tests.support.engine import connect, one
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-@pytest.fixture(params=[Mirror, Awaited], ids=["sync", "async"])
+@pytest.fixture(params=[Synchronous, Awaited], ids=["sync", "async"])
 def face(request):
     face = request.param()
     yield face

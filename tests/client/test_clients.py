@@ -28,7 +28,7 @@ from forebay.model.limits import Limits
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class Mirror:
+class Synchronous:
     """The synchronous face, as it is."""
 
     client_class = Client
@@ -87,7 +87,7 @@ def _bare(value):
     return value._it if isinstance(value, _Waiting) else value
 
 
-@pytest.fixture(params=[Mirror, Awaited], ids=["sync", "async"])
+@pytest.fixture(params=[Synchronous, Awaited], ids=["sync", "async"])
 def face(request):
     face = request.param()
     yield face
@@ -387,8 +387,10 @@ def test_both_faces_have_the_same_methods():
         assert inspect.iscoroutinefunction(original)
         assert not inspect.iscoroutinefunction(twin)
         assert inspect.getdoc(original) == inspect.getdoc(twin)
-        as_mirror = str(inspect.signature(original)).replace("AsyncConnection", "SyncConnection")
-        assert as_mirror == str(inspect.signature(twin))
+        as_synchronous = str(inspect.signature(original)).replace(
+            "AsyncConnection", "SyncConnection"
+        )
+        assert as_synchronous == str(inspect.signature(twin))
 
 
 def test_the_generated_files_are_up_to_date():

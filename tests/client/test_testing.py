@@ -94,7 +94,7 @@ async def test_asynchronous_tests_ask_the_same(database):
 
 def test_jobs_run_until_none_is_left(database, conn):
     """
-    Committed jobs run, and what they postponed stays.
+    Committed jobs run, and jobs that are retried or snoozed stay.
     """
     send.enqueue(conn, 1)
     later.enqueue(conn, 2)

@@ -30,7 +30,7 @@ def is_drained(conn) -> bool:
 @pytest.mark.slow
 async def test_a_heartbeat_connection_that_went_silent_is_replaced_in_time(app, conn, database):
     """
-    Half open: the server is_notified the beat, its answers do not come. The next beat goes over a new connection, and
+    Half open: the server receives the heartbeat, its answers do not come. The next heartbeat goes over a new connection, and
     the lease is kept.
     """
     finished = []

@@ -206,15 +206,15 @@ async def test_producers_of_every_kind(app, conn, pooled):
 
 async def test_a_worker_finds_jobs_by_polling(app, conn, pooled, server):
     """
-    It does not listen, nobody notifies for it, and jobs start within a moment, also where the worker at the post is busy.
+    It does not listen, nobody notifies for it, and jobs start within a moment, also where the leader is busy.
     """
     done: list[int] = []
-    limiter = anyio.Event()
+    opened = anyio.Event()
 
     @app.job
     async def work(n: int) -> None:
         if n == 0:
-            await limiter.wait()
+            await opened.wait()
         done.append(n)
 
     async with running(app, concurrency=1), running(app, concurrency=1):
@@ -222,7 +222,7 @@ async def test_a_worker_finds_jobs_by_polling(app, conn, pooled, server):
         for n in range(1, 20):
             work.enqueue_now(n)
         await wait_for_async(lambda: len(done) == 19, 10)
-        limiter.set()
+        opened.set()
         await wait_for_async(lambda: len(done) == 20, 10)
         listening = "select count(*) from pg_stat_activity where query ilike 'listen%'"
         assert one(conn, listening) == 0
@@ -342,9 +342,9 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
             async with await psycopg.AsyncConnection.connect(dsn, prepare_threshold=None) as client:
                 together.discard(n)
                 await wait_for_async(lambda: not together, 60)
-                for key_run in range(4):
-                    await work.aenqueue(client, 10 * n + key_run)
-                    await (client.rollback() if key_run == 1 else client.commit())
+                for turn in range(4):
+                    await work.aenqueue(client, 10 * n + turn)
+                    await (client.rollback() if turn == 1 else client.commit())
 
         together = set(range(200))
         async with running(app, concurrency=4) as worker:
@@ -356,7 +356,7 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
             await wait_for_async(lambda: len(ran) >= 600, 60)
             assert worker.stats.leases_lost == 0
         assert len(narrow.command("show servers")) <= 5 + 1
-    assert sorted(ran) == [10 * n + key_run for n in range(200) for key_run in (0, 2, 3)]
+    assert sorted(ran) == [10 * n + turn for n in range(200) for turn in (0, 2, 3)]
 
 
 @pytest.mark.slow

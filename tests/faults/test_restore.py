@@ -226,7 +226,7 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
     A producer has drawn a number and not yet written its row when the log is adopted. Its row would
     land in the archive, where nobody reads: it is refused instead, and its transaction with it.
     """
-    with connect(database) as conn, connect(database) as limiter, connect(database) as producer:
+    with connect(database) as conn, connect(database) as blocker, connect(database) as producer:
         conn.execute("update forebay.cluster set system_identifier = system_identifier + 1")
         conn.execute(
             "create function public.draw_slowly() returns bigint language plpgsql as $$"
@@ -234,8 +234,8 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
             " begin perform pg_advisory_xact_lock(1, 1); return v; end $$"
         )
         conn.execute("alter table forebay.log alter column seq set default public.draw_slowly()")
-        limiter.execute("begin")
-        limiter.execute("select pg_advisory_xact_lock(1, 1)")
+        blocker.execute("begin")
+        blocker.execute("select pg_advisory_xact_lock(1, 1)")
         results = []
         thread = threading.Thread(
             target=lambda: results.append(sqlstate(producer, "select forebay.enqueue('work')"))
@@ -244,7 +244,7 @@ def test_an_enqueue_that_drew_its_number_before_the_adoption_is_not_lost_in_sile
         pid = producer.info.backend_pid
         wait_for(lambda: one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid))
         conn.execute("select forebay.adopt_v1(false)")
-        limiter.execute("commit")
+        blocker.execute("commit")
         thread.join()
         with Reader(database) as reader:
             handed = [i for b in reader.claim_all() for i in b.job_ids]

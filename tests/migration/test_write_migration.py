@@ -90,7 +90,7 @@ def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
 
 def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
     """
-    The old one of each segment is postponed for calls that have begun, and dropped by the post migration.
+    The old one of each segment is set aside for calls that have begun, and dropped by the post migration.
     """
     checkout.edit(
         "functions/claim/segment/fetch.sql", "p_seqs bigint[])", "p_seqs bigint[], p_most integer)"

@@ -70,7 +70,7 @@ def test_each_kind_of_drift_is_found_wherever_it_is(app, page):
 
 
 class Counting:
-    """DirectRecords the rows of scans, and the limits of checksums."""
+    """Records the rows of scans, and the limits of checksums."""
 
     def __init__(self):
         self.scanned = []

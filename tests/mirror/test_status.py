@@ -335,7 +335,7 @@ async def test_what_waits_is_known_by_tag_and_priority_wherever_it_waits(
     app, database, conn, mirror
 ):
     """
-    Ready, claimed, postponed after a failure, and in its grace; the same as a look at each job says.
+    Ready, claimed, retrying, and in its grace; the same as a look at each job says.
     """
     with conn.transaction():
         mirror.changed_many(conn, range(1, 6), tag="a")

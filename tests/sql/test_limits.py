@@ -685,17 +685,17 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         (
             test_keys_of_very_different_backlogs_get_even_shares,
             "_choose_keys",
-            [("order by w.open, w.key_run nulls first", "order by w.key")],
+            [("order by w.open, w.served nulls first", "order by w.key")],
         ),
         (
             test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer,
             "_choose_keys",
-            [("order by w.open, w.key_run", "order by w.key_run")],
+            [("order by w.open, w.served", "order by w.served")],
         ),
         (
             test_who_comes_again_at_once_does_not_come_first,
             "_record_limiter",
-            [("or k.key_run >= f.key_run", "")],
+            [("or k.served >= f.served", "")],
         ),
         (
             test_jobs_are_found_whatever_transaction_brings_them,

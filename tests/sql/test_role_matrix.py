@@ -48,7 +48,7 @@ OBJECTS = """
 
 
 def numberless(name: str) -> str:
-    """Return a name with its number, of a segment, a wake-up or a post, taken out."""
+    """Return a name with its number, of a segment, a wake-up or a leader, replaced."""
     return re.sub(r"(?<=_)\d+\b", "#", name)
 
 

@@ -260,7 +260,7 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
 def test_a_full_notification_queue_does_not_fail_an_enqueue(own_server, tmp_path):
     """
     Somebody listens in an idle transaction until the queue of notifications is full; workers sleep,
-    so that wake-ups would be woken. Enqueues still succeed, and the job is found by polling.
+    so that an enqueue would notify. Enqueues still succeed, and the job is found by polling.
     """
     from tests.support.fix_db import make_migrated
 

@@ -7,7 +7,7 @@ manual): messages have a type byte and a length; prepared statements are remembe
 A fault is armed for a text that occurs in a statement, and strikes the next so many executions of it:
 
     with Proxy(dsn) as proxy:
-        fault = proxy.lose_reply("COMMIT")      # the server commits, the client never is_notified of it
+        fault = proxy.lose_reply("COMMIT")      # the server commits, the client never hears of it
         ...
         fault.wait()
 """

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
 
-#: How long a duty is kept without its leader_id, and how long a heartbeat of an idle worker takes, with the tests' settings.
+#: How long a duty is kept without its leader, and how long a heartbeat of an idle worker takes, with the tests' settings.
 TAKEN_OVER_SECONDS = 1.6 + 0.6
 
 
@@ -88,8 +88,8 @@ async def test_a_holder_that_vanishes_is_replaced(app, conn, database):
 
 async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
     """
-    The leader_id's only slot is taken: the next job starts on the other worker at once, by the wake-up that the leader_id
-    notifies on its own connection, though enqueues notify none.
+    The leader's only slot is taken: the next job starts on the other worker at once, by the notification that the leader
+    sends on its own connection, though enqueues notify none.
     """
     started = []
     release = asyncio.Event()
@@ -117,7 +117,7 @@ async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader
     app, conn, database, monkeypatch
 ):
     """
-    As behind a pooler in transaction mode: no notification arrives. The leader_id is full, and the other one gets what
+    As behind a pooler in transaction mode: no notification arrives. The leader is full, and the other one gets what
     comes within a heartbeat and a poll.
     """
     started = []
@@ -147,7 +147,7 @@ async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader
 @pytest.mark.slow
 async def test_a_backlog_is_shared_though_enqueues_do_not_notify(app, conn, database):
     """
-    The leader_id finds more than it can take for longer than a poll, and wakes the other one.
+    The leader finds more than it can take for longer than a poll, and wakes the other one.
     """
 
     @app.job
@@ -283,7 +283,7 @@ def test_a_time_far_ahead_leads_nothing_and_a_duty_without_a_flag_sequence_has_n
 
 def test_a_bad_holder_or_time_is_refused(conn):
     """
-    What does not fit into a flag sequence is no leader_id.
+    A number that does not fit into a flag sequence is refused as a leader id.
     """
     for leader_id, seconds in (
         (-1, 1),

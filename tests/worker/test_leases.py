@@ -67,7 +67,7 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
     """
     conn.execute(
         "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)"
-        " select 'lease_count', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+        " select 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
     )
     go_on = asyncio.Event()
 

@@ -164,13 +164,13 @@ async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way
         app = forebay.App(pooled, settings=Settings(worker=WorkerSettings(**FAST)))
     else:
         conn.execute(f"alter database {conn.info.dbname} set forebay.wakeup = 'on'")
-    limiter = anyio.Event()
+    opened = anyio.Event()
     ended_at = 0.0
 
     @app.job(keep_result=True)
     async def work() -> str:
         nonlocal ended_at
-        await limiter.wait()
+        await opened.wait()
         ended_at = time.monotonic()
         return "here"
 
@@ -188,7 +188,7 @@ async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way
 
         tasks.start_soon(wait)
         await anyio.sleep(1.0)  # By now it looks seldom.
-        limiter.set()
+        opened.set()
         await wait_for_async(lambda: len(answers) == 2, 10)
     assert answers[0] == "here"
     assert answers[1] - ended_at < 1.0
@@ -237,20 +237,20 @@ async def test_progress_can_be_watched_and_is_written_seldom(app, conn):
     """
     A handler that says it a thousand times costs a row a second; the newest is what is seen.
     """
-    limiter = threading.Event()
+    opened = threading.Event()
 
     @app.job
     def work(ctx: forebay.Context) -> None:
         for n in range(1000):
             ctx.progress(n / 1000, f"row {n}")
-        limiter.wait(20)
+        opened.wait(20)
         ctx.progress(1, "x" * 300)
 
     handle = app.handle(work.enqueue(conn))
     assert handle.progress() is None
     async with running(app):
         await wait_for_async(lambda: (p := handle.progress()) and p.note == "row 999")
-        limiter.set()
+        opened.set()
         await wait_for_async(lambda: handle.progress().done == 1)
     assert (await handle.aprogress()).note == "x" * 200
     assert one(conn, "select count(*) from forebay.progress") <= 3

@@ -198,7 +198,7 @@ async def _run(name: str, dsn: str) -> None:
 
 
 def main() -> None:
-    """Run as the scenarios call."""
+    """Run what the scenario calls for, until it ends."""
     name, dsn = sys.argv[1:3]
     loop_factory = getattr(importlib.import_module(_MODULES[name]), "LOOP_FACTORY", None)
     with asyncio.Runner(loop_factory=loop_factory) as runner:

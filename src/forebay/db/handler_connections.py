@@ -71,7 +71,7 @@ class HandlerConnections(Protocol):
         """Take a connection, and give it back at the end."""
 
     def close(self) -> None:
-        """Close all connections that are not connection."""
+        """Close all connections that no handler uses."""
 
 
 class AsyncHandlerConnections(Protocol):
@@ -81,7 +81,7 @@ class AsyncHandlerConnections(Protocol):
         """Take a connection, and give it back at the end."""
 
     async def close(self) -> None:
-        """Close all connections that are not connection."""
+        """Close all connections that no handler uses."""
 
 
 def handler_connections(

@@ -93,7 +93,7 @@ class Executor:
         self._on_lease_lost = on_lease_lost
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
-        #: The number of these jobs.
+        #: The number of jobs in ``_waiting``.
         self._queued = 0
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)

@@ -154,7 +154,7 @@ class Settler:
             if flush is not None:
                 flushes.append((batch, flush))
         # In execution order: the database must learn that a job ended before it learns that the next job of its key will
-        # run again, or it would release that job.
+        # run again, or it would requeue that job.
         return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 
     async def _write(self) -> None:

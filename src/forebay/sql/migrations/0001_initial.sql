@@ -83,7 +83,7 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,       -- running totals; in keyed lanes they count jobs of public lanes once
+    handed_total  bigint not null,       -- running totals; in keyed lanes of jobs of public lanes only, each counted once
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
     seqs          bigint[],              -- jobs handed out, in order: offset 1 is the first
@@ -128,8 +128,8 @@ create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808
 -- The one-letter codes, by the column that holds them. A letter may mean something else in another column: `c` is an outcome,
 -- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
--- The outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are for jobs that were
--- started or could have been; k is for jobs requeued behind one of these because of their ordering key.
+-- The outcomes d, c and x are final. With r, l, s, u and h, for jobs that were started or could have been, the job continues in a
+-- new row. With k it has no new row: it was requeued behind one of these because of its ordering key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
@@ -145,7 +145,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('tombstone.reason', 'c', 'cancel'),
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
-    ('tombstone.reason', 'k', 'unique key: look closely'),
+    ('tombstone.reason', 'k', 'unique key: check it before the start'),
     ('unique_key.mode', 'o', 'once'),
     ('unique_key.mode', 'i', 'idempotent'),
     ('unique_key.mode', 'c', 'coalesce'),
@@ -468,7 +468,7 @@ create table forebay.limiter (
     lane_keys  bigint[] not null,
     dispatch_lanes      bigint[] not null,
     keys       bigint[] not null,         -- keys with a state to keep:
-    key_runs   bigint[] not null,         --   the row in which each was last served
+    served     bigint[] not null,         --   the number of the row in which each was last served
     tats       timestamptz[] not null,    --   when its bucket is full again
     primary key (group_id, no)
 );
@@ -480,7 +480,7 @@ create type forebay._limiter_view as (
     no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
-    keys bigint[], key_runs bigint[], tats timestamptz[],
+    keys bigint[], served bigint[], tats timestamptz[],
     is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);
 
 
@@ -2177,7 +2177,7 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
-    -- After the rows were read: for each row read, earlier tombstones are visible.
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
@@ -2364,7 +2364,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- With a limit of none the position would move past jobs that were not promoted.
+    -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
@@ -2384,7 +2384,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the position may follow the clock.
+        -- The clock was set back. Once the rows promoted already are deleted, the position may follow the clock.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
@@ -3332,7 +3332,7 @@ $$;
 
 -- functions/keys/before.sql
 
--- Keys of a batch whose next job is in a new row that was not claimed yet.
+-- Keys of a batch whose next job is in a new row, by the settlements of the batch.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
@@ -3341,7 +3341,8 @@ as $$
 $$;
 
 
--- Keys of which an earlier batch of a lease has a job that has not ended, or continues in a new row, in a continued key run.
+-- Keys of which an earlier batch of a lease has a job that has not ended for good: it is open, continues in a new row, or was
+-- requeued. Only key runs that the newest one of the key continues count.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 set enable_nestloop = off
@@ -3508,7 +3509,7 @@ $$;
 -- functions/keys/release.sql
 
 -- The outcomes of a flush, with k for every job that would run again although an earlier job of its key has not ended: it
--- is requeued behind that job. So at most one job of a key waits in a new row outside the key's queue.
+-- is requeued behind that job. So at most one job of a key is in a new row that no claim has read.
 create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]
@@ -3696,8 +3697,8 @@ $$;
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
--- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
+-- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]
@@ -4203,7 +4204,7 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null in a process that only runs jobs.
+-- and the number of open leases in all, at most 1,000; null while the process runs jobs.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -4741,7 +4742,8 @@ $$;
 -- functions/limits/choose.sql
 
 -- The lanes of limit keys that a limiter lets through, best first, each with a maximum number of jobs: first the key with the
--- fewest jobs in flight, then the one served longest ago. A new key takes the position of the key that has waited longest.
+-- fewest jobs in flight, then the one served longest ago. A key that the limiter does not
+-- remember counts as never served. Among equals the choice is random.
 create function forebay._choose_keys(v forebay._limiter_view, p_lane bigint, p_limit integer)
 returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
 language plpgsql stable
@@ -4752,17 +4754,17 @@ as $$
 begin
     return query
     select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
-    from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.key_run,
+    from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.served,
                  least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
                        case when (v.limits).key_rate is null then 9223372036854775807
                             else forebay._permits(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
           from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) l (lane, key, dispatch_lane)
-          left join unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat) on k.key = l.key
+          left join unnest(v.keys, v.served, v.tats) k (key, served, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
           where v.room > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
     where w.most > 0
-    order by w.open, w.key_run nulls first, random();
+    order by w.open, w.served nulls first, random();
 end
 $$;
 
@@ -5185,7 +5187,7 @@ begin
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.key_runs, '{}'), coalesce(c.tats, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
@@ -5324,17 +5326,17 @@ begin
         select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
         where l.lane <> all (p_gone)
     ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.key_run end as key_run,
+        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.served end as served,
                case when k.key = p_key and p_count > 0
                     then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.key_runs, v.tats) k (key, key_run, tat)
+        from unnest(v.keys, v.served, v.tats) k (key, served, tat)
         union all
         select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
         where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
     ), first as materialized (
-        select min(coalesce(k.key_run, 0)) as key_run from line l left join known k on k.key = l.key
+        select min(coalesce(k.served, 0)) as served from line l left join known k on k.key = l.key
     ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.key_run >= f.key_run
+        select k.* from known k, first f where k.tat > v.at or k.served >= f.served
     ), flight as materialized (
         select b.* from (
             select u.*, count(*) over () - u.nr as younger
@@ -5347,17 +5349,17 @@ begin
     )
     insert into forebay.limiter (
         group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
-        keys, key_runs, tats)
+        keys, served, tats)
     select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
            case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.key_runs, k.tats
+           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.served, k.tats
     from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
                  coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
           from flight i) f,
          (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
                  coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
-         (select coalesce(array_agg(i.key order by i.key_run), '{}') as keys, coalesce(array_agg(i.key_run order by i.key_run), '{}') as key_runs,
-                 coalesce(array_agg(i.tat order by i.key_run), '{}') as tats from kept i) k;
+         (select coalesce(array_agg(i.key order by i.served), '{}') as keys, coalesce(array_agg(i.served order by i.served), '{}') as served,
+                 coalesce(array_agg(i.tat order by i.served), '{}') as tats from kept i) k;
 end
 $$;
 
@@ -6878,7 +6880,7 @@ $$;
 -- The newest jobs, newest first, one row for each group that reads the job's queue.
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
--- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
+-- design: it walks back over the log, some thousand numbers at a time, and stops after `most` rows, after
 -- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
@@ -8843,8 +8845,8 @@ $$;
 -- read for their keys are too old; returns their jobs' numbers. None is made after one that was not, so a call always takes the
 -- first of its keys. The first generation is tried whatever the time.
 --
--- The number made is in a flag sequence, forebay.taken, which each written row advances; a row is processed only when all
--- before it were written. If the server did not work row by row, it would make fewer, and none out of order.
+-- The number made is in a setting of the transaction, forebay.taken, which each written row advances; a row is processed only
+-- when all before it were written. If the server did not work row by row, it would make fewer, and none out of order.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
 as $$
@@ -8920,8 +8922,8 @@ begin
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
         from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
-             with ordinality s (duty, later, nr)
-        where s.duty = 'join' and s.later <> 'waiting';
+             with ordinality s (action, later, nr)
+        where s.action = 'join' and s.later <> 'waiting';
     end if;
 
     v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
@@ -8980,7 +8982,7 @@ begin
     for v_key in
         select u.* from forebay.unique_key u
         where u.taken_at < v_before
-          -- Every other call starts at a random position, so that keys which are locked for long do not hide the others.
+          -- About half of the calls start at a random time, so that keys which are locked for long do not hide the others.
           and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
         order by u.taken_at limit least(p_most, 2000)
         for update skip locked

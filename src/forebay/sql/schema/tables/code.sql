@@ -1,8 +1,8 @@
 -- The one-letter codes, by the column that holds them. A letter may mean something else in another column: `c` is an outcome,
 -- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
--- The outcomes d, c and x are final. With the others the job has a new row: r, l, s, u and h are for jobs that were
--- started or could have been; k is for jobs requeued behind one of these because of their ordering key.
+-- The outcomes d, c and x are final. With r, l, s, u and h, for jobs that were started or could have been, the job continues in a
+-- new row. With k it has no new row: it was requeued behind one of these because of its ordering key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
@@ -18,7 +18,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('tombstone.reason', 'c', 'cancel'),
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
-    ('tombstone.reason', 'k', 'unique key: look closely'),
+    ('tombstone.reason', 'k', 'unique key: check it before the start'),
     ('unique_key.mode', 'o', 'once'),
     ('unique_key.mode', 'i', 'idempotent'),
     ('unique_key.mode', 'c', 'coalesce'),

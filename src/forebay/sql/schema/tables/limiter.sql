@@ -44,7 +44,7 @@ create table forebay.limiter (
     lane_keys  bigint[] not null,
     dispatch_lanes      bigint[] not null,
     keys       bigint[] not null,         -- keys with a state to keep:
-    key_runs   bigint[] not null,         --   the row in which each was last served
+    served     bigint[] not null,         --   the number of the row in which each was last served
     tats       timestamptz[] not null,    --   when its bucket is full again
     primary key (group_id, no)
 );
@@ -56,5 +56,5 @@ create type forebay._limiter_view as (
     no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
-    keys bigint[], key_runs bigint[], tats timestamptz[],
+    keys bigint[], served bigint[], tats timestamptz[],
     is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);

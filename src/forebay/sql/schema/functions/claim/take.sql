@@ -90,7 +90,7 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit;
-    -- After the rows were read: for each row read, earlier tombstones are visible.
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then

@@ -26,7 +26,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
 begin
-    -- With a limit of none the position would move past jobs that were not promoted.
+    -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
     end if;
@@ -46,7 +46,7 @@ begin
             hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
     end if;
     if v_cursor.run_at > v_at then
-        -- The clock was set back. Without the rows promoted already the position may follow the clock.
+        -- The clock was set back. Once the rows promoted already are deleted, the position may follow the clock.
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);

@@ -1,4 +1,4 @@
--- Keys of a batch whose next job is in a new row that was not claimed yet.
+-- Keys of a batch whose next job is in a new row, by the settlements of the batch.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
@@ -7,7 +7,8 @@ as $$
 $$;
 
 
--- Keys of which an earlier batch of a lease has a job that has not ended, or continues in a new row, in a continued key run.
+-- Keys of which an earlier batch of a lease has a job that has not ended for good: it is open, continues in a new row, or was
+-- requeued. Only key runs that the newest one of the key continues count.
 create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 -- planner: arrays

@@ -1,5 +1,5 @@
 -- The outcomes of a flush, with k for every job that would run again although an earlier job of its key has not ended: it
--- is requeued behind that job. So at most one job of a key waits in a new row outside the key's queue.
+-- is requeued behind that job. So at most one job of a key is in a new row that no claim has read.
 create function forebay._requeued(
     p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_keys text[], p_offsets smallint[], p_outcomes "char"[])
 returns "char"[]

@@ -5,8 +5,8 @@
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
--- A lease that has a key gets more of its jobs while none of them failed, and while at most v_ahead of them are open, the
--- requested ones included: jobs behind a slow one should stay in the log, where they can be cancelled.
+-- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
+-- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns forebay.log[]

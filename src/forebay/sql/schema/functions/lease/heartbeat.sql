@@ -1,7 +1,7 @@
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null in a process that only runs jobs.
+-- and the number of open leases in all, at most 1,000; null while the process runs jobs.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.

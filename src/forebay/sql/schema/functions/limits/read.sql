@@ -12,7 +12,7 @@ begin
     select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.key_runs, '{}'), coalesce(c.tats, '{}'),
+           coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
            case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'

@@ -3,7 +3,7 @@
 -- The newest jobs, newest first, one row for each group that reads the job's queue.
 --
 -- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
--- design: it walks back over the log, some thousand numbers at a time, and stops after p_most rows, after
+-- design: it walks back over the log, some thousand numbers at a time, and stops after `most` rows, after
 -- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose

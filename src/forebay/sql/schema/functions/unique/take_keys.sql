@@ -12,8 +12,8 @@ $$;
 -- read for their keys are too old; returns their jobs' numbers. None is made after one that was not, so a call always takes the
 -- first of its keys. The first generation is tried whatever the time.
 --
--- The number made is in a flag sequence, forebay.taken, which each written row advances; a row is processed only when all
--- before it were written. If the server did not work row by row, it would make fewer, and none out of order.
+-- The number made is in a setting of the transaction, forebay.taken, which each written row advances; a row is processed only
+-- when all before it were written. If the server did not work row by row, it would make fewer, and none out of order.
 create function forebay._make_generations(p_keys forebay.unique_key[], p_until timestamptz) returns bigint[]
 language plpgsql volatile
 as $$
@@ -89,8 +89,8 @@ begin
         v_later := forebay._key_states_of(v_lasts);
         select least(v_cut, min(s.nr)) into v_cut
         from unnest(array(select forebay._key_action(i.code, i.unnest) from unnest(p_items, v_key_states) i), v_later)
-             with ordinality s (duty, later, nr)
-        where s.duty = 'join' and s.later <> 'waiting';
+             with ordinality s (action, later, nr)
+        where s.action = 'join' and s.later <> 'waiting';
     end if;
 
     v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);

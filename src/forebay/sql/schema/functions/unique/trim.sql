@@ -14,7 +14,7 @@ begin
     for v_key in
         select u.* from forebay.unique_key u
         where u.taken_at < v_before
-          -- Every other call starts at a random position, so that keys which are locked for long do not hide the others.
+          -- About half of the calls start at a random time, so that keys which are locked for long do not hide the others.
           and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
         order by u.taken_at limit least(p_most, 2000)
         for update skip locked
