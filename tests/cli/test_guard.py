@@ -212,9 +212,9 @@ def test_the_culprit_is_named_for_each_kind_of_holder(pair, command, guard, monk
 
 
 @pytest.mark.slow
-def test_a_session_on_a_replica_is_ended_there_and_recorded_on_the_leader(pair, guard):
+def test_a_session_on_a_replica_is_ended_there_and_recorded_on_the_primary(pair, guard):
     """
-    The leader sees a standby that holds it back; the culprit has a name only on the standby. When it
+    The primary sees a standby that holds it back; the culprit has a name only on the standby. When it
     is gone, so is the standby's need.
     """
     primary, standby = pair
@@ -262,7 +262,7 @@ def test_a_slot_that_a_standby_uses_is_named(pair, guard):
 @pytest.mark.slow
 def test_a_standby_is_no_place_to_act_from_alone(pair, guard, command, database):
     """
-    Acts are recorded on the leader. What is named as a replica has to be a standby of this leader;
+    Acts are recorded on the primary. What is named as a replica has to be a standby of this primary;
     one that cannot be reached does not hide the rest, and is no good news either.
     """
     primary, standby = pair
@@ -461,11 +461,11 @@ def a_new_transaction_survives(database):
     """Judge a session, let it begin a new transaction, then act; assert that it lives on."""
 
     async def act(found):
-        leader = guarding.Session(database, name="forebay guard")
+        primary = guarding.Session(database, name="forebay guard")
         try:
-            return await guarding.act(leader, leader, found)
+            return await guarding.act(primary, primary, found)
         finally:
-            await leader.close()
+            await primary.close()
 
     rule = Rule(older_than=0, act="terminate", applications=("pooled",))
     with holding(database, "pooled") as stranger:
@@ -531,7 +531,7 @@ def test_each_act_is_recorded_with_who_when_and_what_came_of_it(guard, conn, dat
     )  # fmt: skip
     (row,) = events(conn, *columns)
     assert dict(zip(columns, row, strict=True)) == {
-        "server": "leader",
+        "server": "primary",
         "action": "terminate",
         "holder": "idle in transaction",
         "name": name(stranger),
@@ -584,7 +584,7 @@ def test_a_record_is_closed_once_and_by_who_made_it(conn):
     """
     event = one(
         conn,
-        "select forebay.record_act('leader', 'terminate', 'session', '7', 'older than 1 h',"
+        "select forebay.record_act('primary', 'terminate', 'session', '7', 'older than 1 h',"
         " p_query => repeat('x', 1000))",
     )
     assert events(conn, "outcome", "outcome_at", "length(query)") == [(None, None, 200)]
@@ -595,7 +595,7 @@ def test_a_record_is_closed_once_and_by_who_made_it(conn):
     conn.execute(closing, [event])
     assert sqlstate(conn, closing, event) == "JQ001"
     for action, holder in [("kill", "session"), (None, "session"), ("cancel", None)]:
-        noting = "select forebay.record_act('leader', %s, %s, '7', 'why')"
+        noting = "select forebay.record_act('primary', %s, %s, '7', 'why')"
         assert sqlstate(conn, noting, action, holder) == "JQ001"
 
 
@@ -605,7 +605,7 @@ def test_old_records_are_deleted(conn):
     """
     for days in (10, 59, 61):
         conn.execute(
-            "select forebay.record_act('leader', 'cancel', 'session', %s, 'why')", [str(days)]
+            "select forebay.record_act('primary', 'cancel', 'session', %s, 'why')", [str(days)]
         )
         conn.execute(
             "update forebay.guard_event set at = now() - make_interval(days => %s) where name = %s",

@@ -23,7 +23,7 @@ def test_every_check_of_the_doctor_has_its_entry():
     """
     In the order in which they are made.
     """
-    assert list(table_rows("What the doctor looks at")) == [
+    assert list(table_rows("What the doctor checks")) == [
         "driver",
         "connection",
         *(c.name for c in CHECKS),
@@ -34,5 +34,5 @@ def test_the_statements_to_repeat_the_demo_are_those_it_uses():
     """
     What a reader types counts exactly what the demo counted.
     """
-    rows = table_rows("The demo, repeated from outside")
+    rows = table_rows("Check the demo's numbers")
     assert rows == {name: f"`{' '.join(text.split())}`" for name, text in COUNTS.items()}

@@ -27,14 +27,16 @@ def bench(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="SCENARIO", help="Without one they are listed.", show_default=False),
+        typer.Argument(
+            metavar="SCENARIO", help="Omit it to list the scenarios.", show_default=False
+        ),
     ] = None,
     dsn: Annotated[
         str | None,
         typer.Option(
             "--dsn",
             metavar="ADDRESS",
-            help="A server to measure, on which databases may be created. Default: the embedded"
+            help="The server to measure; databases are created on it. Default: the embedded"
             " PostgreSQL, started for this run.",
             show_default=False,
         ),
@@ -51,7 +53,7 @@ def bench(
     rounds: Annotated[
         int | None,
         typer.Option(
-            "--rounds", min=1, metavar="N", help="Turns of each engine.", show_default=False
+            "--rounds", min=1, metavar="N", help="Number of rounds per engine.", show_default=False
         ),
     ] = None,
     compare: Annotated[
@@ -59,19 +61,24 @@ def bench(
         typer.Option(
             "--compare",
             metavar="NAMES",
-            help="Which other engines take part, with commas: classic, que, staged, procrastinate, pgqueuer;"
-            " 'none' for none. Default: all installed ones that the scenario knows.",
+            help="Other engines to compare, separated by commas: classic, que, staged, procrastinate, pgqueuer;"
+            " 'none' for none. Default: all that are installed and that the scenario supports.",
             show_default=False,
         ),
     ] = None,
     mix: Annotated[
         str | None,
-        typer.Option("--mix", metavar="MIX", help="For held: the mix of jobs.", show_default=False),
+        typer.Option(
+            "--mix", metavar="MIX", help="Mix of jobs, for the scenario held.", show_default=False
+        ),
     ] = None,
     holder: Annotated[
         str | None,
         typer.Option(
-            "--holder", metavar="HOLDER", help="For held: the holder.", show_default=False
+            "--holder",
+            metavar="HOLDER",
+            help="Holder of the old snapshot, for the scenario held.",
+            show_default=False,
         ),
     ] = None,
     plot: Annotated[
@@ -85,7 +92,7 @@ def bench(
         typer.Option(
             "--pg-bin",
             metavar="FOLDER",
-            help="Start the PostgreSQL of this folder instead.",
+            help="Start the PostgreSQL in this folder instead.",
             show_default=False,
         ),
     ] = None,
@@ -94,7 +101,7 @@ def bench(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure throughput, latency and the cost of held transactions, beside other queues, in one run.
+    """Measure throughput, latency and the cost of held transactions; compare with other queues.
 
     It creates databases and drops them at the end. Settings that decide durability stay on.
     """

@@ -256,7 +256,7 @@ def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> RenderableType:
 
 
 def _label(one: Found) -> str:
-    return str(one.holder) if one.place.name == "leader" else f"{one.place.name}: {one.holder}"
+    return str(one.holder) if one.place.name == "primary" else f"{one.place.name}: {one.holder}"
 
 
 def _held(one: Found) -> Iterable[str]:

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from forebay.mirror import Mirror
     from forebay.model.mirrors import Alert, AuditRecord, MirrorStatus
 
-commands = typer.Typer(
-    help="Mirrors: status, comparison of both stores, repair.", no_args_is_help=True
-)
+commands = typer.Typer(help="Mirrors: status, heartbeat, audit.", no_args_is_help=True)
 
 _SHOWN: int = 5
 

@@ -19,7 +19,7 @@ class Server:
     """What the guard knows about a server before it looks for holders.
 
     Attributes:
-        cluster: the system identifier, which a leader and its standbys share.
+        cluster: the system identifier, which a primary and its standbys share.
         place: its name, and whether it is a standby that sends feedback.
         has_segments: the schema exists.
         may_read: this role may read the list of segments.
@@ -68,7 +68,7 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class GuardPass:
-    """One examination of the leader and its replicas.
+    """One examination of the primary and its replicas.
 
     Attributes:
         at: the time.

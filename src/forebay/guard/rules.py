@@ -62,12 +62,12 @@ class Place:
     """The server on which a holder was seen.
 
     Attributes:
-        name: ``leader``, or the name of the replica.
+        name: ``primary``, or the name of the replica.
         standby: it is a standby.
-        feedback: it tells its leader which rows its queries still need.
+        feedback: it tells its primary which rows its queries still need.
     """
 
-    name: str = "leader"
+    name: str = "primary"
     standby: bool = False
     feedback: bool = False
 

@@ -1,9 +1,9 @@
-"""Examine a leader and its replicas for holders of old rows and segments; end them if the rule says so.
+"""Examine a primary and its replicas for holders of old rows and segments; end them if the rule says so.
 
 A pass opens its connections and closes them again: a failover between two passes changes nothing.
 Examining is read-only: no statement runs longer than five seconds or waits for a lock longer than one.
 
-Invariant "no act without its record": an act is recorded on the leader, and committed, before the signal
+Invariant "no act without its record": an act is recorded on the primary, and committed, before the signal
 is sent to any server. If it cannot be recorded, it does not happen.
 """
 
@@ -37,30 +37,30 @@ _PAUSE_SECONDS: Final = 0.05
 
 
 async def guard(
-    leader: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False
+    primary: str, replicas: Sequence[str], rule: Rule, *, dry_run: bool = False
 ) -> GuardPass:
     """Examine the servers once, and apply the rule.
 
     Args:
-        leader: its address.
+        primary: its address.
         replicas: addresses of its standbys.
         rule: which holders to end; a rule without an action ends none.
         dry_run: end nothing, whatever the rule says.
 
     Raises:
-        DatabaseUnavailable: the leader cannot be reached.
-        ConfigError: the rule has an action, and the given leader is a standby.
-        SchemaError: the rule has an action, and the leader has no table to record acts in.
+        DatabaseUnavailable: the primary cannot be reached.
+        ConfigError: the rule has an action, and the given primary is a standby.
+        SchemaError: the rule has an action, and the primary has no table to record acts in.
     """
     acts = rule.acts and not dry_run
     at = datetime.now(UTC)
     async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(_session(leader, writes=acts))
-        leader_server = await session.run(calls.server("leader"))
+        session = await stack.enter_async_context(_session(primary, writes=acts))
+        primary_server = await session.run(calls.server("primary"))
         if acts:
-            _require_record(leader_server)
-        kept = await _segments(session, leader_server)
-        seen = _judged(rule, leader_server.place, await session.run(holders()), kept or [])
+            _require_record(primary_server)
+        kept = await _segments(session, primary_server)
+        seen = _judged(rule, primary_server.place, await session.run(holders()), kept or [])
         sessions = [session] * len(seen)
         unseen = []
         for address in replicas:
@@ -68,7 +68,7 @@ async def guard(
             try:
                 other = await stack.enter_async_context(_session(address))
                 there = await other.run(calls.server(name))
-                _require_replica(leader_server, there)
+                _require_replica(primary_server, there)
                 found = _judged(rule, there.place, await other.run(holders()), [])
             except (ForebayError, psycopg.Error) as error:
                 unseen.append(Unseen(name, _message_of(error), getattr(error, "hint", None)))
@@ -80,18 +80,18 @@ async def guard(
     return GuardPass(at, tuple(seen), tuple(unseen), segments_seen=kept is not None)
 
 
-async def act(leader: Session, server: Session, found: Found) -> Found:
+async def act(primary: Session, server: Session, found: Found) -> Found:
     """Apply the verdict on a holder, if it is to act; return the holder with the outcome.
 
     Args:
-        leader: records the act first.
+        primary: records the act first.
         server: the server of the holder.
         found: the holder and the verdict.
     """
     action = found.verdict.action
     if action is None:
         return found
-    event_id = await leader.run(calls.record_act(found.place, found.holder, found.verdict))
+    event_id = await primary.run(calls.record_act(found.place, found.holder, found.verdict))
     try:
         if action == "rollback prepared":
             outcome = await _roll_back(server, found.holder)
@@ -102,7 +102,7 @@ async def act(leader: Session, server: Session, found: Found) -> Found:
         outcome = f"unknown: {error.message}"
     except (ForebayError, psycopg.Error) as error:
         outcome = f"failed: {_message_of(error)}"
-    await leader.run(calls.record_outcome(event_id, outcome))
+    await primary.run(calls.record_outcome(event_id, outcome))
     return dataclasses.replace(found, event_id=event_id, outcome=outcome)
 
 
@@ -161,19 +161,19 @@ async def _session(dsn: str, *, writes: bool = False) -> AsyncIterator[Session]:
         await session.close()
 
 
-def _require_record(leader_server: Server) -> None:
-    if leader_server.place.standby:
+def _require_record(primary_server: Server) -> None:
+    if primary_server.place.standby:
         raise ConfigError(
             "--act",
-            "needs the leader, and --dsn names a standby",
-            hint="Acts are recorded on the leader: pass its address, and this one as --replica.",
+            "needs the primary, and --dsn names a standby",
+            hint="Acts are recorded on the primary: pass its address, and this one as --replica.",
         )
-    if not leader_server.has_record:
+    if not primary_server.has_record:
         raise SchemaError.from_sql(
             f"the schema has no table to record acts in; version {latest_version()} has it",
             hint="Run `forebay migrate`. Without --act the table is not needed.",
         )
-    if not leader_server.may_record:
+    if not primary_server.may_record:
         raise ConfigError(
             "--act",
             "needs a role that may record acts",
@@ -181,8 +181,8 @@ def _require_record(leader_server: Server) -> None:
         )
 
 
-def _require_replica(leader_server: Server, found: Server) -> None:
-    if found.cluster != leader_server.cluster:
+def _require_replica(primary_server: Server, found: Server) -> None:
+    if found.cluster != primary_server.cluster:
         raise ConfigError("--replica", f"belongs to another cluster, {found.cluster}")
     if not found.place.standby:
         raise ConfigError("--replica", "is not a standby: it accepts writes")

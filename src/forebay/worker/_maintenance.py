@@ -1,6 +1,6 @@
 """Maintenance of the log: every worker can do it, and one worker does it.
 
-Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each duty is
+Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each task is
 one SQL function under a try-lock, so that several workers may call it at the same time. Normally only the leader of
 maintenance calls these functions: see ``docs/design/worker.md``.
 """
@@ -39,7 +39,7 @@ _LEAD_SECONDS = 1.6
 
 
 @dataclass(slots=True)
-class _Duty:
+class _Task:
     name: str
     every_seconds: float
     run: Callable[[], Awaitable[bool]]  # true: more work is left
@@ -48,7 +48,7 @@ class _Duty:
 
 
 class Maintenance:
-    """The maintenance duties of one process, on one connection.
+    """The maintenance tasks of one process, on one connection.
 
     Args:
         session: a connection that no other part uses.
@@ -79,29 +79,29 @@ class Maintenance:
         self._swept_at: datetime | None = None
         self._deep: set[tuple[str, str]] = set()
         self.counts: dict[str, int] = {}
-        self._duties = [
-            _Duty("promote", promote_seconds, self._promote),
-            _Duty("revoke", revoke_seconds, self._revoke),
-            _Duty("seal", 1.0, self._seal),
-            _Duty("extend", 5.0, self._extend),
-            _Duty("sweep", 10.0, self._sweep),
-            _Duty("summarize", 5.0, self._summarize),
-            _Duty("retain", 30.0, self._retain),
-            _Duty("trim", 15.0, self._trim),
-            _Duty("count", 60.0, self._count),
+        self._tasks = [
+            _Task("promote", promote_seconds, self._promote),
+            _Task("revoke", revoke_seconds, self._revoke),
+            _Task("seal", 1.0, self._seal),
+            _Task("extend", 5.0, self._extend),
+            _Task("sweep", 10.0, self._sweep),
+            _Task("summarize", 5.0, self._summarize),
+            _Task("retain", 30.0, self._retain),
+            _Task("trim", 15.0, self._trim),
+            _Task("count", 60.0, self._count),
         ]
 
     async def run(self) -> None:
-        """Run the duties that are due while this process leads, until cancelled."""
+        """Run the tasks that are due while this process leads, until cancelled."""
         while True:
             if not await self._leads():
                 await self._wait_for_hint()
                 continue
             now = time.monotonic()
-            for duty in self._duties:
-                if duty.due_at <= now:
-                    await self._do(duty)
-            await asyncio.sleep(max(0.0, min(d.due_at for d in self._duties) - time.monotonic()))
+            for task in self._tasks:
+                if task.due_at <= now:
+                    await self._do(task)
+            await asyncio.sleep(max(0.0, min(d.due_at for d in self._tasks) - time.monotonic()))
 
     @property
     def leaderless(self) -> list[int]:
@@ -114,7 +114,7 @@ class Maintenance:
             self._hint.set()
 
     def step_down(self) -> None:
-        """Start no further duty and do not renew the leadership, so that another worker can lead."""
+        """Start no further task and do not renew the leadership, so that another worker can lead."""
         if self._leader_id is not None:
             self._is_over = True
 
@@ -154,29 +154,29 @@ class Maintenance:
         """Promote due jobs once; return how many became claimable."""
         return await self._session.run(protocol.promote(_PROMOTE_ROWS))
 
-    async def _do(self, duty: _Duty) -> None:
+    async def _do(self, task: _Task) -> None:
         try:
-            more = await duty.run()
+            more = await task.run()
         except (DatabaseUnavailable, ForeignCluster) as error:
-            self._failed(duty, error)
+            self._failed(task, error)
         except Exception as error:
-            # For example a lock of another session. Every duty is safe to repeat, and one that fails must not block
+            # For example a lock of another session. Every task is safe to repeat, and one that fails must not block
             # the others.
-            self._failed(duty, error)
+            self._failed(task, error)
         else:
-            if duty.failures >= 3:
-                log.info("%s works again", duty.name)
-            duty.failures = 0
+            if task.failures >= 3:
+                log.info("%s works again", task.name)
+            task.failures = 0
             # A little jitter, so that processes do not synchronize.
-            pause = duty.every_seconds * (0.9 + 0.2 * random.random())
-            duty.due_at = time.monotonic() + (0.0 if more else pause)
+            pause = task.every_seconds * (0.9 + 0.2 * random.random())
+            task.due_at = time.monotonic() + (0.0 if more else pause)
 
-    def _failed(self, duty: _Duty, error: Exception) -> None:
-        duty.failures += 1
-        if duty.failures in {3, 30, 300}:
-            log.warning("%s failed %s times: %s", duty.name, duty.failures, error)
-        pause = max(duty.every_seconds, reconnect_seconds(duty.failures, random.random()))
-        duty.due_at = time.monotonic() + min(pause, 60.0)
+    def _failed(self, task: _Task, error: Exception) -> None:
+        task.failures += 1
+        if task.failures in {3, 30, 300}:
+            log.warning("%s failed %s times: %s", task.name, task.failures, error)
+        pause = max(task.every_seconds, reconnect_seconds(task.failures, random.random()))
+        task.due_at = time.monotonic() + min(pause, 60.0)
 
     def _record(self, name: str, count: int) -> None:
         if count:

@@ -1,7 +1,7 @@
 """A worker process: its parts, their connections, and how it starts and stops.
 
 The claimer finds ready lanes, plans how many jobs to take from each, and claims them. The executor runs the jobs. The settler
-writes how they ended. The heartbeat keeps the lease alive from a separate thread. Maintenance runs the duties of the log. Of
+writes how they ended. The heartbeat keeps the lease alive from a separate thread. Maintenance runs its tasks. Of
 several idle workers, one polls often for its group and one does the maintenance: the *leaders*.
 
 After a crash, jobs are claimed and not settled. Another worker revokes their lease after ``suspect_seconds`` without a

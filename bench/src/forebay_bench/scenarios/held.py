@@ -147,7 +147,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database"
         if mixes != ["original"]
         else "50 jobs a second, one at a time, 8 workers, 10 ms each",
-        f"{_TURNS} turns of {seconds:.1f} s each while the {holder} holds, in alternating order; in between a clock stands still",
+        f"{_TURNS} turns of {seconds:.1f} s each under the holder {holder}, in alternating order; in between a clock stands still",
         "Forebay also polls for ready lanes, records claims, keeps done jobs; its maintenance runs during all turns",
         *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command to disk"]
           if "staged" in runs[mixes[0]] else []),

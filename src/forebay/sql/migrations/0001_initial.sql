@@ -279,7 +279,7 @@ create table forebay.guard_event (
     event_id      bigint generated always as identity primary key,
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
-    server        text not null,         -- leader, or the name of the replica
+    server        text not null,         -- primary, or the name of the standby
     action        text not null check (action in ('cancel', 'terminate', 'rollback prepared')),
     holder        text not null,         -- session, idle in transaction, handler, prepared transaction
     name          text not null,         -- pid, or global transaction id
@@ -4348,7 +4348,7 @@ as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m
 
 -- grant: worker
 
--- Resign from duties that the caller holds, and tell all listeners: NOTIFY forebay_wakeup with the duty's number.
+-- Resign from duties that the caller holds, and notify all listeners: NOTIFY forebay_wakeup with the duty's number.
 --
 -- This is not a producer's transaction, so it may notify where enqueues may not.
 create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void

@@ -6,7 +6,7 @@ create table forebay.guard_event (
     event_id      bigint generated always as identity primary key,
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
-    server        text not null,         -- leader, or the name of the replica
+    server        text not null,         -- primary, or the name of the standby
     action        text not null check (action in ('cancel', 'terminate', 'rollback prepared')),
     holder        text not null,         -- session, idle in transaction, handler, prepared transaction
     name          text not null,         -- pid, or global transaction id

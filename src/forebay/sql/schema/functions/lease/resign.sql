@@ -1,6 +1,6 @@
 -- grant: worker
 
--- Resign from duties that the caller holds, and tell all listeners: NOTIFY forebay_wakeup with the duty's number.
+-- Resign from duties that the caller holds, and notify all listeners: NOTIFY forebay_wakeup with the duty's number.
 --
 -- This is not a producer's transaction, so it may notify where enqueues may not.
 create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void
