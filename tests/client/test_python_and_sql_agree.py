@@ -148,7 +148,7 @@ def test_both_refuse_the_same_options(conn):
 
 def test_both_refuse_the_same_intents(conn):
     """
-    A JSON form of an uniqueness mode that SQL refuses is refused on the command line, and the reverse.
+    A JSON form of a uniqueness mode that SQL refuses is refused on the command line, and the reverse.
     """
     for form in BOTH_REFUSE_AS_UNIQUE:
         with pytest.raises(InvalidJob):

@@ -9020,8 +9020,8 @@ as $$ select max(m.version) from forebay.schema_migration m $$;
 
 -- Raise while a worker of an older version lives. A migration calls it that removes what such workers call.
 --
--- Invariant "no worker is left behind". Until the caller's transaction ends no lease is opened or closed: a worker that starts
--- meanwhile waits, and forebay.open_lease_v1() then refuses it. Claims and settlements continue.
+-- Invariant "deployed code keeps working" (docs/design/upgrades.md). Until the caller's transaction ends no lease is opened or
+-- closed: a worker that starts meanwhile waits, and forebay.open_lease_v1() then refuses it. Claims and settlements continue.
 --
 -- Parameters: p_version, of the migration.
 -- Errors: JQ020, with the workers; 55P03 when the lock is not granted within lock_timeout.
