@@ -55,6 +55,17 @@ def test_every_guarantee_names_a_test():
     assert [s.splitlines()[0] for s in sections if not NAMED.search(s)] == []
 
 
+def test_every_how_to_is_linked_from_the_readme():
+    """
+    The README's list is the index of the documentation: a page that is not in it is not found.
+    """
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = sorted(page.name for page in (ROOT / "docs" / "howto").glob("*.md"))
+    assert pages
+    missing = [page for page in pages if f"(docs/howto/{page})" not in readme]
+    assert not missing, missing
+
+
 def test_every_link_inside_the_documentation_leads_somewhere():
     """
     Files and headings that a page links to exist.

@@ -24,6 +24,7 @@ def plain(signature: str) -> str:
     """Return a signature as a person writes it, on one line."""
     text = re.sub(r"\s+", " ", signature.strip())
     text = text.replace("timestamp with time zone", "timestamptz").lower()
+    text = re.sub(r"default '(-?\d+)'::[a-z]+", r"default \1", text.lower())
     text = re.sub(r"default ('[^']*'|null)::[a-z \[\]]+?(?=[,)])", r"default \1", text)
     return text.replace("( ", "(").replace(" )", ")")
 

@@ -3,6 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.model.checks import PRIORITY_BULK, PRIORITY_DEFAULT
 from forebay.policy.claims import (
     CLAIM_ROWS_MAX,
     Fairness,
@@ -23,6 +24,15 @@ def run_plans(lanes, *, slots, rounds, **settings):
         fairness = plan.fairness
         total.update(dict(plan.shares))
     return total
+
+
+def test_work_that_may_wait_comes_after_the_default():
+    """
+    Backfills and repairs have a priority of their kind; whatever its number, jobs of the default priority start first.
+    """
+    bulk, default = LaneName("a", PRIORITY_BULK), LaneName("a", PRIORITY_DEFAULT)
+    plan = plan_claims({bulk: 9, default: 3}, slots=3, fairness=Fairness(), starving_share=0)
+    assert dict(plan.shares) == {default: 3}
 
 
 @given(demands, st.integers(0, 60), st.floats(0, 0.5))

@@ -15,6 +15,7 @@ from forebay.client import Client
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.checks import PRIORITY_BULK
 from forebay.policy.retry import human_duration
 
 _WHICH = "Which rows"
@@ -118,7 +119,7 @@ def backfill(
         typer.Option(
             "--priority", metavar="N", help="Lower numbers run first.", rich_help_panel=_JOBS
         ),
-    ] = 1000,
+    ] = PRIORITY_BULK,
     tag: Annotated[
         str,
         typer.Option(

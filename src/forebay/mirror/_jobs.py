@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.mirror._model import checked_id
+from forebay.model import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 
 #: The priority of jobs that repair what an audit found: after all others.
-REPAIR_PRIORITY: Final = 1000
+REPAIR_PRIORITY: Final = checks.PRIORITY_BULK
 
 
 class MirrorJobs:

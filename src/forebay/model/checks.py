@@ -29,7 +29,10 @@ LIMIT_KEY_CHARACTERS_MAX: Final = 200
 #: The range of smallint, the column's type.
 PRIORITY_MIN: Final = -32768
 PRIORITY_MAX: Final = 32767
+#: A lower number runs first: ``forebay.policy.claims`` decides, ``forebay.django.tasks`` turns Django's numbers round.
 PRIORITY_DEFAULT: Final = 100
+#: Of work that may wait: backfills, repairs. As a number also in SQL: functions/backfill/options.sql, mirror/bulk.sql, mirror/status.sql.
+PRIORITY_BULK: Final = 1000
 
 MAX_ATTEMPTS_MAX: Final = 10_000
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from forebay.errors import ConfigError
+from forebay.model.checks import PRIORITY_BULK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Thresholds:
     waiting_for: float = 600.0
     unproved_for: float = 3600.0
     bulk_tags: tuple[str, ...] = ("audit", "backfill")
-    bulk_priority: int = 1000
+    bulk_priority: int = PRIORITY_BULK
 
     def __post_init__(self) -> None:
         for name in ("completed_least", "waiting_most", "waiting_for", "unproved_for"):

@@ -1574,6 +1574,8 @@ $$;
 -- A window (from, to] is two snapshots: a row is in it when it is visible in `to` and not visible in
 -- `from`. When a claim uses up a window, `from` becomes `to` and `to` becomes now, in the same call:
 -- the batch rule of PgQ (M. Kreen, A. Helsing, Skype, 2007) with the tick inside the claim.
+--
+-- From which lane a worker claims, and in which order of priorities, is decided in forebay.policy.claims, not here.
 -- grant: worker
 
 -- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays separated by commas, offset 1 first,
