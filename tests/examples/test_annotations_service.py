@@ -239,31 +239,31 @@ def test_with_a_black_hole_for_an_index_people_go_on_and_searches_say_so(place, 
 
     async def go(socket: str, proxy: Proxy) -> None:
         http = Http(socket)
-        status, found = await http.ask("POST", "/api/annotations", note)
+        status, found = await http.request("POST", "/api/annotations", note)
         assert (status, found["indexed"]) == (201, True)
         with proxy.black_hole():
             took = []
             for _ in range(30):
                 begun = time.monotonic()
-                status, found = await http.ask("POST", "/api/annotations", note)
+                status, found = await http.request("POST", "/api/annotations", note)
                 took.append(time.monotonic() - begun)
                 assert (status, found["indexed"]) == (201, False)
             assert max(took) < 5
             assert sorted(took)[15] < 0.3  # most do not even try
             begun = time.monotonic()
-            status, found = await http.ask("GET", "/api/search?q=ocelot")
+            status, found = await http.request("GET", "/api/search?q=ocelot")
             assert status == 503
             assert "does not answer" in found["error"]
             assert time.monotonic() - begun < 5
-            assert (await http.ask("GET", "/api/pages"))[0] == 200
-            status, found = await http.ask("GET", "/api/status")
+            assert (await http.request("GET", "/api/pages"))[0] == 200
+            status, found = await http.request("GET", "/api/status")
             assert found["index"] == "down"
             assert found["waiting"] >= 30
         until = time.monotonic() + 60
-        while (await http.ask("GET", "/api/status"))[1] != {"waiting": 0, "index": "up"}:
+        while (await http.request("GET", "/api/status"))[1] != {"waiting": 0, "index": "up"}:
             assert time.monotonic() < until
             await asyncio.sleep(0.05)
-        _, found = await http.ask("GET", "/api/search?q=ocelot")
+        _, found = await http.request("GET", "/api/search?q=ocelot")
         assert len(found["results"]) == 31
         http.close()
 
