@@ -26,6 +26,7 @@ WORDS: dict[str, tuple[str, set[str]]] = {
     "desk desks": ("dispatch lane", set()),
     "elsewhere": ("foreign session", set()),
     "fate fates lot stage stages": ("state", set()),
+    "far": ("idle poll interval", set()),
     "gate gates": ("limiter", set()),
     "hear heard hears ask asks tell tells told": ("read, call, send, report", set()),
     "home": ("same cluster", {"home", "HOME", "XDG_CACHE_HOME"}),
@@ -39,6 +40,7 @@ WORDS: dict[str, tuple[str, set[str]]] = {
         {"POST", "__post_init__", "is_post", "post_migrate", "posts", "post"},  # migrations, HTTP
     ),
     "register registers": ("flag sequence", {"register", "register_at_fork"}),
+    "room": ("free slots, reserve, limit", set()),
     "stranger strangers": ("other session", set()),
     "surroundings": ("process state", set()),
     "survival": ("lifetime", set()),

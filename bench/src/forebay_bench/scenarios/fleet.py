@@ -106,8 +106,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (6.0 if options.full else 0.8) * options.scale
     sizes: Sequence[int] = (2,) if options.scale < 0.2 else _FULL if options.full else _QUICK
-    room = connections_for_workers(place.dsn)
-    sizes = [size for size in sizes if size <= room] or sizes[:1]
+    connections = connections_for_workers(place.dsn)
+    sizes = [size for size in sizes if size <= connections] or sizes[:1]
     ended_while_held = max(100, round(_ENDED_WHILE_HELD[options.full] * min(1.0, options.scale)))
     rates = _claim_one_by_one(
         place, sizes, rounds, seconds, ended_while_held=ended_while_held, progress=progress

@@ -233,9 +233,9 @@ def _many_idle(
 ) -> Idle:
     """Measure many idle workers, on a server with enough connections."""
     count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
-    room = connections_for_workers(place.dsn)
+    connections = connections_for_workers(place.dsn)
     with contextlib.ExitStack() as stack:
-        if count > room and place.is_own:
+        if count > connections and place.is_own:
             progress("a server with more connections")
             connections = count * CONNECTIONS_OF_WORKER + 100
             server = stack.enter_context(
@@ -248,7 +248,7 @@ def _many_idle(
             dsn = place.dsn
             migrate(dsn)
         else:
-            count = min(count, max(2, room))
+            count = min(count, max(2, connections))
             dsn = stack.enter_context(place.database("idle"))
         progress(f"{count} idle workers")
         shares = [

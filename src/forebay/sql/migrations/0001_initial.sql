@@ -481,7 +481,7 @@ create type forebay._limiter_view as (
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
     keys bigint[], served bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);
+    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);
 
 
 -- tables/log.sql
@@ -4755,7 +4755,7 @@ as $$
 #variable_conflict use_column
 begin
     return query
-    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.free_slots, greatest(1, least(p_limit, v.free_slots) / count(*) over ()))::integer
     from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.served,
                  least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
                        case when (v.limits).key_rate is null then 9223372036854775807
@@ -4764,7 +4764,7 @@ begin
           left join unnest(v.keys, v.served, v.tats) k (key, served, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
-          where v.room > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
+          where v.free_slots > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
     where w.most > 0
     order by w.open, w.served nulls first, random();
 end
@@ -4810,7 +4810,7 @@ begin
     for v_try in
         select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
-        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
+        select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
         limit 200
     loop
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
@@ -5214,7 +5214,7 @@ begin
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._read_limiter_fully(v, p_group_id);
     end if;
-    v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
+    v.free_slots := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
                     forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then
@@ -5293,7 +5293,7 @@ begin
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
         v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
-        if v.room > 0 or v.is_back then
+        if v.free_slots > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;
         if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then

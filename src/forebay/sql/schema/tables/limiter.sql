@@ -57,4 +57,4 @@ create type forebay._limiter_view as (
     leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
     lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
     keys bigint[], served bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], room bigint, limits forebay.queue_limits);
+    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);

@@ -9,7 +9,7 @@ as $$
 #variable_conflict use_column
 begin
     return query
-    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.room, greatest(1, least(p_limit, v.room) / count(*) over ()))::integer
+    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.free_slots, greatest(1, least(p_limit, v.free_slots) / count(*) over ()))::integer
     from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.served,
                  least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
                        case when (v.limits).key_rate is null then 9223372036854775807
@@ -18,7 +18,7 @@ begin
           left join unnest(v.keys, v.served, v.tats) k (key, served, tat) on k.key = l.key
           left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
                  on o.key = l.key
-          where v.room > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
+          where v.free_slots > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
     where w.most > 0
     order by w.open, w.served nulls first, random();
 end

@@ -33,7 +33,7 @@ begin
     for v_try in
         select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
         union all
-        select p_lane, 0, null, least(p_limit, v.room)::integer where v_lane.sort in ('plain', 'keyed') and v.room > 0
+        select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
         limit 200
     loop
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');

@@ -37,7 +37,7 @@ begin
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._read_limiter_fully(v, p_group_id);
     end if;
-    v.room := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
+    v.free_slots := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
                     forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
     if v.came is null or v.came <> '{}' then
         if v.came is null then

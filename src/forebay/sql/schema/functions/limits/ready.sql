@@ -24,7 +24,7 @@ begin
                       and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
                    or forebay._should_move(p.snap, p_now, p.claimed_at)));
         v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
-        if v.room > 0 or v.is_back then
+        if v.free_slots > 0 or v.is_back then
             v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
         end if;
         if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then
