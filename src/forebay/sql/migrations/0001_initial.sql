@@ -6600,7 +6600,7 @@ begin
                            where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
         where e.closed_at is null),
     open_batches as materialized (
-        select b.lease_id, b.group_id, b.lane, b.seqs, s.whole, s.offsets,
+        select b.lease_id, b.group_id, b.lane, b.seqs, b.xids, b.lanes, s.whole, s.offsets,
                e.running_jobs is not null and e.heartbeat_at >= b.claimed_at as is_reported
         from open_leases e
         join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor
@@ -6613,21 +6613,26 @@ begin
         select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
         from open_batches b where not b.whole
         group by b.group_id, b.lane),
-    -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal, others are looked up.
+    -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal; other rows are read, one
+    -- index probe each.
     reported as materialized (
         select distinct e.lease_id, j.job_id from open_leases e cross join lateral unnest(e.running_jobs) j (job_id)),
     handed_out as materialized (
-        select b.lease_id, b.group_id, b.lane, u.seq
+        select b.lease_id, b.group_id, b.lane, u.seq, coalesce(b.lanes[u.nr], b.lane) as row_lane,
+               case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[u.nr] end as xid
         from open_batches b cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
         where b.is_reported and not b.whole and u.nr <> all (b.offsets)),
     first_rows as materialized (
         select h.*, r.job_id from handed_out h join reported r on r.lease_id = h.lease_id and r.job_id = h.seq),
+    has_later_rows as materialized (
+        select r.lease_id from reported r group by r.lease_id
+        having count(*) > (select count(*) from first_rows f where f.lease_id = r.lease_id)),
     later_rows as (
-        select h.*, r.job_id
-        from (select i.* from reported i
-              where not exists (select from first_rows f where f.lease_id = i.lease_id and f.job_id = i.job_id)) r
-        cross join lateral forebay._rows_of(r.job_id) l
-        join handed_out h on h.lease_id = r.lease_id and h.seq = l.seq),
+        select h.*, l.job_id
+        from has_later_rows n join handed_out h on h.lease_id = n.lease_id
+        cross join lateral (select i.job_id from forebay.log i
+                            where i.lane = h.row_lane and i.xid = h.xid and i.seq = h.seq limit 1) l
+        join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
         from (select * from first_rows union all select * from later_rows) h
