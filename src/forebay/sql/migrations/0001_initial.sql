@@ -502,7 +502,7 @@ begin
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
-        select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 15) n
+        select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 63) n
     loop
         execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);
         execute format('comment on table forebay.%s is ''A lock; it holds no rows.''', v_name);
@@ -7962,7 +7962,7 @@ create function forebay._lock_limiter(p_group_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 15);
+    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
 end
 $$;
 
@@ -7972,7 +7972,7 @@ create function forebay._lock_keys(p_group_id bigint, p_shared boolean) returns 
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 15,
+    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
                    case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
 $$;

@@ -35,7 +35,7 @@ create function forebay._lock_limiter(p_group_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 15);
+    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
 end
 $$;
 
@@ -45,7 +45,7 @@ create function forebay._lock_keys(p_group_id bigint, p_shared boolean) returns 
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 15,
+    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
                    case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
 $$;
