@@ -19,7 +19,7 @@ _HELD_SECONDS: Final = 1.0
 
 
 async def holders_after_timeout(session: Session, error: Exception) -> list[LockHolder]:
-    """Return the transactions that hold locks of ours, if a call failed because it waited too long for a lock.
+    """Return the transactions that hold locks of the engine, if a call failed because it waited too long for a lock.
 
     Args:
         session: a connection that runs no other call.
@@ -36,7 +36,7 @@ async def holders_after_timeout(session: Session, error: Exception) -> list[Lock
 
 
 class LockWatch:
-    """Logs a warning for each transaction that holds a lock of ours in two passes.
+    """Logs a warning for each transaction that holds a lock of the engine in two passes.
 
     Maintenance passes over a locked task without an error, so nothing else would report it. Two passes need no right to see
     the age of other sessions' transactions.
