@@ -17,6 +17,7 @@ from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
 from forebay.worker._held import Batch, HeldJob
+from forebay.worker._lock_warnings import holders_after_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -177,6 +178,8 @@ class Claimer:
                 failures += 1
                 if failures in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
+                    for holder in await holders_after_timeout(self._session, error):
+                        log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
                 if not self._session.refused(error):
                     # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
                     self._leases.retire()
