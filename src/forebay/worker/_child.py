@@ -16,10 +16,11 @@ import locale
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
@@ -171,7 +172,7 @@ def _watch_and_run(descriptor: int, parent: int) -> None:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
         # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
-        os._exit(0)
+        _end()
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
@@ -181,6 +182,13 @@ def _end_with_parent(descriptor: int, parent: int) -> None:
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
         pass
+    _end()
+
+
+def _end() -> NoReturn:
+    """End this process and the programs that its handlers started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
