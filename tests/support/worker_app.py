@@ -220,6 +220,12 @@ def hang_in_process(ctx: forebay.Context, entry: int, how: str) -> None:
             time.sleep(0.01)
 
 
+@app.job
+async def read_pairs(ctx: forebay.Context, entry: int, pairs: list[list[int]]) -> None:
+    assert len(pairs) == 30_000
+    ended(ctx, entry)
+
+
 @app.job(executor="process", timeout=2)
 def start_programs(ctx: forebay.Context, entry: int, end: str = "") -> None:
     """Start a program, which starts another one, and wait for them."""

@@ -27,7 +27,7 @@ import msgspec
 from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
-from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive
+from forebay.worker._messages import ChildReport, Start, Stop, decode_work, framed, receive
 from forebay.worker._resource_limits import limit_resources
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ async def _main(descriptor: int) -> None:
                 executor.cancel([stop.job_id])
                 continue
             try:
-                work = msgspec.json.decode(message, type=Work)
+                work = decode_work(message)
                 batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
                 helds = []
                 for row, offset in zip(work.rows, work.offsets, strict=True):
