@@ -221,8 +221,8 @@ def hang_in_process(ctx: forebay.Context, entry: int, how: str) -> None:
 
 
 @app.job
-async def read_pairs(ctx: forebay.Context, entry: int, pairs: list[list[int]]) -> None:
-    assert len(pairs) == 30_000
+async def read_words(ctx: forebay.Context, entry: int, words: list[str]) -> None:
+    assert len(words) == 40_000
     ended(ctx, entry)
 
 

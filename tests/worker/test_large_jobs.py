@@ -17,17 +17,14 @@ IDLE_BYTES = 130_000_000
 
 
 def document(form: str) -> str:
-    """Return arguments of about 180 kB; decoded they take about 2.4 MB."""
-    if form == "compressible":
-        pairs = [[n % 7, n % 3] for n in range(30_000)]
-    else:
-        pairs = [[random.randrange(10), random.randrange(10)] for _ in range(30_000)]
-    return json.dumps({"entry": 0, "pairs": pairs}, separators=(",", ":"))
+    """Return arguments of about 240 kB; decoded they take about ten times as much."""
+    words = [f"{random.randrange(1000) if form == 'random' else 7:03}" for _ in range(40_000)]
+    return json.dumps({"entry": 0, "words": words}, separators=(",", ":"))
 
 
 def decoded_bytes() -> int:
-    """Return what the decoded arguments of one job take: each list has 72 bytes, and 8 in the list of all."""
-    return 30_000 * (72 + 8)
+    """Return what the decoded arguments of one job take: each word has 52 bytes, and 8 in the list of all."""
+    return 40_000 * (52 + 8)
 
 
 def put(conn, queue: str, kind: str, args: str, count: int) -> None:
@@ -48,10 +45,10 @@ def peak_bytes(pid: int) -> int:
 @pytest.mark.parametrize("form", ["random", "compressible"])
 @pytest.mark.slow
 def test_a_worker_holds_the_arguments_of_the_jobs_that_run(conn, workers, effects, form):
-    """Of 200 waiting ones with 180 kB each it holds a few as text, although they are short and many are claimed in advance."""
-    put(conn, "default", "read_pairs", document(form), 200)
+    """Of 120 waiting ones with 240 kB each it holds a few as text, although they are short and many are claimed in advance."""
+    put(conn, "default", "read_words", document(form), 120)
     worker = workers.start(concurrency=4)
-    wait_for(lambda: effects.count("end")[0] >= 200, 120, lambda: workers.logs)
+    wait_for(lambda: effects.count("end")[0] >= 120, 120, lambda: workers.logs)
     # The arguments exist twice for a moment: as JSON, and as the values that the handler gets.
     assert peak_bytes(worker.pid) < IDLE_BYTES + 2 * 4 * decoded_bytes()
 
