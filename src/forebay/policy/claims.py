@@ -115,8 +115,8 @@ def mean_duration(
 class LaneSizes:
     """How large the jobs of each lane were in its last claim.
 
-    A claim asks for about half of its largest size: the database looks at each job that it is asked for, and is fast if all of
-    them are certain to fit.
+    A claim asks for about half of its largest size: the database looks at each requested job, and is fast if all of them
+    are certain to fit.
 
     >>> sizes = LaneSizes()
     >>> sizes.rows(7, 1000)

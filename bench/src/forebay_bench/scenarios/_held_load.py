@@ -133,7 +133,7 @@ class Engine:
     def take_turn(self, seconds: float, *, jobs: int | None = None) -> float:
         """For a time, enqueue the jobs that are due by now, and take and end jobs; return how long that took.
 
-        With ``jobs`` the turn ends when so many have ended, and at the latest after ten times the time that these need.
+        With ``jobs`` the turn ends after this number of jobs, and at the latest after ten times the time that these need.
         """
         if jobs is not None:
             seconds = _LATE * jobs / self.rate
