@@ -15,6 +15,7 @@ from tests.support.engine import (
     depth,
     enqueue,
     one,
+    open_group,
     shift_clock,
     small_segments,
     state,
@@ -565,6 +566,79 @@ def test_without_their_common_lock_the_job_would_be_forgotten(database):
     )
     with violation():
         parked_while_settled(database)
+
+
+def segment_begun_during_a_claim(database: str) -> None:
+    """A claim is held up before its snapshot; the log reaches the next segment, and a job is committed there."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        small_segments(conn, rows=100, reserve=1000)
+        (met,) = put(conn, 1)
+        segment_end = "select min(hi) from forebay.segment where hi > %s"
+        one(conn, "select setval('forebay.log_seq', %s)", one(conn, segment_end, met) - 1)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+        claim = threads.submit(reader.claim_ready, 10)
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_for(lambda: one(conn, blocked, reader.conn.info.backend_pid), 10)
+        (new,) = put(conn, 1)
+        brake.commit()
+        batch = claim.result(10)
+        reader.finish(batch)
+        assert batch.job_ids + drained(reader) == [met, new]
+
+
+def held_before_its_snapshot(database: str) -> None:
+    """Let claims of keyed lanes wait for a lock after they have read the log's last number."""
+    read = "v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);"
+    break_function(database, "_take_keyed", (read, f"{read} perform pg_advisory_xact_lock(4711);"))
+
+
+def test_a_job_of_a_segment_begun_during_a_claim_is_handed_out(database):
+    """The claim's snapshot shows the job, so the claim reads its segment too."""
+    held_before_its_snapshot(database)
+    segment_begun_during_a_claim(database)
+
+
+def test_a_job_is_lost_when_a_claim_chooses_its_segments_before_its_snapshot(database):
+    """The same where the claim reads the segments that were begun before its snapshot."""
+    held_before_its_snapshot(database)
+    break_function(
+        database,
+        "_take_keyed",
+        ("s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)", "s.lo <= v_low"),
+    )
+    with violation():
+        segment_begun_during_a_claim(database)
+
+
+def writer_from_before_its_group(database: str) -> None:
+    """A transaction enqueues, its segment is sealed, a group opens at the present, and the transaction commits."""
+    with connect(database) as conn, psycopg.connect(database) as slow:
+        small_segments(conn, rows=100, reserve=1000)
+        (late,) = put(slow, 1)
+        put(conn, 150, "other")
+        assert one(conn, "select forebay.seal_v1()") > 0
+        open_group(conn, "q", "new", "now")
+        slow.commit()
+        with Reader(database, "q", "new") as reader:
+            assert drained(reader) == [late]
+
+
+def test_a_group_gets_the_jobs_of_a_writer_that_began_before_it(database):
+    """The first window of a group reads the sealed segments of transactions that its beginning does not show."""
+    writer_from_before_its_group(database)
+
+
+def test_it_would_not_without_the_late_part_of_its_first_window(database):
+    """The same where only later windows have a late part."""
+    guard = "where pg_visible_in_snapshot(x.xid, p_to)"
+    break_function(database, "_window_keyed", (guard, f"{guard} and p_low > 0"))
+    with violation():
+        writer_from_before_its_group(database)
 
 
 def test_who_holds_a_key_gets_more_of_it(database, conn):

@@ -3731,14 +3731,15 @@ declare
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
+    -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
+    -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
            b.keys is not null and b.parked_no is null as has_waiting,
            coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
@@ -3790,6 +3791,8 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_most;
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -4131,7 +4134,8 @@ $$;
 
 -- The rows of one keyed lane in a window, in the order of their numbers; see forebay._window().
 --
--- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low.
+-- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low, and their
+-- segments sealed before its start.
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
@@ -4148,15 +4152,13 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if p_low > 0 then
-        v_late := array(
-            select x.xid
-            from (select pg_snapshot_xip(p_from) as xid
-                  union
-                  select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
-            where pg_visible_in_snapshot(x.xid, p_to)
-            order by x.xid);
-    end if;
+    v_late := array(
+        select x.xid
+        from (select pg_snapshot_xip(p_from) as xid
+              union
+              select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
+        where pg_visible_in_snapshot(x.xid, p_to)
+        order by x.xid);
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
             select s.segment_id from forebay.seal s
