@@ -790,3 +790,97 @@ def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
         shift_clock(conn, 1000000)
         one(conn, "select forebay.promote_v1()")
         assert drained(reader) == [old, new]
+
+
+def claimed_while_retention_looks(database: str) -> None:
+    """A parked job is claimed between two looks of retention, at the batches and at the jobs that wait."""
+    with (
+        connect(database) as conn,
+        connect(database) as maintenance,
+        Reader(database, "q") as first,
+        Reader(database, "q") as second,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        put(conn, 1)
+        batch = first.claim_ready(10)
+        (parked,) = put(conn, 1)
+        assert take(second) == []
+        fill = (
+            "select setval('forebay.log_seq', (select min(hi) from forebay.segment where hi > %s))"
+        )
+        one(conn, fill, parked)
+        put(conn, 1, "other")
+        assert one(conn, "select forebay.seal_v1()") > 0
+        assert len(ids(take(second))) == 1
+        first.finish(batch)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+        emptying = threads.submit(one, maintenance, "select forebay.retain_v1()")
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_for(lambda: one(conn, blocked, maintenance.info.backend_pid), 10)
+        (batch,) = take(second)
+        assert batch.job_ids == [parked]
+        brake.commit()
+        emptying.result(10)
+        again = [ended(1, "retried")]
+        assert second.settle(batch.claim_no, [], ended=again) == "settled"
+        second.open_claims.discard(batch.claim_no)
+        assert drained(second) == [parked]
+
+
+def held_between_its_looks(database: str) -> None:
+    """Let retention wait for a lock between the batches and the jobs that wait."""
+    look = "if pg_sequence_last_value('forebay.key_seq') is not null"
+    brake = "perform pg_advisory_xact_lock(4711);"
+    break_function(database, "_segment_needed_by", (look, f"{brake} {look}"))
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_job_that_is_claimed_while_retention_looks_keeps_its_segment(database):
+    """Retention sees the job where it was: all its looks share a snapshot."""
+    held_between_its_looks(database)
+    claimed_while_retention_looks(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_without_a_common_snapshot_retention_would_empty_its_segment(database):
+    """The same where each look has a snapshot: the job is in none of them."""
+    held_between_its_looks(database)
+    break_function(database, "_segment_needed_by", (" STABLE", " VOLATILE"))
+    with violation(psycopg.Error):
+        claimed_while_retention_looks(database)
+
+
+def cancelled_retry_is_trimmed(database: str) -> None:
+    """The first job of a key is retried and cancelled meanwhile; its key runs leave the archive one after another."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        put(conn, 1)
+        drained(reader)
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(reader)
+        (job,) = put(conn, 1)
+        batch = reader.claim_ready(1)
+        going = [ended(1, "retried", after=60)]
+        assert reader.settle(batch.claim_no, [], ended=going) == "settled"
+        reader.open_claims.discard(batch.claim_no)
+        one(conn, "select forebay.cancel(%s)", job)
+        wait_over(conn)
+        assert drained(reader) == []
+        assert emptied(conn, reader) > 1
+        (new,) = put(conn, 1)
+        assert drained(reader) == [new]
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_key_whose_retry_was_cancelled_is_free_after_trimming(database):
+    """Trimming takes the oldest key runs first, so that the newest one has the state of the key."""
+    cancelled_retry_is_trimmed(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
+    """A key run without jobs has no numbers; it must not go before those that are older."""
+    break_function(database, "_trim_key_runs", ("o.high_seq >= v_first", "false"))
+    with violation():
+        cancelled_retry_is_trimmed(database)

@@ -3734,6 +3734,9 @@ begin
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
     -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
@@ -4082,6 +4085,9 @@ $$;
 
 -- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
 -- that all left the archive. Returns the number of rows.
+--
+-- A key loses its oldest runs first: the newest run that is left has its state. A run that took no job has no numbers, so it would
+-- go before older ones, and the key would again wait for a job that was cancelled.
 create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -4121,7 +4127,9 @@ begin
         v_total := v_total + v_rows;
         delete from forebay.key_run t
         where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
-          and (t.no < v_key.since or not v_key.is_needed);
+          and (t.no < v_key.since or not v_key.is_needed)
+          and not exists (select from forebay.key_run o
+                          where o.group_id = t.group_id and o.ordering_key = t.ordering_key and o.no < t.no and o.high_seq >= v_first);
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
     end loop;
@@ -5642,6 +5650,26 @@ create function forebay._segment_held_by(p_segment_id bigint) returns text
 language plpgsql volatile
 as $$
 declare
+    v_seal xid8;
+begin
+    select f.xid into v_seal from forebay.seal f where f.segment_id = p_segment_id;
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
+    return forebay._segment_needed_by(p_segment_id);
+end
+$$;
+
+
+-- Why a segment whose writers have all ended is needed, or null.
+--
+-- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
+-- batches are read, and is claimed before the waiting jobs are, would be in neither.
+create function forebay._segment_needed_by(p_segment_id bigint) returns text
+language plpgsql stable
+as $$
+declare
     v_lo   bigint;
     v_hi   bigint;
     v_seal xid8;
@@ -5651,10 +5679,6 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
-    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
-        return 'a transaction that may have written to it is still open';
-    end if;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l

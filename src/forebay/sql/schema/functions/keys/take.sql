@@ -39,6 +39,9 @@ begin
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
     -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
