@@ -884,3 +884,21 @@ def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
     break_function(database, "_trim_key_runs", ("o.high_seq >= v_first", "false"))
     with violation():
         cancelled_retry_is_trimmed(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_cancellation_is_remembered_while_its_job_waits_for_its_key(database, conn):
+    """Parked, or requeued behind a retry: trimming keeps the request, and the job does not run."""
+    with Reader(database, "q") as first, Reader(database, "q") as second:
+        (head, requeued) = put(conn, 2)
+        batch = first.claim_ready(10)
+        (parked,) = put(conn, 1)
+        assert take(second) == []
+        going = [ended(1, "retried", after=60), ended(2, "released")]
+        assert first.settle(batch.claim_no, [], ended=going) == "settled"
+        for job in (requeued, parked):
+            one(conn, "select forebay.cancel(%s)", job)
+        one(conn, "select forebay.trim_v1(p_pass => true)")
+        wait_over(conn)
+        assert drained(second) == [head]
+        assert [state(conn, job) for job in (requeued, parked)] == ["cancelled", "cancelled"]

@@ -5921,7 +5921,7 @@ $$;
 
 -- grant: worker
 
--- Does a job still wait, run or lie ahead of a cursor, in any group?
+-- Does a job still wait, for its time or its key, run or lie ahead of a cursor, in any group?
 create function forebay._is_unfinished(p_job_id bigint) returns boolean
 language sql stable
 as $$
@@ -5935,7 +5935,8 @@ as $$
                                where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
             where r.seq >= forebay._archived_below()
               and (c.snap_from is null
-                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
+                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+                   or r.ordering_key is not null and forebay._is_parked(g.group_id, r.ordering_key, r.seq)))
         or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
 $$;
 
@@ -6881,10 +6882,10 @@ begin
         ended_at := v_end.settled_at;
         if v_end.code in ('d', 'c', 'x') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
-        elsif v_batch.seqs is not null then
+        elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
                           then 'running' else 'claimed' end;
-        else
+        else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
                                          and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;
