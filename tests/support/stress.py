@@ -258,6 +258,8 @@ class StressRun:
                         if not self._claim_once(reader, rng):
                             time.sleep(0.005)
                     except psycopg.Error as error:
+                        if error.sqlstate == "JQ012":  # The machine delayed the call for seconds.
+                            continue
                         if error.sqlstate != "JQ010":
                             raise
                         reader.open_lease()
@@ -346,6 +348,10 @@ class StressRun:
                 try:
                     count = one(conn, f"select forebay.{call}_v1({limit})")
                 except _RETRYABLE:
+                    count = 0
+                except psycopg.DatabaseError as error:
+                    if error.sqlstate != "JQ012":
+                        raise
                     count = 0
                 self.maintenance_done[call] = self.maintenance_done.get(call, 0) + int(bool(count))
                 time.sleep(0.005)
