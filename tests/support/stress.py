@@ -274,7 +274,7 @@ class StressRun:
         if claimed is None:
             return False
         if self.abandoned_share and rng.random() < self.abandoned_share:
-            if one(reader.conn, "select forebay.close_lease_v1(%s)", reader.lease_id) is not None:
+            if self._close(reader) is not None:
                 self.ledger.record_rerun(reader.group, list(claimed[1].values()))
             reader.open_lease()
             return True
@@ -287,6 +287,14 @@ class StressRun:
             self._settle_all(reader, rng, *claimed, in_parts=False)
             self._settle_all(reader, rng, *behind, in_parts=True)
         return True
+
+    def _close(self, reader: Reader) -> int | None:
+        """Close a reader's lease; return how many jobs went back, None when it was closed already."""
+        while True:
+            try:
+                return one(reader.conn, "select forebay.close_lease_v1(%s)", reader.lease_id)
+            except psycopg.errors.LockNotAvailable:  # A table is being rewritten.
+                continue
 
     def _claim(self, reader: Reader, rng: random.Random, lanes: list[Row]):
         """Claim from one of the lanes; return the claim's number and its entries by offset."""
