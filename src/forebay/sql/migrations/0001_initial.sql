@@ -3812,14 +3812,18 @@ declare
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
+    -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
+    -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
            b.keys is not null and b.parked_no is null as has_waiting,
            coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
@@ -3873,6 +3877,8 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -4166,6 +4172,9 @@ $$;
 
 -- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
 -- that all left the archive. Returns the number of rows.
+--
+-- A key loses its oldest runs first: the newest run that is left has its state. A run that took no job has no numbers, so it would
+-- go before older ones, and the key would again wait for a job that was cancelled.
 create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -4205,7 +4214,9 @@ begin
         v_total := v_total + v_rows;
         delete from forebay.key_run t
         where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
-          and (t.no < v_key.since or not v_key.is_needed);
+          and (t.no < v_key.since or not v_key.is_needed)
+          and not exists (select from forebay.key_run o
+                          where o.group_id = t.group_id and o.ordering_key = t.ordering_key and o.no < t.no and o.high_seq >= v_first);
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
     end loop;
@@ -4218,7 +4229,8 @@ $$;
 
 -- The rows of one keyed lane in a window, in the order of their numbers; see forebay._window().
 --
--- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low.
+-- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low, and their
+-- segments sealed before its start.
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
@@ -4236,15 +4248,13 @@ begin
     segments := '{}';
     looked := 0;
     bytes := 0;
-    if p_low > 0 then
-        v_late := array(
-            select x.xid
-            from (select pg_snapshot_xip(p_from) as xid
-                  union
-                  select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
-            where pg_visible_in_snapshot(x.xid, p_to)
-            order by x.xid);
-    end if;
+    v_late := array(
+        select x.xid
+        from (select pg_snapshot_xip(p_from) as xid
+              union
+              select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
+        where pg_visible_in_snapshot(x.xid, p_to)
+        order by x.xid);
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
             select s.segment_id from forebay.seal s
@@ -5735,6 +5745,26 @@ create function forebay._segment_held_by(p_segment_id bigint) returns text
 language plpgsql volatile
 as $$
 declare
+    v_seal xid8;
+begin
+    select f.xid into v_seal from forebay.seal f where f.segment_id = p_segment_id;
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
+    return forebay._segment_needed_by(p_segment_id);
+end
+$$;
+
+
+-- Why a segment whose writers have all ended is needed, or null.
+--
+-- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
+-- batches are read, and is claimed before the waiting jobs are, would be in neither.
+create function forebay._segment_needed_by(p_segment_id bigint) returns text
+language plpgsql stable
+as $$
+declare
     v_lo   bigint;
     v_hi   bigint;
     v_seal xid8;
@@ -5744,10 +5774,6 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
-    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
-        return 'a transaction that may have written to it is still open';
-    end if;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
@@ -6016,7 +6042,7 @@ $$;
 
 -- grant: worker
 
--- Does a job still wait, run or lie ahead of a cursor, in any group?
+-- Does a job still wait, for its time or its key, run or lie ahead of a cursor, in any group?
 create function forebay._is_unfinished(p_job_id bigint) returns boolean
 language sql stable
 as $$
@@ -6030,7 +6056,8 @@ as $$
                                where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
             where r.seq >= forebay._archived_below()
               and (c.snap_from is null
-                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
+                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+                   or r.ordering_key is not null and forebay._is_parked(g.group_id, r.ordering_key, r.seq)))
         or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
 $$;
 
@@ -6976,10 +7003,10 @@ begin
         ended_at := v_end.settled_at;
         if v_end.code in ('d', 'c', 'x') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
-        elsif v_batch.seqs is not null then
+        elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
                           then 'running' else 'claimed' end;
-        else
+        else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
                                          and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;

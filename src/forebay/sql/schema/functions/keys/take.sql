@@ -37,14 +37,18 @@ declare
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     -- include: lock_lane
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
+    -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
+    -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
            b.keys is not null and b.parked_no is null as has_waiting,
            coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
@@ -91,6 +95,8 @@ begin
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then

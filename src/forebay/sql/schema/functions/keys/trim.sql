@@ -1,5 +1,8 @@
 -- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
 -- that all left the archive. Returns the number of rows.
+--
+-- A key loses its oldest runs first: the newest run that is left has its state. A run that took no job has no numbers, so it would
+-- go before older ones, and the key would again wait for a job that was cancelled.
 create function forebay._trim_key_runs(p_most integer) returns bigint
 language plpgsql volatile
 as $$
@@ -39,7 +42,9 @@ begin
         v_total := v_total + v_rows;
         delete from forebay.key_run t
         where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
-          and (t.no < v_key.since or not v_key.is_needed);
+          and (t.no < v_key.since or not v_key.is_needed)
+          and not exists (select from forebay.key_run o
+                          where o.group_id = t.group_id and o.ordering_key = t.ordering_key and o.no < t.no and o.high_seq >= v_first);
         get diagnostics v_rows = row_count;
         v_total := v_total + v_rows;
     end loop;

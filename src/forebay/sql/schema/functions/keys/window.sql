@@ -1,6 +1,7 @@
 -- The rows of one keyed lane in a window, in the order of their numbers; see forebay._window().
 --
--- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low.
+-- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low, and their
+-- segments sealed before its start.
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
@@ -18,15 +19,13 @@ begin
     segments := '{}';
     looked := 0;
     bytes := 0;
-    if p_low > 0 then
-        v_late := array(
-            select x.xid
-            from (select pg_snapshot_xip(p_from) as xid
-                  union
-                  select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
-            where pg_visible_in_snapshot(x.xid, p_to)
-            order by x.xid);
-    end if;
+    v_late := array(
+        select x.xid
+        from (select pg_snapshot_xip(p_from) as xid
+              union
+              select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
+        where pg_visible_in_snapshot(x.xid, p_to)
+        order by x.xid);
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
             select s.segment_id from forebay.seal s

@@ -1,6 +1,6 @@
 -- grant: worker
 
--- Does a job still wait, run or lie ahead of a cursor, in any group?
+-- Does a job still wait, for its time or its key, run or lie ahead of a cursor, in any group?
 create function forebay._is_unfinished(p_job_id bigint) returns boolean
 language sql stable
 as $$
@@ -14,7 +14,8 @@ as $$
                                where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
             where r.seq >= forebay._archived_below()
               and (c.snap_from is null
-                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)))
+                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+                   or r.ordering_key is not null and forebay._is_parked(g.group_id, r.ordering_key, r.seq)))
         or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
 $$;
 

@@ -171,10 +171,10 @@ begin
         ended_at := v_end.settled_at;
         if v_end.code in ('d', 'c', 'x') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
-        elsif v_batch.seqs is not null then
+        elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
                           then 'running' else 'claimed' end;
-        else
+        else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
                                          and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;
