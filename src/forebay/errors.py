@@ -21,6 +21,8 @@ ForebayError
 │   ├── BackfillChanged       the jobs differ from those that were counted
 │   └── BackfillNotFound      the backfill does not exist, or another role began it
 ├── GroupNotFound             the queue or group does not exist
+├── GroupInUse                workers serve the group that should be closed
+├── GroupClosing              the group is being closed; try again
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -395,6 +397,26 @@ class GroupNotFound(ForebayError, kw_only=True):
     template = "[group {group!r} of ]queue {queue!r} not found"
     queue: str | None
     group: str | None = None
+
+
+class GroupInUse(ForebayError, kw_only=True):
+    """Workers serve the group, so it was not closed."""
+
+    sqlstate = "JQ017"
+    template = "workers serve group {group!r} of queue {queue!r}"
+    queue: str
+    group: str
+    running: int = 0  # jobs that they have
+
+
+class GroupClosing(ForebayError, kw_only=True):
+    """A group of this name is being closed; it can be opened again when that is done."""
+
+    sqlstate = "JQ018"
+    template = "group {group!r} of queue {queue!r} is being closed"
+    retryable = True
+    queue: str
+    group: str
 
 
 class DeadLetterError(ForebayError):

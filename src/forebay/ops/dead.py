@@ -26,7 +26,9 @@ select json_build_object(
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
     'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
     'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as)::text
-from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id"""
+from forebay.dead_letter d
+join (select group_id, name from forebay.queue_group
+      union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
 
 _ONE: Final = f"{_LETTER}\nwhere d.dead_id = %(dead_id)s::bigint"
 

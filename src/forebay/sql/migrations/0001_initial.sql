@@ -265,8 +265,22 @@ create table forebay.queue_group (
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
+    is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
+    closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
+    closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
+    fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
     unique (queue, name)
 );
+
+-- Groups that were closed. Their names stay, for dead letters.
+create table forebay.closed_group (
+    group_id  bigint primary key,
+    queue     text not null,
+    name      text not null,
+    closed_at timestamptz not null,
+    lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
+);
+create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
 
 
 -- tables/guard.sql
@@ -897,7 +911,7 @@ begin
     -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
-        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+        perform forebay._imply_group(v_queue.queue);
     end loop;
 
     -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
@@ -975,7 +989,10 @@ begin
                 coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
                 v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
     end loop;
-    update forebay.queue_group g set start_after = '1:1:';
+    -- A group that was being closed stays, paused: its jobs have new rows, and closing it would give up all of them.
+    update forebay.queue_group g
+    set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
+    delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
@@ -5426,6 +5443,161 @@ end
 $$;
 
 
+-- functions/maintenance/close_groups.sql
+
+-- grant: worker, operator
+
+-- Continue to close groups; returns how much was done. 0: nothing is left to do, or running jobs of a closing group must end first.
+--
+-- forebay.close_group() stops the claims that begin later. This function then
+--   1. waits in each lane for a claim that began before, some lanes in each call: a claim holds the lock of its lane,
+--   2. when no unsettled job of the group is in an open batch, deletes the group and its private lanes, in one transaction,
+--   3. deletes the rows of the group, about p_most in each call.
+-- After 2. no other function meets these rows: segments, depth and claims know only groups and lanes that exist. A crash between two
+-- calls leaves the group in one of these states, and the next call continues.
+--
+-- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
+-- Parameters: p_most, 1 to 1000000.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the sweep's advisory key, and the lanes' keys or the group's row.
+create function forebay.close_groups_v1(p_most integer default 10000) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '2s'
+as $$
+declare
+    v_group  forebay.queue_group;
+    v_closed forebay.closed_group;
+    v_lanes  bigint[];
+    v_lane   bigint;
+    v_done   bigint := 0;
+begin
+    if (p_most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', message = format('%s is outside 1 to 1000000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.close_groups_v1()');
+    perform forebay._require_same_cluster();
+    if not exists (select from forebay.queue_group g where g.closing_at is not null)
+       and not exists (select from forebay.closed_group c where c.lanes is not null) then
+        return 0;
+    end if;
+    -- Like the sweep it holds the keys of several lanes; only one of the two runs.
+    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+        return 0;
+    end if;
+
+    for v_group in select g.* from forebay.queue_group g where g.closing_at is not null order by g.group_id loop
+        v_lanes := array(
+            select distinct l.lane from forebay.lane l
+            where l.queue = v_group.queue and l.audience in (0, v_group.group_id, -v_group.group_id)
+              and l.lane > coalesce(v_group.fenced_lane, -9223372036854775808)
+            order by l.lane limit 200);
+        if v_lanes <> '{}' then
+            foreach v_lane in array v_lanes loop
+                perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(v_group.group_id # v_lane));
+            end loop;
+            update forebay.queue_group g set fenced_lane = v_lanes[cardinality(v_lanes)] where g.group_id = v_group.group_id;
+            return cardinality(v_lanes);
+        end if;
+        continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);
+        perform forebay._delete_group(v_group);
+        return 1;
+    end loop;
+
+    for v_closed in select c.* from forebay.closed_group c where c.lanes is not null order by c.group_id loop
+        v_done := v_done + forebay._clear_group(v_closed.group_id, v_closed.lanes, p_most);
+        exit when v_done >= p_most;
+        update forebay.closed_group c set lanes = null where c.group_id = v_closed.group_id;
+        v_done := v_done + 1;
+    end loop;
+    return v_done;
+end
+$$;
+
+
+-- Delete a group and its private lanes. No claim of it runs, none can begin, and it has no open batch: no more rows are written
+-- for it.
+create function forebay._delete_group(v_group forebay.queue_group) returns void
+language plpgsql volatile
+as $$
+declare
+    v_lanes   bigint[];
+    v_heir_id bigint;
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    with gone as (
+        delete from forebay.lane l
+        where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)
+        returning l.lane)
+    select coalesce(array_agg(distinct n.lane), '{}') into v_lanes from gone n;
+    insert into forebay.closed_group (group_id, queue, name, closed_at, lanes)
+    values (v_group.group_id, v_group.queue, v_group.name, forebay._now(), v_lanes);
+    v_heir_id := forebay._imply_group(v_group.queue, v_group.closing_snap);
+    -- Where a claim read further than the snapshot of the closing, the implied group continues after it.
+    insert into forebay.batch (
+        group_id, lane, no, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total, claimed_at,
+        edge_from, low_from, edge_to, low_to)
+    select v_heir_id, b.lane, 1, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq, 0, 0, b.claimed_at,
+           b.edge_from, b.low_from, b.edge_to, b.low_to
+    from (select distinct i.lane from forebay.lane i where i.queue = v_group.queue and i.audience = 0) l
+    cross join lateral (select i.* from forebay.batch i
+                        where i.group_id = v_group.group_id and i.lane = l.lane order by i.no desc limit 1) b
+    cross join lateral (select coalesce(b.snap_to, b.snap_from) as snap) r
+    where v_heir_id is not null
+      and (pg_snapshot_xmax(r.snap) > pg_snapshot_xmax(v_group.closing_snap)
+           or exists (select from pg_snapshot_xip(v_group.closing_snap) x where pg_visible_in_snapshot(x, r.snap)));
+    execute format('drop sequence forebay.leader_%s', v_group.group_id);
+end
+$$;
+
+
+-- Delete rows of a group that is gone; returns their number: fewer than p_most when none is left.
+create function forebay._clear_group(p_group_id bigint, p_lanes bigint[], p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_rows  bigint;
+    v_total bigint;
+begin
+    with gone as (
+        delete from forebay.batch b
+        using (select i.lane, i.no from forebay.batch i where i.group_id = p_group_id order by i.lane, i.no limit p_most) o
+        where b.group_id = p_group_id and b.lane = o.lane and b.no = o.no
+        returning b.lease_id, b.claim_no),
+    settled as (
+        delete from forebay.settlement s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1),
+    started as (
+        delete from forebay.suspect_start s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
+    select count(*) into v_total from gone;
+    delete from forebay.deferred d
+    where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.parked p
+    where p.ctid = any (array(select i.ctid from forebay.parked i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.key_run t
+    where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limiter g
+    where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.queue_count c
+    where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    return v_total + v_rows;
+end
+$$;
+
+
 -- functions/maintenance/count.sql
 
 -- grant: worker
@@ -5471,7 +5643,8 @@ $$;
 --
 -- Dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes meanwhile waits. So the lock is taken only
 -- when it is free at once: a request that waits in the queue of a lock would stop all enqueues behind it. And p_most is small:
--- each segment takes about a millisecond. While sessions that used the log are in a transaction, nothing is dropped; call again.
+-- each segment takes about two milliseconds and the commit. While a session that used the log is in a transaction, nothing is
+-- dropped; call again.
 --
 -- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind, and the newest segment of the
 -- archive of another cluster, which marks the end of that archive.
@@ -5480,7 +5653,7 @@ $$;
 --   a segment in the registry before it was emptied has ended since.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the maintenance key; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
-create function forebay.drop_segments_v1(p_most integer default 8, p_age interval default '1 hour') returns integer
+create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -5734,8 +5907,10 @@ begin
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        left join lateral (select b.snap_from from forebay.batch b
-                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+        left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
         where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
@@ -5866,12 +6041,12 @@ begin
     if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
         return 0;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for the default one.
+    -- A queue that was never served has no group yet; its jobs expire for an implied one.
     for v_queue in
         select distinct l.queue from forebay.lane l
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
     loop
-        perform forebay.open_group(v_queue);
+        perform forebay._imply_group(v_queue);
     end loop;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -5887,7 +6062,7 @@ begin
              join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
                    from forebay.queue_group g
                    join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                                 where g.closing_at is null and j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
                    left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
                                       from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
                                       where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
@@ -5922,7 +6097,7 @@ begin
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
         order by random()
         limit p_lanes
     loop
@@ -6584,6 +6759,68 @@ end
 $$;
 
 
+-- functions/operate/close_group.sql
+
+-- grant: operator
+
+-- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
+--
+-- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
+-- this group; other groups keep theirs. forebay.close_groups_v1() does the rest in steps: workers call it, and so does
+-- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
+--
+-- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
+--
+-- Parameters: force, close it although workers serve it; dry_run, change nothing.
+-- Returns: cancelled, jobs that wait now; running, jobs that workers have; segments and bytes, what can be emptied then.
+-- Errors: JQ014 no such group, JQ017 workers serve it.
+-- Locks: the group's row.
+create function forebay.close_group(
+    queue text, name text default 'default', force boolean default false, dry_run boolean default false,
+    out cancelled bigint, out running bigint, out segments bigint, out bytes bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    v_group forebay.queue_group;
+    v_state record;
+begin
+    if close_group.name is null then
+        raise exception using errcode = 'JQ001', message = 'name null: give the group to close';
+    end if;
+    perform forebay._require_group(close_group.queue, close_group.name);
+    select g.* into v_group from forebay.queue_group g
+    where g.queue = close_group.queue and g.name = close_group.name for no key update;
+    if not found then
+        perform forebay._require_group(close_group.queue, close_group.name);  -- It went meanwhile.
+    end if;
+    select * into v_state from forebay.groups(close_group.queue) g where g.group_name = close_group.name;
+    if v_state.is_served and v_group.closing_at is null and close_group.force is not true and close_group.dry_run is not true then
+        raise exception using errcode = 'JQ017',
+            message = format('workers serve group %s of queue %s: they have %s jobs of it', close_group.name, close_group.queue, v_state.running),
+            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name, 'running', v_state.running),
+            hint = 'Stop the workers of this group first, or force it: running jobs finish, and the workers get no more.';
+    end if;
+    cancelled := v_state.unread + (
+        select count(*) from forebay.deferred d
+        where d.lane in (select l.lane from forebay.lane l
+                         where l.queue = v_group.queue and abs(l.audience) = v_group.group_id)
+          and not exists (select from (select p.* from forebay.promotion p order by p.no desc limit 1) p
+                          where pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)));
+    running := v_state.running;
+    segments := v_state.held_segments;
+    bytes := v_state.held_bytes;
+    if v_group.closing_at is null and close_group.dry_run is not true then
+        -- A pause is what claims look at.
+        update forebay.queue_group g
+        set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        where g.group_id = v_group.group_id;
+    end if;
+end
+$$;
+
+
 -- functions/operate/configure.sql
 
 -- grant: none
@@ -6735,19 +6972,128 @@ $$;
 
 -- functions/operate/groups.sql
 
--- Errors: JQ014 when the queue has no such group.
-create function forebay._require_group(p_queue text, p_group_name text) returns void
-language plpgsql stable
+-- grant: operator, reader
+
+-- The consumer groups of all queues, or of one.
+--
+-- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
+-- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
+-- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- the last claim of a worker.
+--
+-- Visits every waiting job.
+create function forebay.groups(only_queue text default null)
+returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
+               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               held_segments bigint, held_bytes bigint, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
+#variable_conflict use_column
 begin
-    if not exists (select from forebay.queue_group g
-                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
-        raise exception using errcode = 'JQ014',
-            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
-                             coalesce(' ' || quote_literal(p_group_name), '')),
-            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
-            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
-    end if;
+    return query
+    with cursors as materialized (
+        select row_number() over () as nr, g.group_id, l.lane,
+               case l.audience when 0 then g.start_after else '1:1:' end as start,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where groups.only_queue is null or g.queue = groups.only_queue),
+    unread_rows as materialized (
+        select c.group_id, sum(u.unread) as unread, min(u.oldest) as oldest
+        from (select array_agg(row(i.nr, i.lane, i.start, i.snap_from, i.snap_to, i.lo, i.hi, i.pos_xid, i.pos_seq)::forebay._cursor) as all
+              from cursors i) a
+        cross join lateral forebay._count_unread(a.all) u
+        join cursors c on c.nr = u.nr
+        group by c.group_id),
+    parked_rows as materialized (
+        select p.group_id, count(*) as parked from forebay._all_parked() p
+        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+    open_rows as materialized (
+        select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
+    held as materialized (
+        select h.group_ids[1] as group_id, count(*) as segments,
+               sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
+        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        group by 1)
+    select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
+           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
+           coalesce(h.segments, 0), coalesce(h.bytes, 0),
+           (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
+            cross join lateral (select i.claimed_at from forebay.batch i
+                                where i.group_id = g.group_id and i.lane = c.lane and i.lease_id is not null
+                                order by i.no desc limit 1) b)
+    from forebay.queue_group g
+    left join unread_rows u on u.group_id = g.group_id
+    left join parked_rows p on p.group_id = g.group_id
+    left join open_rows o on o.group_id = g.group_id
+    left join held h on h.group_id = g.group_id
+    where groups.only_queue is null or g.queue = groups.only_queue
+    order by g.queue, g.name;
+end
+$$;
+
+
+-- The unsettled jobs of open leases.
+create function forebay._open_jobs()
+returns table (group_id bigint, lease_id bigint, claim_no bigint, seq bigint)
+language sql stable
+as $$
+    select b.group_id, b.lease_id, b.claim_no, u.seq
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.closed_at is null
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
+-- forebay._segment_held_by(), which stops at the first of them.
+create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_segment record;
+begin
+    for v_segment in
+        with holding as materialized (
+            select o.group_id, o.seq from forebay._open_jobs() o
+            union all
+            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
+        select s.segment_id, f.xid,
+               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        segment_id := v_segment.segment_id;
+        execute format(
+            'select array(
+                 select distinct coalesce(g.group_id, 0)
+                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
+                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                   and exists (select from forebay.log_%s r where r.lane = l.lane)
+                 union select unnest($2) order by 1)', segment_id)
+            into group_ids using v_segment.xid, v_segment.group_ids;
+        return next;
+    end loop;
 end
 $$;
 
@@ -7057,17 +7403,22 @@ $$;
 
 -- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
+-- A group that is implied becomes this one, under its name: it has the cursors, expiries and pauses of a queue that no worker had
+-- served yet. With start 'now' it forgets its cursors and starts now.
+--
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start.
+-- Errors: JQ001 a bad name or start, JQ018 a group of this name is being closed.
+-- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-    v_id   bigint;
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_id      bigint;
+    v_closing timestamptz;
 begin
     if (open_group.queue ~ v_name and open_group.name ~ v_name) is not true
        or open_group.start not in ('beginning', 'now') then
@@ -7076,26 +7427,73 @@ begin
                              coalesce(quote_literal(left(open_group.queue, 40)), 'null'), coalesce(open_group.start, 'its default')),
             hint = 'Names have letters, digits and _ . : - only; start is beginning or now.';
     end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    for v_attempt in 1 .. 2 loop
+        select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
+        where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
+        if v_closing is not null then
+            raise exception using errcode = 'JQ018',
+                message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
+                detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
+                hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
+        elsif v_id is not null then
+            return v_id;
+        end if;
+        -- Look again under the lock, in a later statement.
+        lock table forebay.queue_group in share row exclusive mode;
+    end loop;
+
+    update forebay.queue_group g
+    set name = open_group.name, is_implied = false,
+        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+    where g.queue = open_group.queue and g.is_implied
+    returning g.group_id into v_id;
     if v_id is not null then
+        if open_group.start = 'now' then
+            perform pg_advisory_xact_lock(forebay._lock_class(), 3);  -- The sweep moves the cursors of groups without workers.
+            delete from forebay.batch b
+            where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
+        end if;
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
-            case when open_group.start = 'now'
-                      or (open_group.start is null
-                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end,
-            forebay._now())
-    on conflict do nothing
+    return forebay._make_group(
+        open_group.queue, open_group.name, false,
+        case when open_group.start = 'now'
+                  or (open_group.start is null
+                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+             then pg_current_snapshot() else '1:1:' end);
+end
+$$;
+
+
+-- Open a group for a queue that has none, so that its jobs expire and it can be paused. It is implied: the first group that a
+-- worker or user opens takes it over. Returns its id, null when the queue has a group.
+--
+-- Locks: the table queue_group against others that open a group, until the transaction ends.
+create function forebay._imply_group(p_queue text, p_start_after pg_snapshot default '1:1:') returns bigint
+language plpgsql volatile
+as $$
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    if not exists (select from forebay.queue_group g where g.queue = p_queue) then
+        return forebay._make_group(p_queue, 'default', true, p_start_after);
+    end if;
+    return null;
+end
+$$;
+
+
+-- Write a group and its flag sequence; the caller has locked the table and found that there is none of this name.
+create function forebay._make_group(p_queue text, p_name text, p_is_implied boolean, p_start_after pg_snapshot) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_id bigint;
+begin
+    insert into forebay.queue_group (queue, name, start_after, created_at, is_implied)
+    values (p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    if v_id is not null then
-        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
-        return v_id;
-    end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;
@@ -7114,7 +7512,10 @@ declare
     v_count integer;
 begin
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
-        perform forebay.open_group(pause_queue.queue);
+        if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+            perform forebay.open_group(pause_queue.queue);  -- Raises.
+        end if;
+        perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
     update forebay.queue_group g set paused_at = forebay._now()
@@ -7162,8 +7563,8 @@ $$;
 -- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
--- Errors: JQ015 no such dead letter, JQ016 redriven before.
--- Locks: the dead letter's row.
+-- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row, and its group's row (SHARE).
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7184,6 +7585,14 @@ begin
             detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
+    -- A group that begins to close waits for this transaction, or is seen here.
+    perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014',
+            message = format('the group of dead letter %s was closed', d.dead_id),
+            detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
+            hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
+    end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
@@ -7200,7 +7609,8 @@ $$;
 
 -- grant: operator
 
--- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number. Dead letters of closed
+-- groups are left alone.
 --
 -- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
@@ -7220,7 +7630,7 @@ begin
         select d.dead_id
         from forebay.dead_letter d
         join forebay.queue_group g on g.group_id = d.group_id
-        where d.redriven_at is null
+        where d.redriven_at is null and g.closing_at is null
           and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
           and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
@@ -7254,7 +7664,7 @@ declare
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
     update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     perform forebay._notify(resume_queue.queue);
     return v_count;
@@ -7528,20 +7938,22 @@ begin
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_lease_v1', 'count_v1',
-                'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job',
-                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
-                'promote_v1', 'ready_v1', 'record_audit', 'record_direct', 'record_progress_v1', 'record_repair',
-                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
-                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups_v1',
+                'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique',
+                'extend_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
+                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
+                'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups_v1', 'depth', 'groups', 'job', 'job_history', 'jobs',
+                'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue',
+                'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
+                'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'result',
-                'schema_version', 'segment_held_by', 'unfinished']
+                'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status',
+                'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -7952,6 +8364,34 @@ as $$
 $$;
 
 
+-- functions/shared/require_group.sql
+
+-- Errors: JQ014 when the queue has no such group.
+create function forebay._require_group(p_queue text, p_group_name text) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.queue_group g
+                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
+        raise exception using errcode = 'JQ014',
+            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
+                             coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    end if;
+end
+$$;
+
+
+-- The name of a group, also of one that was closed; null: no such group.
+create function forebay._group_name(p_group_id bigint) returns text
+language sql stable
+as $$
+    select coalesce((select g.name from forebay.queue_group g where g.group_id = p_group_id),
+                    (select c.name from forebay.closed_group c where c.group_id = p_group_id))
+$$;
+
+
 -- functions/shared/rows.sql
 
 -- One row of the log, found by its position in the claim index.
@@ -8087,9 +8527,9 @@ as $$
 $$;
 
 
--- How many rows are in front of each cursor, and how many of them are the caller's own.
+-- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
 create function forebay._count_unread(p_cursors forebay._cursor[])
-returns table (nr bigint, unread bigint, own bigint)
+returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 set enable_seqscan = off
 set jit = off
@@ -8097,8 +8537,8 @@ set enable_bitmapscan = off
 as $$
 begin
     return query execute
-        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()) from ('
-        || forebay._unread_sql(p_cursors, 'l.xid') || ') u group by u.nr'
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
         using p_cursors;
 end
 $$;

@@ -27,16 +27,16 @@ as $$
 $$;
 
 
--- How many rows are in front of each cursor, and how many of them are the caller's own.
+-- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
 create function forebay._count_unread(p_cursors forebay._cursor[])
-returns table (nr bigint, unread bigint, own bigint)
+returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 -- planner: in order
 as $$
 begin
     return query execute
-        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()) from ('
-        || forebay._unread_sql(p_cursors, 'l.xid') || ') u group by u.nr'
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
         using p_cursors;
 end
 $$;
