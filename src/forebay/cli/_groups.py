@@ -10,9 +10,10 @@ from rich.text import Text
 
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
-from forebay.cli.output import ago, console, human_bytes, print_json, table
+from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
+from forebay.doctor import counted, human_bytes
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.ops.queues import continue_closing
 
@@ -130,9 +131,6 @@ def _note(group: GroupOverview) -> str:
 
 
 def _effects(report: ClosedGroup) -> str:
-    segments = "segment" if report.segments == 1 else "segments"
-    jobs = "job" if report.cancelled == 1 else "jobs"
-    return (
-        f"cancels {report.cancelled:,} waiting {jobs}"
-        f" and releases {report.segments:,} {segments} ({human_bytes(report.bytes)})"
-    )
+    size = f" ({human_bytes(report.bytes)})" if report.segments else ""
+    jobs = counted(report.cancelled, "waiting job")
+    return f"cancels {jobs} and releases {counted(report.segments, 'segment')}{size}"

@@ -188,6 +188,23 @@ create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept for ever.
+create table forebay.dead_retention (
+    queue text primary key,              -- empty: all queues without a row of their own
+    days  integer check (days between 1 and 36500)  -- null: for ever
+);
+
+-- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.
+create table forebay.dead_deletion (
+    died_on    date not null,
+    queue      text not null,
+    kind       text not null,
+    reason     text not null,
+    error_type text not null,            -- class of the last error; empty: none
+    deleted    bigint not null,
+    primary key (died_on, queue, kind, reason, error_type)
+);
+
 
 -- tables/deferred.sql
 
@@ -6166,8 +6183,8 @@ as $$
 $$;
 
 
--- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements,
--- leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
+-- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, dead letters past the time
+-- that forebay.keep_dead() set, and batches, settlements, leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
 --
 -- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
 -- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
@@ -6200,7 +6217,8 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
+        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
+                  + forebay._trim_dead_letters(p_most);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
@@ -6860,6 +6878,33 @@ end
 $$;
 
 
+-- functions/operate/dead_summary.sql
+
+-- grant: operator, reader
+
+-- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
+-- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null for ever.
+--
+-- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
+create function forebay.dead_summary(only_queue text default null)
+returns table (queue text, kind text, reason text, error_type text, kept bigint, not_redriven bigint, deleted bigint, last_died_on date,
+               keep_days integer)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
+           max(u.died_on), forebay._days_of_dead(u.queue)
+    from (select d.queue, d.kind, d.reason, coalesce(left(d.errors -> -1 ->> 'type', 200), '') as error_type,
+                 (d.died_at at time zone 'UTC')::date as died_on, 1 as kept, (d.redriven_at is null)::integer as not_redriven, 0 as deleted
+          from forebay.dead_letter d
+          union all
+          select c.queue, c.kind, c.reason, c.error_type, c.died_on, 0, 0, c.deleted from forebay.dead_deletion c) u
+    where only_queue is null or u.queue = only_queue
+    group by u.queue, u.kind, u.reason, u.error_type
+    order by sum(u.not_redriven) desc, u.queue, u.kind, u.reason, u.error_type
+$$;
+
+
 -- functions/operate/depth.sql
 
 -- grant: operator, reader
@@ -7397,6 +7442,111 @@ as $$
 $$;
 
 
+-- functions/operate/keep_dead.sql
+
+-- grant: operator
+
+-- Set how long dead letters are kept, for a queue or, with null, for all queues without a setting of their own; returns the
+-- number of days before, null for ever.
+--
+-- Without this call dead letters are kept for ever. Maintenance deletes older ones in steps, redriven or not, and counts what it
+-- deletes: see forebay.dead_summary().
+--
+-- Parameters: days since the death of the job, 1 to 36500; null: for ever. inherit: remove the setting of the queue.
+-- Errors: JQ001 a bad name or number.
+create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue  constant text := coalesce(keep_dead.queue, '');
+    v_before integer := forebay._days_of_dead(v_queue);
+begin
+    if keep_dead.queue !~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' or keep_dead.days not between 1 and 36500
+       or keep_dead.inherit is null or (keep_dead.inherit and (keep_dead.days is not null or keep_dead.queue is null)) then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot keep dead letters of queue %s for %s days%s', coalesce(quote_literal(left(keep_dead.queue, 40)), 'null'),
+                             coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
+            hint = 'days is 1 to 36500, or null for ever. inherit is for a queue, and without days.';
+    end if;
+    if keep_dead.inherit then
+        delete from forebay.dead_retention r where r.queue = v_queue;
+    else
+        insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
+        on conflict on constraint dead_retention_pkey do update set days = excluded.days;
+    end if;
+    return v_before;
+end
+$$;
+
+
+-- How many days dead letters of a queue are kept; null: for ever.
+create function forebay._days_of_dead(p_queue text) returns integer
+language sql stable
+as $$
+    select r.days from forebay.dead_retention r where r.queue in (p_queue, '') order by r.queue desc limit 1
+$$;
+
+
+-- Delete dead letters past the time set for them, about p_most; returns their number.
+create function forebay._trim_dead_letters(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_queue record;
+    v_total bigint := 0;
+begin
+    if not exists (select from forebay.dead_retention r where r.days is not null) then
+        return 0;
+    end if;
+    for v_queue in
+        with recursive queue as (
+            (select d.queue from forebay.dead_letter d order by d.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select d.queue from forebay.dead_letter d where d.queue > q.queue order by d.queue limit 1) n
+        )
+        select q.queue, forebay._days_of_dead(q.queue) as days from queue q
+    loop
+        continue when v_queue.days is null;
+        v_total := v_total + forebay._delete_dead(
+            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - v_total)::integer);
+        exit when v_total >= p_most;
+    end loop;
+    delete from forebay.dead_deletion c where c.died_on < forebay._now() - interval '400 days';
+    return v_total;
+end
+$$;
+
+
+-- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_count bigint;
+begin
+    with gone as (
+        delete from forebay.dead_letter d
+        where d.ctid = any (array(
+            select i.ctid from forebay.dead_letter i
+            where i.queue = p_queue and i.died_at <= p_before order by i.died_at limit p_most for update skip locked))
+        returning d.queue, d.kind, d.reason, d.died_at, d.errors),
+    sorts as (
+        select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
+               coalesce(left(g.errors -> -1 ->> 'type', 200), '') as error_type, count(*) as deleted
+        from gone g group by 1, 2, 3, 4, 5),
+    counted as (
+        insert into forebay.dead_deletion as c (died_on, queue, kind, reason, error_type, deleted)
+        select s.died_on, s.queue, s.kind, s.reason, s.error_type, s.deleted from sorts s
+        order by 1, 2, 3, 4, 5
+        on conflict on constraint dead_deletion_pkey do update set deleted = c.deleted + excluded.deleted)
+    select coalesce(sum(s.deleted), 0) into v_count from sorts s;
+    return v_count;
+end
+$$;
+
+
 -- functions/operate/open_group.sql
 
 -- grant: worker, operator
@@ -7530,7 +7680,7 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
@@ -7540,15 +7690,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_count bigint;
+    v_count bigint := 0;
+    v_queue text;
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
             hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
-    delete from forebay.dead_letter d
-    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
-    get diagnostics v_count = row_count;
+    for v_queue in
+        select distinct d.queue from forebay.dead_letter d
+        where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+        order by 1
+    loop
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+    end loop;
     return v_count;
 end
 $$;
@@ -7946,14 +8101,14 @@ begin
                 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
                 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups_v1', 'depth', 'groups', 'job', 'job_history', 'jobs',
-                'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue',
-                'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
-                'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups_v1', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
+                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
+                'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status',
-                'result', 'schema_version', 'segment_held_by', 'unfinished']
+                'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
+                'mirror_status', 'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
