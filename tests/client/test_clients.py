@@ -17,6 +17,7 @@ from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
     DeadLetterNotFound,
+    GroupClosing,
     GroupNotFound,
     InvalidJob,
     JobNotFound,
@@ -162,6 +163,28 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     assert client.limit_queue("mail", key_rate=3) is None
     assert client.limit_queue("mail", key_rate=None) == Limits(key_rate=3)
     assert client.limits("mail") == []
+    assert client.keep_dead("mail", days=30) is None
+    assert client.keep_dead("mail", inherit=True) == 30
+    assert client.dead_summary() == []
+    client.open_group("mail")
+    (group,) = client.groups()
+    assert (group.queue, group.group, group.unread, group.is_served) == (
+        "mail",
+        "default",
+        0,
+        False,
+    )
+    with psycopg.connect(database) as conn:
+        assert client.close_group("mail", conn=conn).cancelled == 0
+        conn.rollback()
+    assert client.close_group("mail", dry_run=True).segments == 0
+    assert client.groups("mail")[0].closing_at is None
+    client.close_group("mail", force=True)
+    with pytest.raises(GroupClosing) as caught:
+        client.open_group("mail")
+    assert caught.value.group == "default"
+    with pytest.raises(GroupNotFound):
+        client.close_group("mail", "other")
     with pytest.raises(GroupNotFound):
         client.resume_queue("mail")
 

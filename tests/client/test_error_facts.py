@@ -11,6 +11,8 @@ from forebay.errors import (
     BackfillChanged,
     BackfillNotFound,
     ForeignCluster,
+    GroupClosing,
+    GroupInUse,
     GroupNotFound,
     InvalidJob,
     JobNotFound,
@@ -88,6 +90,20 @@ CASES = {
         ["pause_queue('nowhere', 'g')"],
         GroupNotFound,
         {"queue": "nowhere", "group": "g"},
+    ),
+    "a group that is being closed": (
+        ["open_group('q', 'old')", "close_group('q', 'old')", "open_group('q', 'old')"],
+        GroupClosing,
+        {"queue": "q", "group": "old"},
+    ),
+    "a group that workers serve": (
+        [
+            "open_group('q', 'busy')",
+            "lead_v1(1, array[(select g.group_id from forebay.queue_group g where g.name = 'busy')], 60)",
+            "close_group('q', 'busy')",
+        ],
+        GroupInUse,
+        {"queue": "q", "group": "busy", "running": 0},
     ),
     "redriven before": (
         ["redrive((select max(d.dead_id) from forebay.dead_letter d))"],

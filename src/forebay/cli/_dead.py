@@ -144,7 +144,10 @@ def show(
 
 @commands.command("summary")
 def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Count dead letters by queue, kind, reason and error, with those that were deleted."""
+    """Count dead letters by queue, kind, reason and error, with those that were deleted.
+
+    Open are those that exist and were not redriven; last is the day of the last death.
+    """
     found = Client(dsn).dead_summary(queue)
     if as_json:
         print_json(found)
@@ -154,17 +157,16 @@ def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> N
         out.print("No dead letters.", style="dim")
         return
     rows = table(
-        "queue", "kind", "reason", "last error", "open", "kept", "deleted", "last died",
-        right=("open", "kept", "deleted"), loose=("last error",),
+        "queue", "kind", "reason", "last error", "open", "deleted", "last",
+        right=("open", "deleted"), loose=("last error",),
     )  # fmt: skip
     for line in found:
         rows.add_row(
             line.queue,
             line.kind,
             Text(line.reason, style="red"),
-            one_line(line.error_type or "-"),
+            one_line(line.error_type.rpartition(".")[2] or "-"),
             f"{line.not_redriven:,}",
-            f"{line.kept:,}",
             f"{line.deleted:,}",
             line.last_died_on.isoformat(),
         )

@@ -99,9 +99,9 @@ def close(
             }
         )
     elif dry_run:
-        console().print(f"group {name} of queue {queue}: closing it {_effects(report)}")
+        console().print(f"would close group {name} of queue {queue}\n{_effects(report)}")
     elif is_closed:
-        console().print(f"closed group {name} of queue {queue}: {_effects(report)}")
+        console().print(f"closed group {name} of queue {queue}\n{_effects(report)}")
     else:
         console().print(f"group {name} of queue {queue} closes when its running jobs have ended")
     if not is_closed and not dry_run:
@@ -131,6 +131,8 @@ def _note(group: GroupOverview) -> str:
 
 
 def _effects(report: ClosedGroup) -> str:
-    size = f" ({human_bytes(report.bytes)})" if report.segments else ""
-    jobs = counted(report.cancelled, "waiting job")
-    return f"cancels {jobs} and releases {counted(report.segments, 'segment')}{size}"
+    size = f", {human_bytes(report.bytes)}" if report.segments else ""
+    return (
+        f"  cancelled: {counted(report.cancelled, 'waiting job')}\n"
+        f"  released: {counted(report.segments, 'segment')}{size}"
+    )
