@@ -174,7 +174,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
         0,
         False,
     )
-    with psycopg.connect(database) as conn:
+    with face.connect(database) as conn:
         assert client.close_group("mail", conn=conn).cancelled == 0
         conn.rollback()
     assert client.close_group("mail", dry_run=True).segments == 0
@@ -186,7 +186,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     with pytest.raises(GroupNotFound):
         client.close_group("mail", "other")
     with pytest.raises(GroupNotFound):
-        client.resume_queue("mail")
+        client.resume_queue("nowhere")
 
 
 @pytest.mark.parametrize(
