@@ -84,10 +84,7 @@ def test_dead_letters_are_kept_as_long_as_told_and_summarized(forebay, database,
             ]
             assert reader.settle(reader.claim().claim_no, ended=ended) == "settled"
     kept = forebay("dead", "keep", "--days", "30")
-    assert (
-        kept.out
-        == "dead letters of all queues without a setting of their own are kept for 30 days\n"
-    )
+    assert kept.out == "dead letters of all queues without their own setting are kept for 30 days\n"
     answer = forebay("dead", "keep", "--queue", "reports", "--forever", "--json").json
     assert answer == {"queue": "reports", "days": None, "inherit": False, "before": 30}
     for wrong in ([], ["--days", "3", "--forever"], ["--inherit"], ["--days", "0"]):

@@ -17,7 +17,7 @@ from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
     DeadLetterNotFound,
-    GroupClosing,
+    GroupInUse,
     GroupNotFound,
     InvalidJob,
     JobNotFound,
@@ -180,7 +180,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     assert client.close_group("mail", dry_run=True).segments == 0
     assert client.groups("mail")[0].closing_at is None
     client.close_group("mail", force=True)
-    with pytest.raises(GroupClosing) as caught:
+    with pytest.raises(GroupInUse) as caught:
         client.open_group("mail")
     assert caught.value.group == "default"
     with pytest.raises(GroupNotFound):

@@ -1,4 +1,4 @@
-"""How long dead letters are kept: for ever unless set, by queue, deleted in steps and counted."""
+"""How long dead letters are kept: forever unless set, by queue, deleted in steps and counted."""
 
 import pytest
 

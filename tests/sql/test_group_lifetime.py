@@ -44,7 +44,7 @@ def close(conn, queue="default", name="default", **options):
 
 
 def finish_closing(conn):
-    while one(conn, "select forebay.close_groups_v1()"):
+    while one(conn, "select forebay.close_groups()"):
         pass
 
 
@@ -163,7 +163,7 @@ def close_one_of_two(database, conn):
         assert "goes" in groups(conn)  # Its running job ends first.
         assert goes.claim().jobs == []
         assert goes.ready() == []
-        assert sqlstate(conn, "select forebay.open_group('default', 'goes')") == "JQ018"
+        assert sqlstate(conn, "select forebay.open_group('default', 'goes')") == "JQ017"
         assert one(conn, "select forebay.resume_queue('default')") == 0
         goes.finish(batch)
         finish_closing(conn)
@@ -193,7 +193,7 @@ def test_closing_a_group_leaves_nothing_of_it_and_everything_of_others(database,
 
 def test_closing_would_end_a_group_under_its_running_job(database, conn):
     break_function(
-        database, "close_groups_v1",
+        database, "close_groups",
         ("continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);", ""),
     )  # fmt: skip
     with violation(psycopg.Error):
@@ -263,7 +263,7 @@ def closing_waits_for_a_claim(database, conn):
         close(conn, force=True)
         with connect(database) as closer:
             closer.execute("set lock_timeout = '100ms'")
-            assert sqlstate(closer, "select forebay.close_groups_v1()") == "55P03"
+            assert sqlstate(closer, "select forebay.close_groups()") == "55P03"
         assert groups(conn) == ["default"]
         claim.rollback()
         finish_closing(conn)
@@ -272,7 +272,7 @@ def closing_waits_for_a_claim(database, conn):
 
 
 def test_closing_waits_for_a_claim_that_began_before_it(database, conn):
-    break_function(database, "close_groups_v1", ("'2s'", "'100ms'"))
+    break_function(database, "close_groups", ("'2s'", "'100ms'"))
     closing_waits_for_a_claim(database, conn)
 
 
@@ -330,7 +330,7 @@ def test_rows_of_a_closed_group_are_deleted_in_bounded_steps(database, conn):
             goes.finish(goes.claim())
     close(conn, name="goes", force=True)
     steps = 0
-    while one(conn, "select forebay.close_groups_v1(10)"):
+    while one(conn, "select forebay.close_groups(10)"):
         steps += 1
         assert steps < 100
     assert steps >= 6
@@ -347,5 +347,5 @@ def test_what_cannot_be_closed_is_refused(conn):
         assert sqlstate(conn, query) == "JQ014"
     assert sqlstate(conn, "select forebay.close_group('q', null)") == "JQ001"
     for most in (0, -1, None):
-        assert sqlstate(conn, "select forebay.close_groups_v1(%s)", most) == "JQ001"
+        assert sqlstate(conn, "select forebay.close_groups(%s)", most) == "JQ001"
     assert close(conn, "q", "g")[:2] == close(conn, "q", "g")[:2] == (0, 0)

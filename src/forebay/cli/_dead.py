@@ -195,7 +195,7 @@ def keep(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Set how long dead letters are kept: of all queues, or of one. Default: for ever.
+    """Set how long dead letters are kept: of all queues, or of one. Default: forever.
 
     Workers delete older dead letters, redriven or not, and count them: see `forebay dead summary`.
     """
@@ -211,8 +211,8 @@ def keep(
     if as_json:
         print_json({"queue": queue, "days": days, "inherit": inherit, "before": before})
         return
-    which = f"queue {queue}" if queue else "all queues without a setting of their own"
-    rule = f"{days:,} days" if days else "for ever" if forever else "like other queues"
+    which = f"queue {queue}" if queue else "all queues without their own setting"
+    rule = f"{days:,} days" if days else "forever" if forever else "like other queues"
     console().print(f"dead letters of {which} are kept {rule if not days else 'for ' + rule}")
 
 

@@ -169,7 +169,7 @@ class DeadSummary:
         not_redriven: those of them that were not redriven.
         deleted: deleted ones, of jobs that died in the last 400 days.
         last_died_on: the day of the last death, in UTC.
-        keep_days: how many days the queue keeps dead letters; None for ever.
+        keep_days: how many days the queue keeps dead letters; None forever.
     """
 
     queue: str

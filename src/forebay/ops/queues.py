@@ -78,7 +78,7 @@ def close_group(
 
 def continue_closing() -> Operation[int]:
     """Return the call that continues to close groups, in steps; 0 when nothing is left to do now."""
-    return Operation("select forebay.close_groups_v1()", _number)
+    return Operation("select forebay.close_groups()", _number)
 
 
 def pause_queue(queue: str, group: str | None = None) -> Operation[int]:

@@ -141,14 +141,14 @@ class DeadLetters(ClientBase):
         inherit: bool = False,
         conn: SyncConnection | None = None,
     ) -> int | None:
-        """Set how long dead letters are kept; return the previous number of days, None for ever.
+        """Set how long dead letters are kept; return the previous number of days, None forever.
 
-        Without this call dead letters are kept for ever. The workers' maintenance deletes older ones, redriven or not;
+        Without this call dead letters are kept forever. The workers' maintenance deletes older ones, redriven or not;
         ``dead_summary`` counts what it deleted.
 
         Args:
-            queue: the queue; None for all queues without a setting of their own.
-            days: days since the death of the job, 1 to 36,500; None for ever.
+            queue: the queue; None for all queues without their own setting.
+            days: days since the death of the job, 1 to 36,500; None forever.
             inherit: remove the setting of the queue, so that the one for all queues applies.
             conn: the connection whose transaction to use.
 

@@ -189,10 +189,10 @@ create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
--- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept for ever.
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
 create table forebay.dead_retention (
-    queue text primary key,              -- empty: all queues without a row of their own
-    days  integer check (days between 1 and 36500)  -- null: for ever
+    queue text primary key,              -- empty: all queues without their own row
+    days  integer check (days between 1 and 36500)  -- null: forever
 );
 
 -- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.
@@ -5484,7 +5484,7 @@ $$;
 -- Parameters: p_most, 1 to 1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the sweep's advisory key, and the lanes' keys or the group's row.
-create function forebay.close_groups_v1(p_most integer default 10000) returns bigint
+create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -5501,7 +5501,7 @@ begin
     if (p_most between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001', message = format('%s is outside 1 to 1000000', coalesce(p_most::text, 'null'));
     end if;
-    perform forebay._require_alone('forebay.close_groups_v1()');
+    perform forebay._require_alone('forebay.close_groups()');
     perform forebay._require_same_cluster();
     if not exists (select from forebay.queue_group g where g.closing_at is not null)
        and not exists (select from forebay.closed_group c where c.lanes is not null) then
@@ -6791,7 +6791,7 @@ $$;
 -- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
 --
 -- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
--- this group; other groups keep theirs. forebay.close_groups_v1() does the rest in steps: workers call it, and so does
+-- this group; other groups keep theirs. forebay.close_groups() does the rest in steps: workers call it, and so does
 -- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
 --
 -- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
@@ -6824,7 +6824,7 @@ begin
     if v_state.is_served and v_group.closing_at is null and close_group.force is not true and close_group.dry_run is not true then
         raise exception using errcode = 'JQ017',
             message = format('workers serve group %s of queue %s: they have %s jobs of it', close_group.name, close_group.queue, v_state.running),
-            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name, 'running', v_state.running),
+            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name),
             hint = 'Stop the workers of this group first, or force it: running jobs finish, and the workers get no more.';
     end if;
     cancelled := v_state.unread + (
@@ -6890,7 +6890,7 @@ $$;
 -- grant: operator, reader
 
 -- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
--- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null for ever.
+-- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null forever.
 --
 -- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
 create function forebay.dead_summary(only_queue text default null)
@@ -7453,13 +7453,13 @@ $$;
 
 -- grant: operator
 
--- Set how long dead letters are kept, for a queue or, with null, for all queues without a setting of their own; returns the
--- number of days before, null for ever.
+-- Set how long dead letters are kept, for a queue or, with null, for all queues without their own setting; returns the
+-- number of days before, null forever.
 --
--- Without this call dead letters are kept for ever. Maintenance deletes older ones in steps, redriven or not, and counts what it
+-- Without this call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and counts what it
 -- deletes: see forebay.dead_summary().
 --
--- Parameters: days since the death of the job, 1 to 36500; null: for ever. inherit: remove the setting of the queue.
+-- Parameters: days since the death of the job, 1 to 36500; null: forever. inherit: remove the setting of the queue.
 -- Errors: JQ001 a bad name or number.
 create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
 language plpgsql volatile security definer
@@ -7474,7 +7474,7 @@ begin
         raise exception using errcode = 'JQ001',
             message = format('cannot keep dead letters of queue %s for %s days%s', coalesce(quote_literal(left(keep_dead.queue, 40)), 'null'),
                              coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
-            hint = 'days is 1 to 36500, or null for ever. inherit is for a queue, and without days.';
+            hint = 'days is 1 to 36500, or null forever. inherit is for a queue, and without days.';
     end if;
     if keep_dead.inherit then
         delete from forebay.dead_retention r where r.queue = v_queue;
@@ -7487,7 +7487,7 @@ end
 $$;
 
 
--- How many days dead letters of a queue are kept; null: for ever.
+-- How many days dead letters of a queue are kept; null: forever.
 create function forebay._days_of_dead(p_queue text) returns integer
 language sql stable
 as $$
@@ -7566,7 +7566,7 @@ $$;
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start, JQ018 a group of this name is being closed.
+-- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
 -- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
@@ -7588,7 +7588,7 @@ begin
         select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
         where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
         if v_closing is not null then
-            raise exception using errcode = 'JQ018',
+            raise exception using errcode = 'JQ017',
                 message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
                 detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
                 hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
@@ -8100,15 +8100,15 @@ begin
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups_v1',
-                'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'extend_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
-                'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
-                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
+                'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
+                'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1',
+                'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit', 'record_direct',
+                'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
+                'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1',
+                'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups_v1', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
                 'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
                 'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',

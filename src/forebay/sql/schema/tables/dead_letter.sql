@@ -28,10 +28,10 @@ create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
--- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept for ever.
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
 create table forebay.dead_retention (
-    queue text primary key,              -- empty: all queues without a row of their own
-    days  integer check (days between 1 and 36500)  -- null: for ever
+    queue text primary key,              -- empty: all queues without their own row
+    days  integer check (days between 1 and 36500)  -- null: forever
 );
 
 -- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.

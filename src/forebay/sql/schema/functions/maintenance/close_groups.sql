@@ -13,7 +13,7 @@
 -- Parameters: p_most, 1 to 1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the sweep's advisory key, and the lanes' keys or the group's row.
-create function forebay.close_groups_v1(p_most integer default 10000) returns bigint
+create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -29,7 +29,7 @@ begin
     if (p_most between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001', message = format('%s is outside 1 to 1000000', coalesce(p_most::text, 'null'));
     end if;
-    perform forebay._require_alone('forebay.close_groups_v1()');
+    perform forebay._require_alone('forebay.close_groups()');
     perform forebay._require_same_cluster();
     if not exists (select from forebay.queue_group g where g.closing_at is not null)
        and not exists (select from forebay.closed_group c where c.lanes is not null) then

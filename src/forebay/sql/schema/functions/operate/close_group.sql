@@ -3,7 +3,7 @@
 -- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
 --
 -- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
--- this group; other groups keep theirs. forebay.close_groups_v1() does the rest in steps: workers call it, and so does
+-- this group; other groups keep theirs. forebay.close_groups() does the rest in steps: workers call it, and so does
 -- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
 --
 -- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
@@ -36,7 +36,7 @@ begin
     if v_state.is_served and v_group.closing_at is null and close_group.force is not true and close_group.dry_run is not true then
         raise exception using errcode = 'JQ017',
             message = format('workers serve group %s of queue %s: they have %s jobs of it', close_group.name, close_group.queue, v_state.running),
-            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name, 'running', v_state.running),
+            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name),
             hint = 'Stop the workers of this group first, or force it: running jobs finish, and the workers get no more.';
     end if;
     cancelled := v_state.unread + (

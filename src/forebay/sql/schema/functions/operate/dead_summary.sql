@@ -1,7 +1,7 @@
 -- grant: operator, reader
 
 -- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
--- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null for ever.
+-- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null forever.
 --
 -- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
 create function forebay.dead_summary(only_queue text default null)

@@ -1,12 +1,12 @@
 -- grant: operator
 
--- Set how long dead letters are kept, for a queue or, with null, for all queues without a setting of their own; returns the
--- number of days before, null for ever.
+-- Set how long dead letters are kept, for a queue or, with null, for all queues without their own setting; returns the
+-- number of days before, null forever.
 --
--- Without this call dead letters are kept for ever. Maintenance deletes older ones in steps, redriven or not, and counts what it
+-- Without this call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and counts what it
 -- deletes: see forebay.dead_summary().
 --
--- Parameters: days since the death of the job, 1 to 36500; null: for ever. inherit: remove the setting of the queue.
+-- Parameters: days since the death of the job, 1 to 36500; null: forever. inherit: remove the setting of the queue.
 -- Errors: JQ001 a bad name or number.
 create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
 language plpgsql volatile security definer
@@ -21,7 +21,7 @@ begin
         raise exception using errcode = 'JQ001',
             message = format('cannot keep dead letters of queue %s for %s days%s', coalesce(quote_literal(left(keep_dead.queue, 40)), 'null'),
                              coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
-            hint = 'days is 1 to 36500, or null for ever. inherit is for a queue, and without days.';
+            hint = 'days is 1 to 36500, or null forever. inherit is for a queue, and without days.';
     end if;
     if keep_dead.inherit then
         delete from forebay.dead_retention r where r.queue = v_queue;
@@ -34,7 +34,7 @@ end
 $$;
 
 
--- How many days dead letters of a queue are kept; null: for ever.
+-- How many days dead letters of a queue are kept; null: forever.
 create function forebay._days_of_dead(p_queue text) returns integer
 language sql stable
 as $$

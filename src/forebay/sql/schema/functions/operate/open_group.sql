@@ -8,7 +8,7 @@
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start, JQ018 a group of this name is being closed.
+-- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
 -- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
@@ -30,7 +30,7 @@ begin
         select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
         where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
         if v_closing is not null then
-            raise exception using errcode = 'JQ018',
+            raise exception using errcode = 'JQ017',
                 message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
                 detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
                 hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
