@@ -92,6 +92,10 @@ def test_no_count_touches_a_segment_that_was_emptied(database, conn, call):
     Each table that a call reads, and each of its indexes, takes a place in the lock table of the server. A count that named
     every segment of a long life would fill it, and enqueues would fail.
     """
+    touches_no_emptied_segment(database, conn, call)
+
+
+def touches_no_emptied_segment(database, conn, call):
     with Reader(database) as reader:
         fill(conn, [reader], 6)
         assert count(conn, "forebay.segment where removed_at is not null and hi - lo = 100") >= 4
@@ -101,6 +105,17 @@ def test_no_count_touches_a_segment_that_was_emptied(database, conn, call):
             assert one(conn, LOCKED) == 0
         assert depth(conn)["default"] == (1, 0, 0)
         assert reader.claim().job_ids == [waiting]
+
+
+def test_a_count_that_names_all_segments_is_seen(database, conn):
+    break_function(
+        database,
+        "_unread_sql",
+        ("s.removed_at is null and", ""),
+        ("(f.xid is null or f.xid > oldest.xid)", "true"),
+    )
+    with violation():
+        touches_no_emptied_segment(database, conn, "select * from forebay.depth()")
 
 
 def test_the_first_claim_of_a_lane_touches_no_segment_that_was_emptied(database, conn):
