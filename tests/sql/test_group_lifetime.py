@@ -258,7 +258,7 @@ def closing_waits_for_a_claim(database, conn):
     """A claim holds its lane's lock while it works; closing ends only after it."""
     with Reader(database) as reader, psycopg.connect(database) as claim:
         jobs = [enqueue(conn) for _ in range(2)]
-        key = "select pg_advisory_xact_lock(forebay._lock_class(), hashint8(%s # forebay._lane_id('default', 100, 0)))"
+        key = "select forebay._lock_lane(%s, forebay._lane_id('default', 100, 0))"
         claim.execute(key, [reader.group_id])
         close(conn, force=True)
         with connect(database) as closer:

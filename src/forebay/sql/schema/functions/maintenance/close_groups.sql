@@ -12,7 +12,7 @@
 -- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
 -- Parameters: p_most, 1 to 1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the sweep's advisory key, and the lanes' keys or the group's row.
+-- Locks: the sweep's lock, and the locks of the lanes or the group's row.
 create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -35,8 +35,8 @@ begin
        and not exists (select from forebay.closed_group c where c.lanes is not null) then
         return 0;
     end if;
-    -- Like the sweep it holds the keys of several lanes; only one of the two runs.
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+    -- Like the sweep it holds the locks of several lanes; only one of the two runs.
+    if not forebay._try_lock('sweep') then
         return 0;
     end if;
 
@@ -48,7 +48,7 @@ begin
             order by l.lane limit 200);
         if v_lanes <> '{}' then
             foreach v_lane in array v_lanes loop
-                perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(v_group.group_id # v_lane));
+                perform forebay._lock_lane(v_group.group_id, v_lane);
             end loop;
             update forebay.queue_group g set fenced_lane = v_lanes[cardinality(v_lanes)] where g.group_id = v_group.group_id;
             return cardinality(v_lanes);

@@ -13,7 +13,7 @@
 -- Parameters: p_most, the maximum number of segments in this call; p_age, for how long they have been empty: a call that found
 --   a segment in the registry before it was emptied has ended since.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the maintenance key; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+-- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
 create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -39,7 +39,7 @@ begin
           and s.segment_id < (select i.segment_id from forebay.seal i order by i.segment_id desc offset 1 limit 1)
           and not (f.xid = '0' and s.hi = forebay._archived_below())
         order by s.segment_id limit p_most);
-    if v_segments = '{}' or not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+    if v_segments = '{}' or not forebay._try_lock('retention') then
         return 0;
     end if;
     -- No standby is waited for while the log is locked.

@@ -48,7 +48,7 @@ begin
     returning g.group_id into v_id;
     if v_id is not null then
         if open_group.start = 'now' then
-            perform pg_advisory_xact_lock(forebay._lock_class(), 3);  -- The sweep moves the cursors of groups without workers.
+            lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
         end if;
