@@ -389,6 +389,11 @@ def retain() -> Operation[int | None]:
     return Operation("select forebay.retain_v1()", scalar_or_none)
 
 
+def drop_segments() -> Operation[int]:
+    """Drop the table of a segment that was emptied a while ago; return how many were dropped."""
+    return Operation("select forebay.drop_segments_v1()", scalar)
+
+
 def summarize() -> Operation[int]:
     """Update the block range index on numbers; return how many page ranges were added."""
     return Operation("select forebay.summarize_v1()", scalar)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster
 from forebay.model.text import logger
-from forebay.ops import protocol
+from forebay.ops import protocol, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
@@ -90,7 +90,9 @@ class Maintenance:
             _Task("sweep", 10.0, self._sweep),
             _Task("summarize", 5.0, self._summarize),
             _Task("retain", 30.0, self._retain),
+            _Task("drop", 5.0, self._drop),
             _Task("trim", 15.0, self._trim),
+            _Task("close", 2.0, self._close),
             _Task("count", 60.0, self._count),
             _Task("locks", 60.0, self._watch_locks),
         ]
@@ -239,6 +241,16 @@ class Maintenance:
         log.info("segment %s of the archive emptied", emptied)
         self._record("emptied", 1)
         return True
+
+    async def _drop(self) -> bool:
+        dropped = await self._session.run(protocol.drop_segments())
+        self._record("dropped", dropped)
+        return dropped > 0
+
+    async def _close(self) -> bool:
+        count = await self._session.run(queues.continue_closing())
+        self._record("closed", count)
+        return count > 0
 
     async def _count(self) -> bool:
         deep = await self._session.run(protocol.count())

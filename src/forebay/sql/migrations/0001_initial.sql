@@ -189,6 +189,23 @@ create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
+create table forebay.dead_retention (
+    queue text primary key,              -- empty: all queues without their own row
+    days  integer check (days between 1 and 36500)  -- null: forever
+);
+
+-- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.
+create table forebay.dead_deletion (
+    died_on    date not null,
+    queue      text not null,
+    kind       text not null,
+    reason     text not null,
+    error_type text not null,            -- class of the last error; empty: none
+    deleted    bigint not null,
+    primary key (died_on, queue, kind, reason, error_type)
+);
+
 
 -- tables/deferred.sql
 
@@ -266,8 +283,22 @@ create table forebay.queue_group (
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
+    is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
+    closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
+    closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
+    fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
     unique (queue, name)
 );
+
+-- Groups that were closed. Their names stay, for dead letters.
+create table forebay.closed_group (
+    group_id  bigint primary key,
+    queue     text not null,
+    name      text not null,
+    closed_at timestamptz not null,
+    lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
+);
+create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
 
 
 -- tables/guard.sql
@@ -386,6 +417,12 @@ create index lane_by_queue on forebay.lane (queue, sort);
 -- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
+
+
+-- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
+create type forebay._cursor as (
+    nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
+    pos_seq bigint);
 
 
 -- tables/leadership.sql
@@ -918,7 +955,7 @@ begin
     -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
-        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+        perform forebay._imply_group(v_queue.queue);
     end loop;
 
     -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
@@ -996,7 +1033,10 @@ begin
                 coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
                 v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
     end loop;
-    update forebay.queue_group g set start_after = '1:1:';
+    -- A group that was being closed stays, paused: its jobs have new rows, and closing it would give up all of them.
+    update forebay.queue_group g
+    set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
+    delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
@@ -2380,8 +2420,8 @@ begin
     bytes := 0;
     if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
               and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
             order by s.segment_id) || v_needed;
@@ -4257,8 +4297,8 @@ begin
         order by x.xid);
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)
               and (s.xid > v_xmax or s.xid > v_late[1])
             order by s.segment_id) || v_needed;
@@ -5201,7 +5241,7 @@ begin
     end if;
 
     if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -5210,17 +5250,13 @@ begin
                     else (select count(*) from forebay._all_parked() p
                           where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
         into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
+              from unnest(v_lanes) l (lane)
+              left join forebay.queue_group g on g.group_id = p_group_id
+              left join lateral (select i.* from forebay.batch i
+                                 where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+              left join forebay.segment s on s.segment_id = b.pos_segment) c
+        left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
         select string_agg(format(
@@ -5229,7 +5265,7 @@ begin
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
         execute format(
             'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
@@ -5529,6 +5565,161 @@ end
 $$;
 
 
+-- functions/maintenance/close_groups.sql
+
+-- grant: worker, operator
+
+-- Continue to close groups; returns how much was done. 0: nothing is left to do, or running jobs of a closing group must end first.
+--
+-- forebay.close_group() stops the claims that begin later. This function then
+--   1. waits in each lane for a claim that began before, some lanes in each call: a claim holds the lock of its lane,
+--   2. when no unsettled job of the group is in an open batch, deletes the group and its private lanes, in one transaction,
+--   3. deletes the rows of the group, about p_most in each call.
+-- After 2. no other function meets these rows: segments, depth and claims know only groups and lanes that exist. A crash between two
+-- calls leaves the group in one of these states, and the next call continues.
+--
+-- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
+-- Parameters: p_most, 1 to 1000000.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the sweep's lock, and the locks of the lanes or the group's row.
+create function forebay.close_groups(p_most integer default 10000) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '2s'
+as $$
+declare
+    v_group  forebay.queue_group;
+    v_closed forebay.closed_group;
+    v_lanes  bigint[];
+    v_lane   bigint;
+    v_done   bigint := 0;
+begin
+    if (p_most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', message = format('%s is outside 1 to 1000000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.close_groups()');
+    perform forebay._require_same_cluster();
+    if not exists (select from forebay.queue_group g where g.closing_at is not null)
+       and not exists (select from forebay.closed_group c where c.lanes is not null) then
+        return 0;
+    end if;
+    -- Like the sweep it holds the locks of several lanes; only one of the two runs.
+    if not forebay._try_lock('sweep') then
+        return 0;
+    end if;
+
+    for v_group in select g.* from forebay.queue_group g where g.closing_at is not null order by g.group_id loop
+        v_lanes := array(
+            select distinct l.lane from forebay.lane l
+            where l.queue = v_group.queue and l.audience in (0, v_group.group_id, -v_group.group_id)
+              and l.lane > coalesce(v_group.fenced_lane, -9223372036854775808)
+            order by l.lane limit 200);
+        if v_lanes <> '{}' then
+            foreach v_lane in array v_lanes loop
+                perform forebay._lock_lane(v_group.group_id, v_lane);
+            end loop;
+            update forebay.queue_group g set fenced_lane = v_lanes[cardinality(v_lanes)] where g.group_id = v_group.group_id;
+            return cardinality(v_lanes);
+        end if;
+        continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);
+        perform forebay._delete_group(v_group);
+        return 1;
+    end loop;
+
+    for v_closed in select c.* from forebay.closed_group c where c.lanes is not null order by c.group_id loop
+        v_done := v_done + forebay._clear_group(v_closed.group_id, v_closed.lanes, p_most);
+        exit when v_done >= p_most;
+        update forebay.closed_group c set lanes = null where c.group_id = v_closed.group_id;
+        v_done := v_done + 1;
+    end loop;
+    return v_done;
+end
+$$;
+
+
+-- Delete a group and its private lanes. No claim of it runs, none can begin, and it has no open batch: no more rows are written
+-- for it.
+create function forebay._delete_group(v_group forebay.queue_group) returns void
+language plpgsql volatile
+as $$
+declare
+    v_lanes   bigint[];
+    v_heir_id bigint;
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    with gone as (
+        delete from forebay.lane l
+        where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)
+        returning l.lane)
+    select coalesce(array_agg(distinct n.lane), '{}') into v_lanes from gone n;
+    insert into forebay.closed_group (group_id, queue, name, closed_at, lanes)
+    values (v_group.group_id, v_group.queue, v_group.name, forebay._now(), v_lanes);
+    v_heir_id := forebay._imply_group(v_group.queue, v_group.closing_snap);
+    -- Where a claim read further than the snapshot of the closing, the implied group continues after it.
+    insert into forebay.batch (
+        group_id, lane, no, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total, claimed_at,
+        edge_from, low_from, edge_to, low_to)
+    select v_heir_id, b.lane, 1, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq, 0, 0, b.claimed_at,
+           b.edge_from, b.low_from, b.edge_to, b.low_to
+    from (select distinct i.lane from forebay.lane i where i.queue = v_group.queue and i.audience = 0) l
+    cross join lateral (select i.* from forebay.batch i
+                        where i.group_id = v_group.group_id and i.lane = l.lane order by i.no desc limit 1) b
+    cross join lateral (select coalesce(b.snap_to, b.snap_from) as snap) r
+    where v_heir_id is not null
+      and (pg_snapshot_xmax(r.snap) > pg_snapshot_xmax(v_group.closing_snap)
+           or exists (select from pg_snapshot_xip(v_group.closing_snap) x where pg_visible_in_snapshot(x, r.snap)));
+    execute format('drop sequence forebay.leader_%s', v_group.group_id);
+end
+$$;
+
+
+-- Delete rows of a group that is gone; returns their number: fewer than p_most when none is left.
+create function forebay._clear_group(p_group_id bigint, p_lanes bigint[], p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_rows  bigint;
+    v_total bigint;
+begin
+    with gone as (
+        delete from forebay.batch b
+        using (select i.lane, i.no from forebay.batch i where i.group_id = p_group_id order by i.lane, i.no limit p_most) o
+        where b.group_id = p_group_id and b.lane = o.lane and b.no = o.no
+        returning b.lease_id, b.claim_no),
+    settled as (
+        delete from forebay.settlement s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1),
+    started as (
+        delete from forebay.suspect_start s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
+    select count(*) into v_total from gone;
+    delete from forebay.deferred d
+    where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.parked p
+    where p.ctid = any (array(select i.ctid from forebay.parked i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.key_run t
+    where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limiter g
+    where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.queue_count c
+    where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    return v_total + v_rows;
+end
+$$;
+
+
 -- functions/maintenance/count.sql
 
 -- grant: worker
@@ -5562,6 +5753,82 @@ begin
     delete from forebay.queue_count c
     where c.no < (select n.no from forebay.queue_count n
                   where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
+end
+$$;
+
+
+-- functions/maintenance/drop_segments.sql
+
+-- grant: worker
+
+-- Drop the tables and functions of segments that were emptied a while ago; returns the number of segments.
+--
+-- Dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes meanwhile waits. So the lock is taken only
+-- when it is free at once: a request that waits in the queue of a lock would stop all enqueues behind it. And p_most is small:
+-- each segment takes about two milliseconds and the commit. While a session that used the log is in a transaction, nothing is
+-- dropped; call again.
+--
+-- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind, and the newest segment of the
+-- archive of another cluster, which marks the end of that archive.
+--
+-- Parameters: p_most, the maximum number of segments in this call; p_age, for how long they have been empty: a call that found
+--   a segment in the registry before it was emptied has ended since.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment  bigint;
+    v_function regprocedure;
+    v_dropped  integer := 0;
+    v_segments bigint[];
+begin
+    if (p_most between 1 and 1000 and p_age >= interval '0') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot drop %s segments that are empty for %s', coalesce(p_most::text, 'null'), coalesce(p_age::text, 'null')),
+            hint = 'The number is 1 to 1000, the age is not negative.';
+    end if;
+    perform forebay._require_alone('forebay.drop_segments_v1()');
+    perform forebay._require_same_cluster();
+    v_segments := array(
+        select s.segment_id from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at <= forebay._now() - p_age
+          and s.segment_id < (select i.segment_id from forebay.seal i order by i.segment_id desc offset 1 limit 1)
+          and not (f.xid = '0' and s.hi = forebay._archived_below())
+        order by s.segment_id limit p_most);
+    if v_segments = '{}' or not forebay._try_lock('retention') then
+        return 0;
+    end if;
+    -- No standby is waited for while the log is locked.
+    perform set_config('synchronous_commit', 'local', true);
+    begin
+        lock table only forebay.log in access exclusive mode nowait;
+    exception when lock_not_available then
+        return 0;
+    end;
+    foreach v_segment in array v_segments loop
+        begin
+            execute format('lock table forebay.log_%s in access exclusive mode nowait', v_segment);
+        exception when lock_not_available then
+            continue;
+        end;
+        execute format('drop table forebay.log_%s', v_segment);
+        for v_function in
+            select p.oid from pg_proc p
+            where p.pronamespace = 'forebay'::regnamespace and p.proname ~ format('^_[a-z_]+_%s$', v_segment)
+        loop
+            execute format('drop function %s', v_function);
+        end loop;
+        delete from forebay.seal f where f.segment_id = v_segment;
+        delete from forebay.segment s where s.segment_id = v_segment;
+        v_dropped := v_dropped + 1;
+    end loop;
+    return v_dropped;
 end
 $$;
 
@@ -5778,8 +6045,10 @@ begin
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        left join lateral (select b.snap_from from forebay.batch b
-                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+        left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
         where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
@@ -5909,12 +6178,12 @@ begin
     if not forebay._try_lock('sweep') then
         return 0;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for the default one.
+    -- A queue that was never served has no group yet; its jobs expire for an implied one.
     for v_queue in
         select distinct l.queue from forebay.lane l
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
     loop
-        perform forebay.open_group(v_queue);
+        perform forebay._imply_group(v_queue);
     end loop;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -5930,7 +6199,7 @@ begin
              join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
                    from forebay.queue_group g
                    join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                                 where g.closing_at is null and j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
                    left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
                                       from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
                                       where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
@@ -5965,7 +6234,7 @@ begin
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
         order by random()
         limit p_lanes
     loop
@@ -6062,8 +6331,8 @@ as $$
 $$;
 
 
--- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements,
--- leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
+-- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, dead letters past the time
+-- that forebay.keep_dead() set, and batches, settlements, leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
 --
 -- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
 -- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
@@ -6096,7 +6365,8 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
+        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
+                  + forebay._trim_dead_letters(p_most);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
@@ -6558,15 +6828,14 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
     v_now      constant timestamptz := forebay._now();
     v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (
-        select l.lane, l.priority, l.audience, g.group_id, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        select row_number() over () as nr, l.lane, l.priority, g.group_id,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from (select distinct i.lane, i.priority, i.audience from forebay.lane i where i.queue = unfinished.queue) l
         left join forebay.queue_group g on g.queue = unfinished.queue and g.name = unfinished.group_name
         left join lateral (select i.* from forebay.batch i
@@ -6575,14 +6844,10 @@ begin
         where l.audience = 0 or abs(l.audience) = g.group_id),
     found as (
         select coalesce(l.job_id, l.seq) as job_id, 'ready' as state, r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now as latest
-        from readers r
-        join lateral (select i.* from forebay.log i
-                      where i.lane = r.lane and i.seq >= v_archived and i.kind = unfinished.kind
-                        and i.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                        and (r.snap_from is null or not forebay._is_consumed(
-                                i.xid, i.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                        and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                             or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._unread_of_kind(c.all, unfinished.kind) l
+        join readers r on r.nr = l.nr
         union all
         select coalesce(l.job_id, l.seq),
                case when coalesce(l.job_id, l.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then 'running' else 'claimed' end,
@@ -6660,6 +6925,68 @@ end
 $$;
 
 
+-- functions/operate/close_group.sql
+
+-- grant: operator
+
+-- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
+--
+-- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
+-- this group; other groups keep theirs. forebay.close_groups() does the rest in steps: workers call it, and so does
+-- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
+--
+-- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
+--
+-- Parameters: force, close it although workers serve it; dry_run, change nothing.
+-- Returns: cancelled, jobs that wait now; running, jobs that workers have; segments and bytes, what can be emptied then.
+-- Errors: JQ014 no such group, JQ017 workers serve it.
+-- Locks: the group's row.
+create function forebay.close_group(
+    queue text, name text default 'default', force boolean default false, dry_run boolean default false,
+    out cancelled bigint, out running bigint, out segments bigint, out bytes bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    v_group forebay.queue_group;
+    v_state record;
+begin
+    if close_group.name is null then
+        raise exception using errcode = 'JQ001', message = 'name null: give the group to close';
+    end if;
+    perform forebay._require_group(close_group.queue, close_group.name);
+    select g.* into v_group from forebay.queue_group g
+    where g.queue = close_group.queue and g.name = close_group.name for no key update;
+    if not found then
+        perform forebay._require_group(close_group.queue, close_group.name);  -- It went meanwhile.
+    end if;
+    select * into v_state from forebay.groups(close_group.queue) g where g.group_name = close_group.name;
+    if v_state.is_served and v_group.closing_at is null and close_group.force is not true and close_group.dry_run is not true then
+        raise exception using errcode = 'JQ017',
+            message = format('workers serve group %s of queue %s: they have %s jobs of it', close_group.name, close_group.queue, v_state.running),
+            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name),
+            hint = 'Stop the workers of this group first, or force it: running jobs finish, and the workers get no more.';
+    end if;
+    cancelled := v_state.unread + (
+        select count(*) from forebay.deferred d
+        where d.lane in (select l.lane from forebay.lane l
+                         where l.queue = v_group.queue and abs(l.audience) = v_group.group_id)
+          and not exists (select from (select p.* from forebay.promotion p order by p.no desc limit 1) p
+                          where pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)));
+    running := v_state.running;
+    segments := v_state.held_segments;
+    bytes := v_state.held_bytes;
+    if v_group.closing_at is null and close_group.dry_run is not true then
+        -- A pause is what claims look at.
+        update forebay.queue_group g
+        set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        where g.group_id = v_group.group_id;
+    end if;
+end
+$$;
+
+
 -- functions/operate/configure.sql
 
 -- grant: none
@@ -6699,6 +7026,33 @@ end
 $$;
 
 
+-- functions/operate/dead_summary.sql
+
+-- grant: operator, reader
+
+-- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
+-- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null forever.
+--
+-- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
+create function forebay.dead_summary(only_queue text default null)
+returns table (queue text, kind text, reason text, error_type text, kept bigint, not_redriven bigint, deleted bigint, last_died_on date,
+               keep_days integer)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
+           max(u.died_on), forebay._days_of_dead(u.queue)
+    from (select d.queue, d.kind, d.reason, coalesce(left(d.errors -> -1 ->> 'type', 200), '') as error_type,
+                 (d.died_at at time zone 'UTC')::date as died_on, 1 as kept, (d.redriven_at is null)::integer as not_redriven, 0 as deleted
+          from forebay.dead_letter d
+          union all
+          select c.queue, c.kind, c.reason, c.error_type, c.died_on, 0, 0, c.deleted from forebay.dead_deletion c) u
+    where only_queue is null or u.queue = only_queue
+    group by u.queue, u.kind, u.reason, u.error_type
+    order by sum(u.not_redriven) desc, u.queue, u.kind, u.reason, u.error_type
+$$;
+
+
 -- functions/operate/depth.sql
 
 -- grant: operator, reader
@@ -6716,21 +7070,26 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
         where only_queue is null or l.queue = only_queue),
-    readers as (
-        select l.lane, l.queue, l.priority, l.audience, g.group_id, coalesce(g.name, 'default') as name, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+    readers as materialized (
+        select row_number() over () as nr, l.lane, l.queue, l.priority, g.group_id, coalesce(g.name, 'default') as name,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from lanes l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
         left join forebay.segment s on s.segment_id = b.pos_segment),
+    unread_jobs as materialized (
+        select u.nr, sum(u.unread) as unread
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._count_unread(c.all) u
+        group by u.nr),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
     deferred_jobs as (
@@ -6777,9 +7136,10 @@ begin
         having count(*) > (select count(*) from first_rows f where f.lease_id = r.lease_id)),
     later_rows as (
         select h.*, l.job_id
-        from has_later_rows n join handed_out h on h.lease_id = n.lease_id
-        cross join lateral (select i.job_id from forebay.log i
-                            where i.lane = h.row_lane and i.xid = h.xid and i.seq = h.seq limit 1) l
+        from (select array_agg(i.row_lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs
+              from handed_out i where i.lease_id in (select n.lease_id from has_later_rows n)) a
+        cross join lateral (select distinct i.seq, i.job_id from forebay._job_ids(a.lanes, a.xids, a.seqs) i) l
+        join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
@@ -6787,18 +7147,13 @@ begin
         group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
-           sum((select count(*) from forebay.log l
-                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
-                  and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                  and (r.snap_from is null or not forebay._is_consumed(
-                          l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                  and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           coalesce(sum(u.unread), 0)::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint
     from readers r
+    left join unread_jobs u on u.nr = r.nr
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
     left join deferred_jobs d on d.lane = r.lane
@@ -6810,19 +7165,128 @@ $$;
 
 -- functions/operate/groups.sql
 
--- Errors: JQ014 when the queue has no such group.
-create function forebay._require_group(p_queue text, p_group_name text) returns void
-language plpgsql stable
+-- grant: operator, reader
+
+-- The consumer groups of all queues, or of one.
+--
+-- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
+-- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
+-- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- the last claim of a worker.
+--
+-- Visits every waiting job.
+create function forebay.groups(only_queue text default null)
+returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
+               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               held_segments bigint, held_bytes bigint, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
+#variable_conflict use_column
 begin
-    if not exists (select from forebay.queue_group g
-                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
-        raise exception using errcode = 'JQ014',
-            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
-                             coalesce(' ' || quote_literal(p_group_name), '')),
-            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
-            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
-    end if;
+    return query
+    with cursors as materialized (
+        select row_number() over () as nr, g.group_id, l.lane,
+               case l.audience when 0 then g.start_after else '1:1:' end as start,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where groups.only_queue is null or g.queue = groups.only_queue),
+    unread_rows as materialized (
+        select c.group_id, sum(u.unread) as unread, min(u.oldest) as oldest
+        from (select array_agg(row(i.nr, i.lane, i.start, i.snap_from, i.snap_to, i.lo, i.hi, i.pos_xid, i.pos_seq)::forebay._cursor) as all
+              from cursors i) a
+        cross join lateral forebay._count_unread(a.all) u
+        join cursors c on c.nr = u.nr
+        group by c.group_id),
+    parked_rows as materialized (
+        select p.group_id, count(*) as parked from forebay._all_parked() p
+        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+    open_rows as materialized (
+        select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
+    held as materialized (
+        select h.group_ids[1] as group_id, count(*) as segments,
+               sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
+        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        group by 1)
+    select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
+           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
+           coalesce(h.segments, 0), coalesce(h.bytes, 0),
+           (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
+            cross join lateral (select i.claimed_at from forebay.batch i
+                                where i.group_id = g.group_id and i.lane = c.lane and i.lease_id is not null
+                                order by i.no desc limit 1) b)
+    from forebay.queue_group g
+    left join unread_rows u on u.group_id = g.group_id
+    left join parked_rows p on p.group_id = g.group_id
+    left join open_rows o on o.group_id = g.group_id
+    left join held h on h.group_id = g.group_id
+    where groups.only_queue is null or g.queue = groups.only_queue
+    order by g.queue, g.name;
+end
+$$;
+
+
+-- The unsettled jobs of open leases.
+create function forebay._open_jobs()
+returns table (group_id bigint, lease_id bigint, claim_no bigint, seq bigint)
+language sql stable
+as $$
+    select b.group_id, b.lease_id, b.claim_no, u.seq
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.closed_at is null
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
+-- forebay._segment_held_by(), which stops at the first of them.
+create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_segment record;
+begin
+    for v_segment in
+        with holding as materialized (
+            select o.group_id, o.seq from forebay._open_jobs() o
+            union all
+            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
+        select s.segment_id, f.xid,
+               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        segment_id := v_segment.segment_id;
+        execute format(
+            'select array(
+                 select distinct coalesce(g.group_id, 0)
+                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
+                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                   and exists (select from forebay.log_%s r where r.lane = l.lane)
+                 union select unnest($2) order by 1)', segment_id)
+            into group_ids using v_segment.xid, v_segment.group_ids;
+        return next;
+    end loop;
 end
 $$;
 
@@ -7122,7 +7586,112 @@ as $$
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
             order by place desc'
     from forebay.segment s
-    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
+$$;
+
+
+-- functions/operate/keep_dead.sql
+
+-- grant: operator
+
+-- Set how long dead letters are kept, for a queue or, with null, for all queues without their own setting; returns the
+-- number of days before, null forever.
+--
+-- Without this call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and counts what it
+-- deletes: see forebay.dead_summary().
+--
+-- Parameters: days since the death of the job, 1 to 36500; null: forever. inherit: remove the setting of the queue.
+-- Errors: JQ001 a bad name or number.
+create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue  constant text := coalesce(keep_dead.queue, '');
+    v_before integer := forebay._days_of_dead(v_queue);
+begin
+    if keep_dead.queue !~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' or keep_dead.days not between 1 and 36500
+       or keep_dead.inherit is null or (keep_dead.inherit and (keep_dead.days is not null or keep_dead.queue is null)) then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot keep dead letters of queue %s for %s days%s', coalesce(quote_literal(left(keep_dead.queue, 40)), 'null'),
+                             coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
+            hint = 'days is 1 to 36500, or null forever. inherit is for a queue, and without days.';
+    end if;
+    if keep_dead.inherit then
+        delete from forebay.dead_retention r where r.queue = v_queue;
+    else
+        insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
+        on conflict on constraint dead_retention_pkey do update set days = excluded.days;
+    end if;
+    return v_before;
+end
+$$;
+
+
+-- How many days dead letters of a queue are kept; null: forever.
+create function forebay._days_of_dead(p_queue text) returns integer
+language sql stable
+as $$
+    select r.days from forebay.dead_retention r where r.queue in (p_queue, '') order by r.queue desc limit 1
+$$;
+
+
+-- Delete dead letters past the time set for them, about p_most; returns their number.
+create function forebay._trim_dead_letters(p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_queue record;
+    v_total bigint := 0;
+begin
+    if not exists (select from forebay.dead_retention r where r.days is not null) then
+        return 0;
+    end if;
+    for v_queue in
+        with recursive queue as (
+            (select d.queue from forebay.dead_letter d order by d.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select d.queue from forebay.dead_letter d where d.queue > q.queue order by d.queue limit 1) n
+        )
+        select q.queue, forebay._days_of_dead(q.queue) as days from queue q
+    loop
+        continue when v_queue.days is null;
+        v_total := v_total + forebay._delete_dead(
+            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - v_total)::integer);
+        exit when v_total >= p_most;
+    end loop;
+    delete from forebay.dead_deletion c where c.died_on < forebay._now() - interval '400 days';
+    return v_total;
+end
+$$;
+
+
+-- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_count bigint;
+begin
+    with gone as (
+        delete from forebay.dead_letter d
+        where d.ctid = any (array(
+            select i.ctid from forebay.dead_letter i
+            where i.queue = p_queue and i.died_at <= p_before order by i.died_at limit p_most for update skip locked))
+        returning d.queue, d.kind, d.reason, d.died_at, d.errors),
+    sorts as (
+        select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
+               coalesce(left(g.errors -> -1 ->> 'type', 200), '') as error_type, count(*) as deleted
+        from gone g group by 1, 2, 3, 4, 5),
+    counted as (
+        insert into forebay.dead_deletion as c (died_on, queue, kind, reason, error_type, deleted)
+        select s.died_on, s.queue, s.kind, s.reason, s.error_type, s.deleted from sorts s
+        order by 1, 2, 3, 4, 5
+        on conflict on constraint dead_deletion_pkey do update set deleted = c.deleted + excluded.deleted)
+    select coalesce(sum(s.deleted), 0) into v_count from sorts s;
+    return v_count;
+end
 $$;
 
 
@@ -7132,17 +7701,22 @@ $$;
 
 -- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
+-- A group that is implied becomes this one, under its name: it has the cursors, expiries and pauses of a queue that no worker had
+-- served yet. With start 'now' it forgets its cursors and starts now.
+--
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start.
+-- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
+-- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-    v_id   bigint;
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_id      bigint;
+    v_closing timestamptz;
 begin
     if (open_group.queue ~ v_name and open_group.name ~ v_name) is not true
        or open_group.start not in ('beginning', 'now') then
@@ -7151,26 +7725,73 @@ begin
                              coalesce(quote_literal(left(open_group.queue, 40)), 'null'), coalesce(open_group.start, 'its default')),
             hint = 'Names have letters, digits and _ . : - only; start is beginning or now.';
     end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    for v_attempt in 1 .. 2 loop
+        select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
+        where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
+        if v_closing is not null then
+            raise exception using errcode = 'JQ017',
+                message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
+                detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
+                hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
+        elsif v_id is not null then
+            return v_id;
+        end if;
+        -- Look again under the lock, in a later statement.
+        lock table forebay.queue_group in share row exclusive mode;
+    end loop;
+
+    update forebay.queue_group g
+    set name = open_group.name, is_implied = false,
+        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+    where g.queue = open_group.queue and g.is_implied
+    returning g.group_id into v_id;
     if v_id is not null then
+        if open_group.start = 'now' then
+            lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
+            delete from forebay.batch b
+            where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
+        end if;
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
-            case when open_group.start = 'now'
-                      or (open_group.start is null
-                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end,
-            forebay._now())
-    on conflict do nothing
+    return forebay._make_group(
+        open_group.queue, open_group.name, false,
+        case when open_group.start = 'now'
+                  or (open_group.start is null
+                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+             then pg_current_snapshot() else '1:1:' end);
+end
+$$;
+
+
+-- Open a group for a queue that has none, so that its jobs expire and it can be paused. It is implied: the first group that a
+-- worker or user opens takes it over. Returns its id, null when the queue has a group.
+--
+-- Locks: the table queue_group against others that open a group, until the transaction ends.
+create function forebay._imply_group(p_queue text, p_start_after pg_snapshot default '1:1:') returns bigint
+language plpgsql volatile
+as $$
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    if not exists (select from forebay.queue_group g where g.queue = p_queue) then
+        return forebay._make_group(p_queue, 'default', true, p_start_after);
+    end if;
+    return null;
+end
+$$;
+
+
+-- Write a group and its flag sequence; the caller has locked the table and found that there is none of this name.
+create function forebay._make_group(p_queue text, p_name text, p_is_implied boolean, p_start_after pg_snapshot) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_id bigint;
+begin
+    insert into forebay.queue_group (queue, name, start_after, created_at, is_implied)
+    values (p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    if v_id is not null then
-        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
-        return v_id;
-    end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;
@@ -7189,7 +7810,10 @@ declare
     v_count integer;
 begin
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
-        perform forebay.open_group(pause_queue.queue);
+        if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+            perform forebay.open_group(pause_queue.queue);  -- Raises.
+        end if;
+        perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
     update forebay.queue_group g set paused_at = forebay._now()
@@ -7204,7 +7828,7 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
@@ -7214,15 +7838,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_count bigint;
+    v_count bigint := 0;
+    v_queue text;
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
             hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
-    delete from forebay.dead_letter d
-    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
-    get diagnostics v_count = row_count;
+    for v_queue in
+        select distinct d.queue from forebay.dead_letter d
+        where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+        order by 1
+    loop
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+    end loop;
     return v_count;
 end
 $$;
@@ -7237,8 +7866,8 @@ $$;
 -- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
--- Errors: JQ015 no such dead letter, JQ016 redriven before.
--- Locks: the dead letter's row.
+-- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row, and its group's row (SHARE).
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7259,6 +7888,14 @@ begin
             detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
+    -- A group that begins to close waits for this transaction, or is seen here.
+    perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014',
+            message = format('the group of dead letter %s was closed', d.dead_id),
+            detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
+            hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
+    end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
@@ -7275,7 +7912,8 @@ $$;
 
 -- grant: operator
 
--- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number. Dead letters of closed
+-- groups are left alone.
 --
 -- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
@@ -7295,7 +7933,7 @@ begin
         select d.dead_id
         from forebay.dead_letter d
         join forebay.queue_group g on g.group_id = d.group_id
-        where d.redriven_at is null
+        where d.redriven_at is null and g.closing_at is null
           and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
           and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
@@ -7329,7 +7967,7 @@ declare
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
     update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     perform forebay._notify(resume_queue.queue);
     return v_count;
@@ -7603,20 +8241,22 @@ begin
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_lease_v1', 'count_v1',
-                'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job', 'lead_v1',
-                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'ready_v1', 'record_audit', 'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1',
-                'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
+                'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
+                'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1',
+                'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit', 'record_direct',
+                'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
+                'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1',
+                'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
+                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
+                'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'result',
-                'schema_version', 'segment_held_by', 'unfinished']
+                'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
+                'mirror_status', 'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -8076,6 +8716,34 @@ end
 $$;
 
 
+-- functions/shared/require_group.sql
+
+-- Errors: JQ014 when the queue has no such group.
+create function forebay._require_group(p_queue text, p_group_name text) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.queue_group g
+                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
+        raise exception using errcode = 'JQ014',
+            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
+                             coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    end if;
+end
+$$;
+
+
+-- The name of a group, also of one that was closed; null: no such group.
+create function forebay._group_name(p_group_id bigint) returns text
+language sql stable
+as $$
+    select coalesce((select g.name from forebay.queue_group g where g.group_id = p_group_id),
+                    (select c.name from forebay.closed_group c where c.group_id = p_group_id))
+$$;
+
+
 -- functions/shared/rows.sql
 
 -- One row of the log, found by its position in the claim index.
@@ -8087,6 +8755,9 @@ declare
     v_row     forebay.log;
 begin
     select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    if v_segment is null then
+        return null;
+    end if;
     execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
         into v_row using p_lane, p_xid, p_seq;
     return v_row;
@@ -8138,6 +8809,7 @@ begin
     for v_segment in
         select s.segment_id, s.lo, s.hi from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
         return query execute format(
@@ -8173,6 +8845,97 @@ as $$
     select h.running_jobs
     from (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i where i.lease_id = p_lease_id order by i.heartbeat_at desc limit 1) h
     where h.heartbeat_at >= p_since
+$$;
+
+
+-- functions/shared/unread.sql
+
+-- Has a segment a table? The catalog is read as it is now, also in a transaction with an old snapshot of the registry.
+create function forebay._has_table(p_segment_id bigint) returns boolean
+language sql stable
+as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
+
+
+-- The rows in front of cursors, in one snapshot: for each, the number of the cursor and p_columns of the row l.
+--
+-- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
+-- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+        'select c.nr, %s from unnest($1) c cross join lateral (
+             select i.* from forebay.log_%s i
+             where i.lane = c.lane and i.kind <> '''' and i.xid >= pg_snapshot_xmin(coalesce(c.snap_from, c.start))
+               and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
+                        else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
+             offset 0) l',
+        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
+    from forebay.segment s left join forebay.seal f using (segment_id),
+         (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+      and s.lo >= forebay._archived_below() and (f.xid is null or f.xid > oldest.xid) and forebay._has_table(s.segment_id)
+$$;
+
+
+-- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
+create function forebay._count_unread(p_cursors forebay._cursor[])
+returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
+        using p_cursors;
+end
+$$;
+
+
+-- The rows of a kind in front of each cursor.
+create function forebay._unread_of_kind(p_cursors forebay._cursor[], p_kind text)
+returns table (nr bigint, job_id bigint, seq bigint, tag text, attempt integer, enqueued_at timestamptz, expires_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, u.job_id, u.seq, u.tag, u.attempt, u.enqueued_at, u.expires_at from ('
+        || forebay._unread_sql(p_cursors, 'l.kind, l.job_id, l.seq, l.tag, l.attempt, l.enqueued_at, l.expires_at') || ') u where u.kind = $2'
+        using p_cursors, p_kind;
+end
+$$;
+
+
+-- The ids of jobs, by their rows' lanes, xids and numbers.
+create function forebay._job_ids(p_lanes bigint[], p_xids xid8[], p_seqs bigint[]) returns table (seq bigint, job_id bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        select s.segment_id, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.seq) as seqs
+        from unnest(p_lanes, p_xids, p_seqs) as u (lane, xid, seq)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        return query execute format(
+            'select u.seq, l.job_id from unnest($1, $2, $3) u (lane, xid, seq)
+             cross join lateral (select i.job_id from forebay.log_%s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) l', v_piece.segment_id)
+            using v_piece.lanes, v_piece.xids, v_piece.seqs;
+    end loop;
+end
 $$;
 
 
@@ -8832,7 +9595,7 @@ begin
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
-                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
                 order by s.segment_id desc
             loop
                 execute format(

@@ -40,12 +40,12 @@ begin
     if not forebay._try_lock('sweep') then
         return 0;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for the default one.
+    -- A queue that was never served has no group yet; its jobs expire for an implied one.
     for v_queue in
         select distinct l.queue from forebay.lane l
         where not exists (select from forebay.queue_group g where g.queue = l.queue)
     loop
-        perform forebay.open_group(v_queue);
+        perform forebay._imply_group(v_queue);
     end loop;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -61,7 +61,7 @@ begin
              join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
                    from forebay.queue_group g
                    join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
+                                 where g.closing_at is null and j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
                    left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
                                       from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
                                       where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
@@ -96,7 +96,7 @@ begin
                       where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
+        where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
         order by random()
         limit p_lanes
     loop

@@ -20,8 +20,8 @@ as $$
 $$;
 
 
--- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, and batches, settlements,
--- leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
+-- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, dead letters past the time
+-- that forebay.keep_dead() set, and batches, settlements, leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
 --
 -- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
 -- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
@@ -53,7 +53,8 @@ begin
     v_pass := coalesce(p_pass, v_last <= v_second - 600);
     v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
     if v_pass then
-        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
+        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
+                  + forebay._trim_dead_letters(p_most);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
         if v_rows < p_most then
             perform setval('forebay.trim_pass_seq', v_second);
