@@ -32,7 +32,7 @@ begin
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
     end if;
     for v_row in execute pg_catalog.format(
-        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
+        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) ''{}''::pg_catalog.text[] as key,
                  pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
           from (%s\n) q order by q.%I', key, query, key)
     loop
