@@ -1,7 +1,10 @@
 """The schema belongs to a role with LOGIN and nothing else, and each part has a login role: what then may not be seen."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from forebay.upgrade._blockers import moment, session_running_since
 from tests.support.engine import Reader, connect, enqueue, lane_of, one
 from tests.support.least_privilege import as_login, least_database
 from tests.support.waiting import wait_for
@@ -62,3 +65,30 @@ def test_the_time_that_a_session_watched_cannot_come_from_a_default(least, admin
             assert revoked(worker) == []
     finally:
         admin.execute("alter role least_worker reset all")
+
+
+def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin):
+    """
+    What a post migration removes may be in use by a statement that began before; PostgreSQL hides statements of other
+    roles. A transaction without a statement, and one that began later, do not count.
+    """
+    with (
+        connect(as_login(least, "least_owner")) as owner,
+        connect(as_login(least, "least_worker")) as busy,
+        connect(as_login(least, "least_worker")) as idle,
+        connect(as_login(least, "least_worker")) as later,
+        ThreadPoolExecutor() as threads,
+    ):
+        admin.execute("select pg_advisory_lock(1)")
+        idle.execute("begin")
+        waiting = threads.submit(busy.execute, "select pg_advisory_lock(1)")
+        wait_for(lambda: one(admin, "select count(*) from pg_locks where not granted") == 1)
+        since = moment(owner)
+        later.execute("begin isolation level repeatable read")
+        later.execute("select from pg_class")
+        found = session_running_since(owner, since)
+        assert found is not None
+        assert f"pid {busy.info.backend_pid} " in found
+        admin.execute("select pg_advisory_unlock(1)")
+        waiting.result()
+        assert session_running_since(owner, since) is None

@@ -68,6 +68,4 @@ def least_database(server: EmbeddedServer, name: str, *settings: str) -> Iterato
         yield dsn
     finally:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
-            admin.execute(
-                sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
-            )
+            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))

@@ -39,6 +39,7 @@ OF_CALLS: Final[Mapping[str, str]] = MappingProxyType(
 OF_SERVICES: Final[Mapping[str, str]] = MappingProxyType(
     {
         **OF_CALLS,
+        "timezone": "UTC",
         "search_path": "pg_catalog, pg_temp",
         "standard_conforming_strings": "on",
         "lock_timeout": "0",

@@ -46,9 +46,9 @@ KEEPALIVE: Final[dict[str, Any]] = {
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
 #: invalid_sql_statement_name and duplicate_prepared_statement.
 _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
-#: A migration replaced a function by one with another result type.
+#: Among others: a migration replaced a function by one with another result type. Only the message would tell, and servers
+#: translate messages.
 _NOT_SUPPORTED: Final = "0A000"
-_OTHER_RESULT: Final = "cached plan must not change result type"
 _CONNECTION_EXCEPTION: Final = "08"
 
 #: One round trip: read the server's process id, and apply the settings only if it is the id reported on connecting.
@@ -133,9 +133,8 @@ class Session:
         if error.sqlstate in _OTHER_SESSION:
             # The prepared statement is in another session: there is a pooler that reports the server's process id.
             self._pooler = "transaction"
-        elif not (error.sqlstate == _NOT_SUPPORTED and _OTHER_RESULT in str(error)):
-            return False
-        return True
+            return True
+        return error.sqlstate == _NOT_SUPPORTED
 
     async def _run(self, operation: Operation[T], seconds: float | None) -> T:
         async with self._lock:
