@@ -1,8 +1,11 @@
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 
--- Functions are created in the order of their files, so some call functions that do not exist yet.
+-- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
+-- of a function would look like drift.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
-       set_config('check_function_bodies', 'off', true);
+       set_config('forebay.quote_all_identifiers_before', current_setting('quote_all_identifiers'), true),
+       set_config('check_function_bodies', 'off', true),
+       set_config('quote_all_identifiers', 'off', true);
 
 
 -- schema.sql
@@ -1126,6 +1129,10 @@ create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -1180,6 +1187,10 @@ $$;
 -- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 begin
@@ -1397,6 +1408,10 @@ $$;
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -9139,4 +9154,5 @@ select forebay._grant();
 select forebay.extend_v1();
 
 
-select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true),
+       set_config('quote_all_identifiers', current_setting('forebay.quote_all_identifiers_before'), true);

@@ -15,6 +15,7 @@ create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
 language plpgsql volatile
+-- include: json_settings
 as $$
 #variable_conflict use_variable
 declare

@@ -3,6 +3,7 @@
 -- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
+-- include: json_settings
 as $$
 #variable_conflict use_variable
 begin
