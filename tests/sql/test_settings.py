@@ -62,11 +62,12 @@ async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     written = write.enqueue_now("日本")
     async with running(app) as worker:
         await wait_for_async(lambda: worker.stats.done >= 2)
-        await wait_for_async(lambda: app.job(failing).state == "dead")
+        await wait_for_async(lambda: app.handle(failing).status().state == "dead")
     assert set(told) == {("日本", 0.1 + 0.2), ("é日本", 1e-300)}
     assert app.handle(plain).result(5) == "日本"
-    assert app.job(written).state == "done"
-    assert app.job(failing).errors[-1].message == "日本"
+    assert app.handle(written).status().state == "done"
+    with psycopg.connect(database, client_encoding="utf8") as admin:
+        assert "日本" in one(admin, "select errors::text from forebay.dead_letter")
     assert not [item for item in await examine(database) if "could not be checked" in item.what]
 
 
