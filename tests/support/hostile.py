@@ -11,6 +11,10 @@ _LOGINS = {
     "hostile_operator": ("operator", "reader", "producer", "worker"),
 }
 
+#: Handlers in transactions have the defaults of the worker's role. Serializable ones may fail and run again, and no program that a
+#: handler uses survives other operators than those of the catalog.
+_OF_HANDLERS = {"search_path": "evil, public", "default_transaction_isolation": "repeatable read"}
+
 
 class Hostile:
     """Makes databases for the row."""
@@ -23,7 +27,10 @@ class Hostile:
                     "select count(*) from pg_roles where rolname = %s", [login]
                 ).fetchone()[0]:
                     admin.execute(f"create role {login} login")
-                    impose(admin, HOSTILE | {"search_path": SEARCH_PATH}, f"role {login}")
+                    chosen = (
+                        _OF_HANDLERS if login == "hostile_worker" else {"search_path": SEARCH_PATH}
+                    )
+                    impose(admin, HOSTILE | chosen, f"role {login}")
         with connect(make_least(server, name)) as admin:
             for login, roles in _LOGINS.items():
                 for role in roles:
