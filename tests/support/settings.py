@@ -39,7 +39,7 @@ OF_LIMITS = {
     "idle_in_transaction_session_timeout": "1s",
 }
 
-SEARCH_PATH = "evil, pg_catalog, public"
+SEARCH_PATH = "rogue, pg_catalog, public"
 
 HOSTILE = {
     **OF_TEXT,
@@ -51,17 +51,17 @@ HOSTILE = {
 
 #: Found before those of the catalog.
 EVIL = """
-create schema evil;
-grant usage on schema evil to public;
-create function evil.fail(text, text) returns boolean language plpgsql as $$ begin raise 'evil'; end $$;
-create operator evil.= (leftarg = text, rightarg = text, function = evil.fail);
-create operator evil.<> (leftarg = text, rightarg = text, function = evil.fail);
-create function evil.now() returns timestamptz language sql as $$ select pg_catalog.now() - interval '1 year' $$;
-create function evil.pg_backend_pid() returns integer language sql as $$ select -1 $$;
-create function evil.set_config(text, text, boolean) returns text language plpgsql as $$ begin raise 'evil'; end $$;
-create function evil.format(text, variadic "any") returns text language internal as 'text_format';
-create table evil.log (evil text);
-create table evil.pg_stat_activity (evil text);
+create schema rogue;
+grant usage on schema rogue to public;
+create function rogue.fail(text, text) returns boolean language plpgsql as $$ begin raise 'evil'; end $$;
+create operator rogue.= (leftarg = text, rightarg = text, function = rogue.fail);
+create operator rogue.<> (leftarg = text, rightarg = text, function = rogue.fail);
+create function rogue.now() returns timestamptz language sql as $$ select pg_catalog.now() - interval '1 year' $$;
+create function rogue.pg_backend_pid() returns integer language sql as $$ select -1 $$;
+create function rogue.set_config(text, text, boolean) returns text language plpgsql as $$ begin raise 'evil'; end $$;
+create function rogue.format(text, variadic "any") returns text language internal as 'text_format';
+create table rogue.log (evil text);
+create table rogue.pg_stat_activity (evil text);
 """
 
 
