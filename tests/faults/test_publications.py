@@ -27,6 +27,7 @@ def without_identity(conn) -> list[str]:
     rows = conn.execute(
         "select c.oid::regclass::text from pg_class c"
         " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p')"
+        " and c.relname !~ '^lock_'"  # locks hold no rows
         " and not (c.relreplident = 'f'"
         "     or c.relreplident = 'i' and exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)"
         "     or c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))"

@@ -17,7 +17,7 @@ SETTINGS = {"wal_level": "logical", "max_replication_slots": "20", "max_wal_send
 
 _TABLES = (
     "select c.oid::regclass::text from pg_class c where c.relnamespace = 'forebay'::regnamespace"
-    " and c.relkind in ('r', 'p') and not c.relispartition order by 1"
+    " and c.relkind in ('r', 'p') and not c.relispartition and c.relname !~ '^lock_' order by 1"
 )
 
 #: The source makes segments that the copy does not have.

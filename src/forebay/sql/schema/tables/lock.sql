@@ -17,7 +17,6 @@ begin
         select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 63) n
     loop
         execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);
-        execute format('alter table forebay.%s replica identity full', v_name);
         execute format('comment on table forebay.%s is ''A lock; it holds no rows.''', v_name);
     end loop;
 end
