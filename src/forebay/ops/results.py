@@ -87,7 +87,7 @@ def kept(value: Any, seconds: float) -> Kept:
     except InvalidJob as error:
         # Without the value and its place: others can read the problem, and keys of a dict may be data too.
         place = "" if error.field == "args" else "a part of "
-        problem = error.problem.partition(":")[0]
+        problem = str(error.problem).partition(":")[0]
         return Kept(seconds, problem=f"{place}what the handler returned {problem}")
     except PayloadTooLarge as error:
         problem = f"has {error.bytes} bytes, the limit is {error.limit}"

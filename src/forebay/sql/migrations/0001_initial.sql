@@ -1,11 +1,25 @@
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 
--- Functions are created in the order of their files, so some call functions that do not exist yet.
+-- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
+-- of a function would look like drift.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
-       set_config('check_function_bodies', 'off', true);
+       set_config('forebay.quote_all_identifiers_before', current_setting('quote_all_identifiers'), true),
+       set_config('check_function_bodies', 'off', true),
+       set_config('quote_all_identifiers', 'off', true);
 
 
 -- schema.sql
+
+-- In another encoding a job could hold text that workers cannot read, and the claim of its lane would fail each time.
+do $$
+begin
+    if current_setting('server_encoding') <> 'UTF8' then
+        raise exception using errcode = 'JQ020',
+            message = format('database %s has the encoding %s; Forebay needs UTF8', current_database(), current_setting('server_encoding')),
+            hint = 'Use a database that was created with encoding UTF8.';
+    end if;
+end
+$$;
 
 create schema forebay;
 revoke all on schema forebay from public;
@@ -231,9 +245,10 @@ create table forebay.deferred (
     ordering_key   text collate "C",
     unique_key     text
 );
-create index deferred_due on forebay.deferred (run_at, deferred_id);
+create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
+alter table forebay.deferred replica identity using index deferred_due;
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
@@ -271,6 +286,7 @@ create table forebay.failure (
     max_attempts integer                -- maximum attempts as known to the worker; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
+alter table forebay.failure replica identity full;
 
 
 -- tables/group.sql
@@ -412,6 +428,7 @@ create table forebay.lane (
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
+alter table forebay.lane replica identity full;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.
@@ -456,6 +473,7 @@ create table forebay.heartbeat (
     running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
+alter table forebay.heartbeat replica identity full;
 
 
 -- tables/limiter.sql
@@ -578,6 +596,7 @@ create table forebay.log (
     ordering_key   text collate "C",
     unique_key     text
 ) partition by range (seq);
+alter table forebay.log replica identity full;
 
 comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
@@ -604,6 +623,7 @@ create table forebay.queue_count (
     total    bigint not null
 );
 create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+alter table forebay.queue_count replica identity full;
 
 
 -- tables/mirror.sql
@@ -626,6 +646,7 @@ create table forebay.mirror_count (
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
+alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
@@ -636,6 +657,7 @@ create table forebay.mirror_sample (
     waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
+alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
@@ -647,6 +669,7 @@ create table forebay.mirror_breaker (
     why        text
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
+alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (
@@ -694,6 +717,7 @@ create table forebay.result (
 );
 create index result_by_job on forebay.result (job_id);
 create index result_by_age on forebay.result (kept_until);
+alter table forebay.result replica identity full;
 
 create table forebay.progress (
     job_id   bigint not null,
@@ -704,6 +728,7 @@ create table forebay.progress (
 );
 create index progress_by_job on forebay.progress (job_id, recorded_at);
 create index progress_by_age on forebay.progress (recorded_at);
+alter table forebay.progress replica identity full;
 
 
 -- tables/segment.sql
@@ -799,6 +824,7 @@ create table forebay.tombstone (
     enqueued_at timestamptz              -- of the expired job
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
+alter table forebay.tombstone replica identity full;
 
 
 -- tables/trimming.sql
@@ -1175,6 +1201,10 @@ create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -1192,7 +1222,7 @@ begin
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
     end if;
     for v_row in execute pg_catalog.format(
-        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
+        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) ''{}''::pg_catalog.text[] as key,
                  pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
           from (%s\n) q order by q.%I', key, query, key)
     loop
@@ -1229,13 +1259,17 @@ $$;
 -- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 begin
     execute pg_catalog.format(
         E'select pg_catalog.count(*),
                  coalesce(pg_catalog.sum(pg_catalog.octet_length(
-                     coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
+                     coalesce(r.row operator(pg_catalog.->) ''args''::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
                  coalesce(pg_catalog.sum(pg_catalog.hashtextextended(r.row::pg_catalog.text collate pg_catalog."C", 0)), 0)
           from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', query)
         into jobs, bytes, digest;
@@ -1446,6 +1480,10 @@ $$;
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -2706,13 +2744,13 @@ begin
         return format('expires_at %s is not a time within 200 years', p_expires_at);
     elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
         return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
-    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ E'[\x01-\x1f\x7f]') then
         return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
-    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ E'[\x01-\x1f\x7f]') then
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
-    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ E'[\x01-\x1f\x7f]') then
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
-    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
     elsif p_limit_key is not null and p_ordering_key is not null then
         return 'ordering_key and limit_key exclude each other';
@@ -2946,7 +2984,7 @@ begin
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
                and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
-               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ '[\x01-\x1f\x7f]')
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
               ) is not true
         order by u.ordinality
     loop
@@ -4482,7 +4520,7 @@ $$;
 -- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
-as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
 
 
 -- functions/lease/resign.sql
@@ -4637,7 +4675,8 @@ $$;
 -- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
 -- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
 -- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
--- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
+-- their time to report. Where the schema's owner may not see when the session began, its age counts from its first call of this
+-- function. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
@@ -4651,7 +4690,7 @@ set lock_timeout = '500ms'
 as $$
 declare
     v_at      constant timestamptz := clock_timestamp();
-    v_session double precision;
+    v_session double precision := forebay._observed_seconds(v_at);
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
@@ -4681,7 +4720,7 @@ begin
             select extract(epoch from v_at - a.backend_start) into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
         end if;
-        continue when v_session <= v_lost.suspect_seconds
+        continue when coalesce(v_session, 0) <= v_lost.suspect_seconds
             or v_lost.silent <= v_lost.lease_seconds
                and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
         begin
@@ -4697,6 +4736,30 @@ begin
             return;
         end if;
     end loop;
+end
+$$;
+
+
+-- Seconds since this session first called revoke_lost_v1; null where the owner of the schema may see when the session began.
+--
+-- PostgreSQL shows the start of a session to its own role and to pg_read_all_stats. Inside a function of the owner that is the
+-- owner, not the caller. So the session itself keeps the time of its first call, in a parameter without effect. The value has the
+-- process id, so that a default of the role or the database is not believed.
+create function forebay._observed_seconds(p_at timestamptz) returns double precision
+language plpgsql volatile
+as $$
+declare
+    v_since text;
+begin
+    if pg_has_role(session_user, 'usage') or pg_has_role('pg_read_all_stats', 'usage') then
+        return null;
+    end if;
+    v_since := current_setting('forebay.observes_since', true);
+    if v_since is null or split_part(v_since, ' ', 1) <> pg_backend_pid()::text then
+        perform set_config('forebay.observes_since', format('%s %s', pg_backend_pid(), extract(epoch from p_at)), false);
+        return 0;
+    end if;
+    return extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
 end
 $$;
 
@@ -5902,6 +5965,7 @@ begin
     execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
+    execute format('alter table %s replica identity full', v_leaf);  -- Attaching does not pass it on.
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
     -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it again.
     execute format('alter table %s drop constraint seq_range', v_leaf);
@@ -8959,7 +9023,7 @@ begin
               from unnest(p_jobs, p_unique_as) with ordinality j
               where j.unnest is not null offset 0) u
         where (u.mode in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.mode) = 'string'
-               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ '[\x01-\x1f\x7f]'
+               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ E'[\x01-\x1f\x7f]'
                and u.unique_as - u.mode = '{}') is not true
         order by u.ordinality
     loop
@@ -9298,7 +9362,7 @@ begin
     raise exception using
         errcode = 'JQ005',
         message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
-        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'job_id', p_job_id)),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '[0-9]+')::bigint, 'job_id', p_job_id)),
         hint = 'An idempotency key identifies one request: use another key, or wait until that job has ended.';
 end
 $$;
@@ -9312,7 +9376,7 @@ begin
     raise exception using
         errcode = 'JQ004',
         message = format('%skey %s is being taken by another open transaction', p_where, quote_literal(left(p_key, 80))),
-        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'key', p_key)),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '[0-9]+')::bigint, 'key', p_key)),
         hint = 'Try again when that transaction has ended, or let the enqueue wait for it: on_busy wait.';
 end
 $$;
@@ -9466,7 +9530,7 @@ begin
     if v_mode is null then
         return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
                       left(p_unique_as::text, 80));
-    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ E'[\x01-\x1f\x7f]' then
         return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
                       left((p_unique_as -> v_mode)::text, 40));
     elsif (p_unique_as - v_known) <> '{}' then
@@ -10050,4 +10114,5 @@ select forebay._grant();
 select forebay.extend_v1();
 
 
-select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true),
+       set_config('quote_all_identifiers', current_setting('forebay.quote_all_identifiers_before'), true);

@@ -16,6 +16,7 @@ create table forebay.lane (
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
+alter table forebay.lane replica identity full;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.

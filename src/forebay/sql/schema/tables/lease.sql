@@ -20,3 +20,4 @@ create table forebay.heartbeat (
     running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
+alter table forebay.heartbeat replica identity full;

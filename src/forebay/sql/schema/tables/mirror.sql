@@ -16,6 +16,7 @@ create table forebay.mirror_count (
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
+alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
@@ -26,6 +27,7 @@ create table forebay.mirror_sample (
     waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
+alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
@@ -37,6 +39,7 @@ create table forebay.mirror_breaker (
     why        text
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
+alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (

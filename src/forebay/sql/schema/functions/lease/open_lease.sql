@@ -51,4 +51,4 @@ $$;
 -- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
-as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;

@@ -5,7 +5,8 @@
 -- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
 -- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
 -- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
--- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
+-- their time to report. Where the schema's owner may not see when the session began, its age counts from its first call of this
+-- function. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
@@ -17,7 +18,7 @@ set lock_timeout = '500ms'
 as $$
 declare
     v_at      constant timestamptz := clock_timestamp();
-    v_session double precision;
+    v_session double precision := forebay._observed_seconds(v_at);
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
@@ -47,7 +48,7 @@ begin
             select extract(epoch from v_at - a.backend_start) into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
         end if;
-        continue when v_session <= v_lost.suspect_seconds
+        continue when coalesce(v_session, 0) <= v_lost.suspect_seconds
             or v_lost.silent <= v_lost.lease_seconds
                and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
         begin
@@ -63,5 +64,29 @@ begin
             return;
         end if;
     end loop;
+end
+$$;
+
+
+-- Seconds since this session first called revoke_lost_v1; null where the owner of the schema may see when the session began.
+--
+-- PostgreSQL shows the start of a session to its own role and to pg_read_all_stats. Inside a function of the owner that is the
+-- owner, not the caller. So the session itself keeps the time of its first call, in a parameter without effect. The value has the
+-- process id, so that a default of the role or the database is not believed.
+create function forebay._observed_seconds(p_at timestamptz) returns double precision
+language plpgsql volatile
+as $$
+declare
+    v_since text;
+begin
+    if pg_has_role(session_user, 'usage') or pg_has_role('pg_read_all_stats', 'usage') then
+        return null;
+    end if;
+    v_since := current_setting('forebay.observes_since', true);
+    if v_since is null or split_part(v_since, ' ', 1) <> pg_backend_pid()::text then
+        perform set_config('forebay.observes_since', format('%s %s', pg_backend_pid(), extract(epoch from p_at)), false);
+        return 0;
+    end if;
+    return extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
 end
 $$;
