@@ -66,8 +66,8 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
     Among two hundred a pause of seconds; the job that ends it does not wait for its end to be known of.
     """
     conn.execute(
-        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)"
-        " select 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+        "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at)"
+        " select forebay._random_name(), 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
     )
     go_on = asyncio.Event()
 

@@ -12,7 +12,13 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
+from forebay.errors import (
+    DatabaseUnavailable,
+    ForeignCluster,
+    GroupNotFound,
+    LeaseLost,
+    SchemaError,
+)
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
@@ -113,6 +119,11 @@ class Claimer:
         self._notified.add(queue)
         self._signals.wake.set()
 
+    def forget_lanes(self) -> None:
+        """Forget the known lanes: the groups that read them have other ids now."""
+        self._public_lanes.clear()
+        self._freed.clear()
+
     def free(self, batches: Iterable[Batch]) -> None:
         """Record that the settlement of some batches may have made other jobs ready."""
         for batch in batches:
@@ -177,8 +188,9 @@ class Claimer:
                 failures += 1
                 if failures in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
-                if not self._session.refused(error):
-                    # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
+                if isinstance(error, GroupNotFound) or not self._session.refused(error):
+                    # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
+                    # be read: the claimed jobs are unknown.
                     self._leases.retire()
                 await self._signals.pause(min(reconnect_seconds(failures, random.random()), 5.0))
 

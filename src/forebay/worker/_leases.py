@@ -102,8 +102,7 @@ class LeaseKeeper:
         failures = 0
         while not self._signals.is_stopping:
             try:
-                if not self._groups:
-                    await self._open_groups()
+                await self._open_groups()
                 sent_at = time.monotonic()
                 lease_id = await self._session.run(
                     protocol.open_lease(
@@ -142,13 +141,15 @@ class LeaseKeeper:
             )
 
     async def _open_groups(self) -> None:
+        """Open the worker's groups, with each lease: the opening of a group may have been lost with its server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
         groups = {}
         for queue in self._queues:
             groups[await self._session.run(protocol.open_group(queue, self._group))] = queue
-        self._groups = groups
-        self._on_groups(groups)
+        if groups != self._groups:
+            self._groups = groups
+            self._on_groups(groups)
 
     @property
     def _trusted_seconds(self) -> float:

@@ -263,7 +263,7 @@ class Worker:
             name=self.name,
             queues=self._weights,
             group=self._group,
-            on_groups=self._leadership.set_groups,
+            on_groups=self._on_groups,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -312,6 +312,10 @@ class Worker:
         return services
 
     # --- what the parts report ---
+
+    def _on_groups(self, groups: Collection[int]) -> None:
+        self._leadership.set_groups(groups)
+        self._claimer.forget_lanes()
 
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)

@@ -41,7 +41,7 @@ $$;
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
 -- a chunk also marks the chunk done.
 create table forebay.backfill (
-    backfill_id bigint generated always as identity primary key,
+    backfill_id bigint primary key,      -- random
     made_at     timestamptz not null,
     made_by     name not null,           -- only this role may continue: the query runs with its rights
     kind        text not null,
@@ -259,7 +259,7 @@ create index failure_by_job on forebay.failure (job_id, failed_at);
 
 -- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
-    group_id    bigint generated always as identity primary key,
+    group_id    bigint primary key,      -- random, so that no group has the id of a lost one; not 0
     queue       text not null,
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
@@ -276,7 +276,7 @@ create table forebay.queue_group (
 -- Each act has one row, committed before the act. outcome is filled in afterwards. In a row without an outcome the guard was
 -- stopped in between: the act may have happened or not.
 create table forebay.guard_event (
-    event_id      bigint generated always as identity primary key,
+    event_id      bigint primary key,    -- random
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
     server        text not null,         -- primary, or the name of the standby
@@ -399,7 +399,7 @@ create sequence forebay.leader_0 as bigint cache 1;
 -- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
 -- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
-    lease_id        bigint generated always as identity primary key,
+    lease_id        bigint primary key,  -- random, so that no lease has the id of a lost one
     worker          text not null,       -- a name for humans: host:pid:token
     version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
@@ -585,7 +585,7 @@ create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,
@@ -903,7 +903,7 @@ begin
     end if;
 
     -- Claimed and not settled.
-    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then
             resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
         else
@@ -1351,8 +1351,8 @@ begin
         backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
         coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
+    insert into forebay.backfill (backfill_id, made_at, made_by, kind, query, options, key, is_fixed, jobs)
+    values (forebay._random_name(), forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
             backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
@@ -3283,9 +3283,9 @@ begin
         raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
-    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+    insert into forebay.guard_event (event_id, at, acted_as, server, action, holder, name, user_name, application, database_name,
                                      state, xact_start, seconds, age, reason, query)
-    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+    values (forebay._random_name(), forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
             p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
             left(p_reason, 200), left(p_query, 200))
     returning event_id into v_event_id;
@@ -4321,8 +4321,8 @@ begin
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -5445,7 +5445,7 @@ declare
     v_group record;
 begin
     perform forebay._require_same_cluster();
-    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.created_at, g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
             queue := v_group.queue;
@@ -6086,8 +6086,8 @@ create function forebay.mirror_audits(name text, most integer default 100) retur
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    select coalesce(jsonb_agg(to_jsonb(o) order by o.ended_at desc, o.audit_id), '[]')
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id limit most) o
 $$;
 
 
@@ -6142,9 +6142,9 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (audit_id, mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
-    select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
+    select forebay._random_name(), p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
     from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
@@ -6754,7 +6754,7 @@ begin
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
@@ -7008,8 +7008,8 @@ begin
     if v_id is not null then
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at)
+    values (forebay._random_name(), open_group.queue, open_group.name,
             case when open_group.start = 'now'
                       or (open_group.start is null
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
@@ -7246,7 +7246,7 @@ begin
         where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
                              union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
                              union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(
@@ -7876,6 +7876,21 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/random_name.sql
+
+-- A random name, from 1 to 2^62: for rows that another transaction will name after this one has committed.
+--
+-- A number from a sequence is given out again after a lost commit: the sequence returns with the rest of the server to an earlier
+-- state. A client that still uses the old name would then reach the new row. The primary key of the table refuses the rest.
+create function forebay._random_name() returns bigint
+language sql volatile
+as $$
+    -- 64 of a version 4 UUID's random bits: its first 12 and its last 4 hexadecimal digits.
+    select 1 + (('x' || substr(u.hex, 1, 12) || substr(u.hex, 29))::bit(64)::bigint & 4611686018427387903)
+    from (select replace(gen_random_uuid()::text, '-', '') as hex) u
 $$;
 
 
@@ -8677,7 +8692,7 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
@@ -9042,7 +9057,7 @@ declare
 begin
     lock table forebay.lease in share mode;
     select count(*), string_agg(o.line, E'\n' order by o.nr) filter (where o.nr <= 20) into v_count, v_workers
-    from (select row_number() over (order by l.lease_id) as nr,
+    from (select row_number() over (order by l.opened_at) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
           left join lateral (select b.heartbeat_at from forebay.heartbeat b

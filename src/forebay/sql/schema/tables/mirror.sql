@@ -40,7 +40,7 @@ create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,

@@ -26,8 +26,8 @@ begin
     if v_id is not null then
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at)
+    values (forebay._random_name(), open_group.queue, open_group.name,
             case when open_group.start = 'now'
                       or (open_group.start is null
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
