@@ -162,24 +162,21 @@ class Claimer:
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
+                self._signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
-            except (LeaseLost, DatabaseUnavailable) as error:
+            except LeaseLost:
+                failures += 1
+                if self._leases.current is not None:
+                    self._leases.lose(self._leases.current)
+                await self._signals.pause_in_outage(failures)
+            except DatabaseUnavailable as error:
                 failures += 1
                 self._stats.reconnects += 1
-                if isinstance(error, LeaseLost) and self._leases.current is not None:
-                    self._leases.lose(self._leases.current)
-                else:
-                    if failures in {1, 10, 100}:
-                        log.warning("claims interrupted: %s", error)
-                    self._leases.retire()
-                    self._must_check_batches = True
-                await self._signals.pause(
-                    min(
-                        reconnect_seconds(failures, random.random()),
-                        self._settings.reconnect_seconds_max,
-                    )
-                )
+                self._signals.outage.failed("claims", error)
+                self._leases.retire()
+                self._must_check_batches = True
+                await self._signals.pause_in_outage(failures)
             except (ForeignCluster, SchemaError) as error:
                 failures += 1
                 log.error("claims stopped: %s", error)
@@ -192,7 +189,9 @@ class Claimer:
                     # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
                     # be read: the claimed jobs are unknown.
                     self._leases.retire()
-                await self._signals.pause(min(reconnect_seconds(failures, random.random()), 5.0))
+                await self._signals.pause(
+                    reconnect_seconds(failures, random.random(), cap_seconds=5.0)
+                )
 
     async def _claim_once(self, lease: Lease) -> bool:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
