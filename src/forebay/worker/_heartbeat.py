@@ -59,7 +59,8 @@ class Heartbeat:
         idle_seconds_max: longest pause while no job runs. The pause grows with the number of idle workers.
         stall_seconds: heartbeats stop if the worker's loop does not respond for this long.
         held: called in the worker's loop; returns what the process holds.
-        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, and when it was sent.
+        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, when it was sent and when
+            it was answered.
         on_failure: called in the worker's loop with each error that means the database cannot be used.
         pooler: see ``Session``.
     """
@@ -74,7 +75,7 @@ class Heartbeat:
         idle_seconds_max: float,
         stall_seconds: float,
         held: Callable[[], Held],
-        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float], None],
+        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float, float], None],
         on_failure: Callable[[Exception], None] = lambda _: None,
         pooler: str = "auto",
     ) -> None:
@@ -160,7 +161,9 @@ class Heartbeat:
                     answer = await session.run(
                         protocol.heartbeat(held.leases, held.jobs, held.duties)
                     )
-                    self._loop.call_soon_threadsafe(self._on_answer, answer, held.leases, sent_at)
+                    self._loop.call_soon_threadsafe(
+                        self._on_answer, answer, held.leases, sent_at, time.monotonic()
+                    )
                     self._extra_seconds = self._extra_pause(answer.lease_count)
                     was_down = False
                 except DatabaseUnavailable as error:

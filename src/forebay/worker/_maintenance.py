@@ -20,6 +20,7 @@ from forebay.errors import DatabaseUnavailable, ForeignCluster
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
+from forebay.policy.server_clock import ServerClock
 from forebay.worker._outage import Outage
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Maintenance:
         self._lead_failures = 0
         self._is_over = False
         self._hint = asyncio.Event()
+        self._server_clock = ServerClock()
         self._swept_at: datetime | None = None
         self._deep: set[tuple[str, str]] = set()
         self.counts: dict[str, int] = {}
@@ -209,8 +211,17 @@ class Maintenance:
             self._on_work()
         return count >= _PROMOTE_ROWS
 
+    def observe_clock(self, reading: datetime, sent_at: float, answered_at: float) -> None:
+        """Record a reading of the server's clock, also while another worker leads: see ``ServerClock.observe``."""
+        self._server_clock.observe(reading, sent_at, answered_at)
+
     async def _revoke(self) -> bool:
-        revoked = await self._session.run(protocol.revoke_lost())
+        asked_at = time.monotonic()
+        clock = await self._session.run(protocol.now())
+        observed = self._server_clock.observe(clock, asked_at, time.monotonic())
+        if observed is None:
+            return False
+        revoked = await self._session.run(protocol.revoke_lost(observed, clock))
         if revoked is None:
             return False
         self._record("revoked", 1)
@@ -236,7 +247,9 @@ class Maintenance:
     async def _sweep(self) -> bool:
         started = await self._session.run(protocol.now())
         # One minute of overlap, for transactions that committed after the last pass.
-        since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
+        # If the clock was set back, also for all that expires from now on.
+        swept_at = self._swept_at
+        since = None if swept_at is None else min(swept_at, started) - timedelta(minutes=1)
         count = await self._session.run(protocol.sweep(since))
         self._record("expired", count)
         if count >= _SWEEP_ROWS:

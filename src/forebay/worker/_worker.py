@@ -337,9 +337,15 @@ class Worker:
         )
 
     def _on_heartbeat(
-        self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float
+        self,
+        answer: HeartbeatAnswer,
+        lease_ids: Sequence[int],
+        sent_at: float,
+        answered_at: float,
     ) -> None:
         self._signals.outage.answered("heartbeat")
+        if answer.server_time is not None:
+            self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)

@@ -1799,7 +1799,8 @@ begin
         perform setval(wakeup.flag, v_until)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
+        -- A time in the future is from before the clock was set back.
+        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
     end if;
 end
 $$;
@@ -2327,7 +2328,9 @@ language plpgsql stable
 as $$
 begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and (p_moved_at is null
+            -- A time in the future is from before the clock was set back.
+            or p_moved_at not between forebay._now() - interval '1 second' and forebay._now() + interval '1 second')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;
@@ -3216,11 +3219,20 @@ as $$
 $$;
 
 
+-- Is the time of a flag sequence, in milliseconds since 1970, still to come? A worker sleeps, or a caller waits, until then.
+--
+-- At most for about a minute: a time further in the future was written before the clock was set back.
+create function forebay._is_ahead(p_millis bigint) returns boolean
+language sql volatile
+-- The parameter stands here once, so that the function is inlined.
+as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select forebay._is_ahead(pg_sequence_last_value(forebay._wakeup(p_queue)))
 $$;
 
 
@@ -4206,14 +4218,14 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null while the process runs jobs.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4241,6 +4253,7 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    server_time := clock_timestamp();
     return next;
 end
 $$;
@@ -4263,7 +4276,7 @@ as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130000 then
         return (v_value & 1048575)::integer;
     end if;
     return null;
@@ -4501,8 +4514,15 @@ $$;
 -- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
+-- Invariant "silence is observed": the clock of the server may have been set. It shows how long a lease is silent only as far as
+-- the caller has seen it run evenly; and signs of life from the future are from before it was set back, and prove nothing.
+--
+-- Parameters:
+--   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
+--   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
-create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
+returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4511,40 +4531,51 @@ set enable_bitmapscan = off
 set lock_timeout = '500ms'
 as $$
 declare
-    v_at      constant timestamptz := clock_timestamp();
+    v_at      timestamptz;
     v_session double precision;
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
     perform forebay._require_same_cluster();
+    v_at := forebay._now();
+    if (clock_timestamp() - p_clock between interval '-1 second' and interval '1 second') is false then
+        return;
+    end if;
     for v_lost in
         select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
         from forebay.lease l
-        cross join lateral (
+        left join lateral (
             select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h
+            where b.lease_id = l.lease_id and b.heartbeat_at <= v_at + interval '1 second'
+            order by b.heartbeat_at desc limit 1) h on true
         left join lateral (
             select b.claimed_at, b.floor from forebay.batch b
             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (select extract(epoch from v_at - greatest(h.heartbeat_at, c.claimed_at)) as silent) s
+        cross join lateral (
+            select coalesce(extract(epoch from v_at - greatest(
+                                h.heartbeat_at, case when c.claimed_at <= v_at + interval '1 second' then c.claimed_at end)),
+                            p_observed_seconds) as silent) s
         where l.closed_at is null
-          and extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds
-          and s.silent > l.suspect_seconds
-          and (s.silent > l.lease_seconds
+          and (extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds) is not false
+          and least(s.silent, p_observed_seconds) > l.suspect_seconds
+          and (least(s.silent, p_observed_seconds) > l.lease_seconds
                or exists (select from forebay.batch b
                           where b.lease_id = l.lease_id and b.claim_no >= c.floor
                             and not exists (select from forebay.settlement t
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.heartbeat_at
+        order by h.heartbeat_at nulls first
     loop
         -- Only now, since looking up one session means reading all of them.
         if v_session is null then
-            select extract(epoch from v_at - a.backend_start) into v_session
+            -- A session from the future began before the clock was set back: it is older than what the caller has observed.
+            select coalesce(case when a.backend_start <= clock_timestamp()
+                                 then extract(epoch from clock_timestamp() - a.backend_start) end, p_observed_seconds, 0)
+            into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
         end if;
         continue when v_session <= v_lost.suspect_seconds
-            or v_lost.silent <= v_lost.lease_seconds
-               and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
+            or least(v_lost.silent, p_observed_seconds) <= v_lost.lease_seconds
+               and exists (select from pg_stat_get_activity(coalesce(v_lost.backend_pid, 0)) a where a.pid is not null);
         begin
             jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
         exception when lock_not_available then
@@ -4635,7 +4666,7 @@ as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 -- Parameters:
 --   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
 --   p_duties   0 is maintenance, any other number is the group of that number
---   p_seconds  how long the duties are kept unless renewed, at most 600
+--   p_seconds  how long the duties are kept unless renewed, at most 130
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
@@ -4646,9 +4677,9 @@ declare
     v_flag regclass;
     v_held     bigint[] := '{}';
 begin
-    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
     perform set_config('synchronous_commit', 'off', true);
@@ -5945,8 +5976,8 @@ begin
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
-    v_pass := coalesce(p_pass, v_last <= v_second - 600);
-    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
+    v_pass := coalesce(p_pass, v_last not between v_second - 599 and v_second + 60);
+    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 <> v_second / 3600));
     if v_pass then
         v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null);
         v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
@@ -6060,6 +6091,7 @@ begin
       and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
            or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
+    delete from forebay.heartbeat h where h.heartbeat_at > forebay._now() + interval '1 minute';  -- The clock was set back.
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
@@ -7300,7 +7332,7 @@ create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if forebay._is_ahead(pg_sequence_last_value('forebay.result_wakeup'))
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;
@@ -7364,7 +7396,7 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+    elsif wait_millis > 0 and not coalesce(pg_sequence_last_value('forebay.result_wakeup') between v_now + wait_millis and v_now + 70000, false) then
         -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
