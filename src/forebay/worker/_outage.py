@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from typing import TYPE_CHECKING, Final
 
+from forebay.model.text import logger
 from forebay.policy.backoff import RECONNECT_SECONDS_MAX, reconnect_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: A part that another one woke waits up to this long, so that the connections of many workers do not come together.
 _SPREAD_SECONDS: Final = 0.1
