@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
@@ -78,7 +78,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             processes.start(_WORKERS)
             for number, downtime in enumerate(downtimes, 1):
                 progress(f"outage {number} of {len(downtimes)}, {downtime:g} s")
-                rows.append((downtime, *_outage(server, dsn, processes, journal, number, downtime)))
+                first, revoked = _outage(
+                    server, dsn, processes, journal, number=number, downtime=downtime
+                )
+                rows.append((downtime, first, revoked))
     return _report(rows)
 
 
@@ -87,6 +90,7 @@ def _outage(
     dsn: str,
     processes: Workers,
     journal: Journal,
+    *,
     number: int,
     downtime: float,
 ) -> tuple[float, float | None]:
@@ -105,10 +109,12 @@ def _outage(
     starter = threading.Thread(target=server.start)
     starter.start()
     conn = wait_until(lambda: _connected(dsn), _WAIT_SECONDS, "the server accepts connections")
+    assert conn is not None
     accepted_at = time.monotonic()
     with conn:
         conn.execute(_ENQUEUE, [number, 0.0])
         began = wait_until(lambda: _started(journal, number), _WAIT_SECONDS, "the first job runs")
+        assert began is not None
         revoked = None
         if downtime > _TRUSTED_SECONDS:
             query = "select 1 from forebay.lease where lease_id = %s and closed_at is not null"
@@ -122,7 +128,7 @@ def _outage(
     return max(0.0, began - accepted_at), revoked
 
 
-def _connected(dsn: str) -> psycopg.Connection[tuple[object, ...]] | None:
+def _connected(dsn: str) -> psycopg.Connection[Any] | None:
     with contextlib.suppress(psycopg.OperationalError):
         return psycopg.connect(dsn, autocommit=True)
     return None
