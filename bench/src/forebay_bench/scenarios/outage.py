@@ -108,10 +108,9 @@ def _outage(
     time.sleep(downtime)
     starter = threading.Thread(target=server.start)
     starter.start()
-    conn = wait_until(lambda: _connected(dsn), _WAIT_SECONDS, "the server accepts connections")
-    assert conn is not None
+    found = wait_until(lambda: _connected(dsn), _WAIT_SECONDS, "the server accepts connections")
     accepted_at = time.monotonic()
-    with conn:
+    with found[0] as conn:
         conn.execute(_ENQUEUE, [number, 0.0])
         began = wait_until(lambda: _started(journal, number), _WAIT_SECONDS, "the first job runs")
         assert began is not None
@@ -128,10 +127,10 @@ def _outage(
     return max(0.0, began - accepted_at), revoked
 
 
-def _connected(dsn: str) -> psycopg.Connection[Any] | None:
+def _connected(dsn: str) -> list[psycopg.Connection[Any]]:
     with contextlib.suppress(psycopg.OperationalError):
-        return psycopg.connect(dsn, autocommit=True)
-    return None
+        return [psycopg.connect(dsn, autocommit=True)]
+    return []
 
 
 def _started(journal: Journal, number: int) -> float | None:
