@@ -225,7 +225,8 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
             assert [job["args"] for job in claimed(text)] == [{"a": 1}]
             attacker.execute("select forebay.enqueue('work', '{\"a\": 1}'::pg_catalog.jsonb)")
         attacker.execute(
-            """select forebay.settle_v1(1, '[{"claim_no": 1, "flush_no": 1}]'::pg_catalog.jsonb)"""
+            f"select forebay.settle_v1({lease_id}::pg_catalog.int8,"
+            """ '[{"claim_no": 1, "flush_no": 1}]'::pg_catalog.jsonb)"""
         )
     assert one(conn, "select count(*) from forebay.log") == 4
     assert one(conn, "select count(*) from forebay.deferred") == 1
