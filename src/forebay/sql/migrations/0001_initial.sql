@@ -485,6 +485,33 @@ create type forebay._limiter_view as (
     is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);
 
 
+-- tables/lock.sql
+
+-- Tables that are only locked; they never hold a row. Advisory locks need no right: any role that may connect could hold the key of
+-- a claim or of a maintenance task. LOCK TABLE needs the right to write the table, and PUBLIC has none.
+--
+-- SHARE UPDATE EXCLUSIVE conflicts with itself, draws no transaction id and writes no WAL: it costs what an advisory lock costs.
+-- Partitioned tables without partitions have no file, and neither autovacuum nor the protection against wraparound locks them.
+-- Of the numbered ones a hash chooses: two lanes with one lock wait for each other's claims.
+do $$
+declare
+    v_name text;
+begin
+    for v_name in
+        select 'lock_' || n from unnest(array[
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'follow_up', 'mirror_sample', 'migration']) n
+        union all
+        select 'lock_lane_' || n from generate_series(0, 127) n
+        union all
+        select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 63) n
+    loop
+        execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);
+        execute format('comment on table forebay.%s is ''A lock; it holds no rows.''', v_name);
+    end loop;
+end
+$$;
+
+
 -- tables/log.sql
 
 -- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
@@ -842,7 +869,7 @@ $$;
 --
 -- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
+-- Locks: the maintenance and promotion locks; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
@@ -873,8 +900,7 @@ begin
             message = 'this log belongs to this cluster; there is nothing to adopt',
             hint = 'Adopt only a log that was restored from a dump of another cluster.';
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 1);
-    perform pg_advisory_xact_lock(forebay._lock_class(), 2);
+    lock table only forebay.lock_maintenance, only forebay.lock_promotion in share update exclusive mode;
 
     -- Fresh segments for all jobs enqueued from now on; wait for enqueues in progress in the old ones.
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -1575,6 +1601,26 @@ end
 $$;
 
 
+-- functions/claim/bytes.sql
+
+-- A claim ends with the job that brings the texts of its jobs to this size, in bytes: a worker holds two claims, and while a claim
+-- is written and read, the worker is not served from another lane.
+create function forebay._claim_bytes() returns integer
+language sql immutable
+as $$ select 2097152 $$;
+
+
+-- The size of a job as text, in bytes, without its short fields. Of stored arguments beyond a quarter of a megabyte it is an
+-- estimate, at least one megabyte. The stored size alone says little: it can be that of a compressed value, or of a number with
+-- thousands of zeros.
+create function forebay._job_bytes(p_args jsonb, p_headers jsonb) returns integer
+language sql stable
+as $$
+    select case when pg_column_size(p_args) > 262144 then greatest(1048576, pg_column_size(p_args)) else octet_length(p_args::text) end
+           + case when p_headers is null then 0 else octet_length(p_headers::text) end
+$$;
+
+
 -- functions/claim/claim.sql
 
 -- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
@@ -1603,8 +1649,8 @@ $$;
 -- holder releases all later ones.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
 --   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
---   group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
+--   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1638,10 +1684,10 @@ begin
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    if set_config('synchronous_commit', 'off', true) is null
-       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+    if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
@@ -1915,41 +1961,51 @@ $body$;
     execute format($segment$
 -- Rows of one lane that a window covers, in the order (xid, seq), after a position.
 -- Range part: from the window's start on. Late part: xids in progress at its start.
+-- It ends with the row that brings the jobs to p_bytes or more.
 create or replace function forebay._read_%1$s(
     p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
-    p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+    p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint, out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
 declare
     v_lo_xid xid8 := p_from_xmax;
     v_lo_seq bigint := -1;
+    v_row    forebay.log;
 begin
+    rows := '{}';
+    bytes := 0;
     if p_pos_xid >= p_from_xmax then
         v_lo_xid := p_pos_xid;
         v_lo_seq := p_pos_seq;
     end if;
     if cardinality(p_late) = 0 then
-        return array(
-            select row(l.*)::forebay.log
+        for v_row in
+            select l.*
             from forebay.log_%1$s l
             where l.lane = p_lane
               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
               and l.xid < pg_snapshot_xmax(p_to)
               and pg_visible_in_snapshot(l.xid, p_to)
             order by l.xid, l.seq
-            limit p_limit);
+            limit p_limit
+        loop
+            rows := rows || v_row;
+            bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+            exit when bytes >= p_bytes;
+        end loop;
+        return;
     end if;
-    return array(
-        select w.r
+    for v_row in
+        select w.*
         from (
-            (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
+            (select l.*
              from unnest(p_late) as late (xid),
                   lateral (select * from forebay.log_%1$s i
                            where i.lane = p_lane and i.xid = late.xid
                              and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
                            order by i.seq limit p_limit) l)
             union all
-            (select row(l.*)::forebay.log, l.xid, l.seq
+            (select l.*
              from forebay.log_%1$s l
              where l.lane = p_lane
                and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
@@ -1958,8 +2014,13 @@ begin
              order by l.xid, l.seq
              limit p_limit)
         ) w
-        order by w.x, w.s
-        limit p_limit);
+        order by w.xid, w.seq
+        limit p_limit
+    loop
+        rows := rows || v_row;
+        bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+        exit when bytes >= p_bytes;
+    end loop;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -1968,22 +2029,27 @@ $body$;
     execute format($segment$
 -- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
 -- start have numbers above p_low; those in progress at the start are searched by xid below it.
+-- It ends with the row that brings the jobs to p_bytes or more.
 create or replace function forebay._read_keyed_%1$s(
-    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
-returns forebay.log[]
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer,
+    p_bytes bigint, out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
+declare
+    v_row forebay.log;
 begin
-    return array(
-        select w.r
+    rows := '{}';
+    bytes := 0;
+    for v_row in
+        select w.*
         from (
-            (select row(l.*)::forebay.log as r, l.seq as s
+            (select l.*
              from unnest(p_late) as late (xid),
                   lateral (select * from forebay.log_%1$s i
                            where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
                            order by i.seq limit p_limit) l)
             union all
-            (select row(l.*)::forebay.log, l.seq
+            (select l.*
              from forebay.log_%1$s l
              where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
                and pg_visible_in_snapshot(l.xid, p_to)
@@ -1991,8 +2057,13 @@ begin
              order by l.seq
              limit p_limit)
         ) w
-        order by w.s
-        limit p_limit);
+        order by w.seq
+        limit p_limit
+    loop
+        rows := rows || v_row;
+        bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+        exit when bytes >= p_bytes;
+    end loop;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -2006,6 +2077,7 @@ $body$;
 --   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
+--   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
@@ -2041,12 +2113,15 @@ begin
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
-               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
-               string_agg(t.job, ',') as jobs
+               array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
+               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
+                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
               and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
@@ -2106,6 +2181,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
@@ -2119,7 +2195,7 @@ declare
     v_tombstones boolean;
     v_dead_letters   bigint;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -2174,20 +2250,22 @@ begin
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
-                                    c.unsealed, c.seal_xid);
+                                    c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_limit then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_limit and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_limit;
+    v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
     -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
@@ -2281,7 +2359,8 @@ $$;
 
 -- functions/claim/window.sql
 
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
+-- The rows of one lane in a window, after a position, at most p_limit, up to the one that brings their size to p_bytes; how many segments
+-- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
@@ -2289,17 +2368,18 @@ create function forebay._window(
     p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
 begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
         v_needed := array(
             select s.segment_id from forebay.seal s
@@ -2311,16 +2391,17 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
             using p_lane, p_xmax, p_to, p_late,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
-                  p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+                  p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -2357,7 +2438,7 @@ $$;
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promoter's advisory key, or returns 0 when another promoter has it.
+-- Locks: the promotion lock, or returns 0 when another promoter has it.
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2383,7 +2464,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.promote_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
+    if not forebay._try_lock('promotion') then
         return 0;
     end if;
     select pg_current_snapshot(), forebay._now() into v_now, v_at;
@@ -3457,14 +3538,6 @@ end
 $$;
 
 
--- functions/keys/lock.sql
-
--- Decisions about the keys of a group are made under this advisory key: claims hold it alone, settlements share it.
-create function forebay._keys_lock(p_group_id bigint) returns integer
-language sql immutable
-as $$ select hashint8(hashtextextended('keys', p_group_id)) $$;
-
-
 -- functions/keys/parked.sql
 
 -- Does a keyed job that a group's cursor has passed still wait for its key?
@@ -3573,7 +3646,7 @@ $$;
 -- case. A superfluous recheck row is read and ignored.
 --
 -- Parameters: p_parked_no, see batch.parked_no.
--- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
+-- Locks: the lock of the group's ordering keys (shared), except for a handler's own transaction.
 create function forebay._release_keys(
     p_lease_id bigint, p_claim_no bigint, p_lane bigint, p_group_id bigint, p_keys text[], p_tails smallint[],
     p_parked_no bigint, p_flush_no integer, p_offsets smallint[], p_outcomes "char"[])
@@ -3588,7 +3661,7 @@ declare
                             and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
 begin
     if v_looks then
-        perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
+        perform forebay._lock_keys(p_group_id, true);
         -- No job was parked since the claim, and no job of these keys continues or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
@@ -3740,6 +3813,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
@@ -3750,7 +3824,7 @@ declare
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
     -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -3796,20 +3870,22 @@ begin
 
     if c.snap_to is not null then
         v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
-                                          c.unsealed, c.seal_xid);
+                                          c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_most then
-        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_most and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_most;
+    v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -3823,7 +3899,7 @@ begin
     end if;
 
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
-    perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
+    perform forebay._lock_keys(p_group_id, false);
 
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
@@ -3978,10 +4054,14 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any.
-            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
-            from candidate i where i.runs
-            order by i.rank, i.nr limit v_limit
+            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
+            from (select w.*, (row_number() over o)::smallint as place,
+                         sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
+                  from candidate w where w.runs
+                  window o as (order by w.rank, w.nr)
+                  order by w.rank, w.nr limit v_limit) i
+            where i.rank = 1 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
@@ -4155,12 +4235,12 @@ $$;
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
     v_xmax    constant xid8 := pg_snapshot_xmax(p_from);
     v_late    xid8[] := '{}';
@@ -4168,6 +4248,7 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_low > 0 then
         v_late := array(
             select x.xid
@@ -4188,13 +4269,14 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
-            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -4817,7 +4899,8 @@ $$;
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
 -- after another, and the limiter's row and the batch are one commit.
--- Locks, in order: the limiter, then as any claim.
+-- Locks, in order: the limiter, then as any claim. It waits for the lock of the first lane only. Without waiting it takes those of
+-- further lanes, or passes over these: forebay.sweep_v1() has several such locks, and waits for more.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -4830,9 +4913,9 @@ declare
     v_jobs text;
     v_took record;
     v_gone bigint[] := '{}';
+    v_has_lock boolean := false;
 begin
-    perform set_config('synchronous_commit', 'off', true),
-            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
+    perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id);
     -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -4852,6 +4935,12 @@ begin
         select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
         limit 200
     loop
+        if v_has_lock then
+            continue when not forebay._try_lock_lane(p_group_id, v_try.lane);
+        else
+            perform forebay._lock_lane(p_group_id, v_try.lane);
+            v_has_lock := true;
+        end if;
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
             return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
@@ -4873,7 +4962,7 @@ end
 $$;
 
 
--- The claim of one lane behind a limiter: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
+-- The claim of one lane behind a limiter, whose lock is held: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -4887,7 +4976,6 @@ begin
     if p_keyed then
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
@@ -5511,7 +5599,7 @@ $$;
 --
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
+-- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5525,7 +5613,7 @@ declare
     v_id      bigint;
     v_made    integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -5552,7 +5640,7 @@ $$;
 -- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for no
 -- reader or writer (PARTITION OF would wait for all of them).
 --
--- Locks: the caller holds the maintenance key.
+-- Locks: the caller holds the maintenance lock.
 create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
 language plpgsql volatile
 as $$
@@ -5591,7 +5679,7 @@ $$;
 -- no session waits for it. The empty table stays in place; nothing is detached.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
--- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+-- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5604,7 +5692,7 @@ declare
     v_bytes   bigint := forebay._setting_value('retention_bytes');
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+    if not forebay._try_lock('retention') then
         return null;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
@@ -5636,7 +5724,7 @@ $$;
 -- taken then would not do: a writer may have drawn its xid without showing it yet.)
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
--- Locks: the maintenance key.
+-- Locks: the maintenance lock.
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5647,7 +5735,7 @@ declare
 begin
     perform forebay._require_alone('forebay.seal_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -5757,7 +5845,7 @@ $$;
 -- are read from end to end.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
+-- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5767,7 +5855,7 @@ declare
     v_segment bigint;
     v_added   integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 6) then
+    if not forebay._try_lock('summary') then
         return 0;
     end if;
     for v_segment in
@@ -5789,7 +5877,7 @@ $$;
 -- Expire jobs that no worker claims; returns their number.
 --
 -- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's key, so that a claim and the
+-- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
 -- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
@@ -5809,7 +5897,6 @@ declare
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_before  bigint;
     v_count   bigint := 0;
     v_at      constant timestamptz := forebay._now();
     v_rows       forebay.log[] := '{}';
@@ -5825,7 +5912,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+    if not forebay._try_lock('sweep') then
         return 0;
     end if;
     -- A queue that was never served has no group yet; its jobs expire for the default one.
@@ -5888,13 +5975,9 @@ begin
         order by random()
         limit p_lanes
     loop
-        select coalesce(max(b.skipped_total), 0) into v_before
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
-        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
-        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
+        exit when v_count >= p_most;
+        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
     end loop;
 
     return v_count;
@@ -5902,7 +5985,38 @@ end
 $$;
 
 
--- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+-- Move the cursor of a lane over expired jobs at its head; returns their number.
+--
+-- A lane that another session claims from needs no sweep. The lock of a lane without such jobs is released at once, by the
+-- rollback to a savepoint: other lanes may have the same lock, and their claims wait.
+create function forebay._sweep_lane(p_group_id bigint, p_lane bigint, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_before record;
+    v_after  record;
+begin
+    if not forebay._try_lock_lane(p_group_id, p_lane) then
+        return 0;
+    end if;
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_before
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    perform forebay._take(null, null, null, p_group_id, p_lane, p_most, true);
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_after
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    if v_after.no is not distinct from v_before.no then
+        raise no_data_found;
+    end if;
+    return coalesce(v_after.skipped, 0) - coalesce(v_before.skipped, 0);
+exception when no_data_found then
+    return 0;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns 1 or 0.
 create function forebay._expire_one(
     p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
 returns integer
@@ -5911,7 +6025,7 @@ as $$
 declare
     v_cur record;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    perform forebay._lock_lane(p_group_id, p_row.lane);
     select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
     from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
     where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
@@ -5980,7 +6094,7 @@ declare
     v_total  bigint;
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
+    if not forebay._try_lock('trim') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
@@ -6241,7 +6355,7 @@ $$;
 -- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
 --
 -- Parameters: as for forebay.mirror_status.
--- Locks: the maintenance key 21, only tried: if another session has it, that one samples.
+-- Locks: the lock of samples, only tried: if another session has it, that one samples.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
@@ -6253,7 +6367,7 @@ declare
     v_now constant timestamptz := forebay._now();
 begin
     if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
-       or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
+       or not forebay._try_lock('mirror_sample') then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);
@@ -7819,12 +7933,6 @@ $$;
 
 -- functions/shared/alone.sql
 
--- Advisory keys: the two-integer form under the schema's oid, so that users' keys cannot collide.
-create function forebay._lock_class() returns integer
-language sql stable
-as $$ select 'forebay'::regnamespace::oid::integer $$;
-
-
 -- Is the call alone: autocommitted, READ COMMITTED, with no earlier write? See forebay._require_alone().
 create function forebay._is_alone() returns boolean
 language sql volatile
@@ -7916,6 +8024,61 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/locks.sql
+
+-- Locks until the end of the transaction; see tables/lock.sql and the table "Locks" in docs/design/engine.md. What a lock protects
+-- must be read by a later statement: that one sees what the last holder committed.
+
+-- Take the lock of that name, or return false when another session has it.
+create function forebay._try_lock(p_name text) returns boolean
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_%s in share update exclusive mode nowait', p_name);
+    return true;
+exception when lock_not_available then
+    return false;
+end
+$$;
+
+
+-- Take the lock of a group's lane; see also fragments/lock_lane.sql.
+create function forebay._lock_lane(p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+end
+$$;
+
+
+-- Take the lock of a group's lane, or return false when another session has it.
+create function forebay._try_lock_lane(p_group_id bigint, p_lane bigint) returns boolean
+language sql volatile
+as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
+
+
+-- Take the lock of a group's limiter.
+create function forebay._lock_limiter(p_group_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
+end
+$$;
+
+
+-- Take the lock of a group's ordering keys: alone to decide about them, shared to read what was decided.
+create function forebay._lock_keys(p_group_id bigint, p_shared boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
+                   case when p_shared then 'row exclusive' else 'share row exclusive' end);
+end
 $$;
 
 
@@ -8421,7 +8584,7 @@ $$;
 -- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
--- Locks: advisory key 7; the rows of the generations, without waiting.
+-- Locks: the follow-up lock; the rows of the generations, without waiting.
 create function forebay._follow_up(p_rows forebay.log[]) returns void
 language plpgsql volatile
 as $$
@@ -8444,7 +8607,7 @@ begin
     if cardinality(v_keys) = 0 then
         return;
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 7);
+    lock table only forebay.lock_follow_up in share update exclusive mode;
     foreach v_key in array v_keys loop
         -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
