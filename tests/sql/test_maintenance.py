@@ -1,5 +1,7 @@
 """Promotion, sweep, retention, trimming and revocation at their edges."""
 
+from datetime import timedelta
+
 import psycopg
 import pytest
 
@@ -152,6 +154,75 @@ def test_a_claim_is_a_sign_of_life(database, conn):
         assert revoked_by_maintenance(conn) is None
         conn.execute("update forebay.batch set claimed_at = claimed_at - interval '2 seconds'")
         assert revoked_by_maintenance(conn) == (reader.lease_id, 1)
+
+
+@pytest.mark.parametrize(
+    ("observed", "is_lost"), [(0.0, False), (0.05, False), (20.0, True), (None, True)]
+)
+def test_only_observed_silence_counts(database, conn, observed, is_lost):
+    """
+    The clock says that a lease is silent for a minute. It is revoked only by a caller that has seen the clock run evenly for
+    long enough.
+    """
+    old_enough(conn)
+    with Reader(database, lease_seconds=30, suspect_seconds=0.1) as silent:
+        enqueue(conn)
+        silent.claim(1)
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
+        age_heartbeats(conn, silent, 60)
+    call = "select lease_id from forebay.revoke_lost_v1(%s, %s)"
+    now = one(conn, "select clock_timestamp()")
+    hour = timedelta(hours=1)
+    if observed is not None:
+        for clock in (now - hour, now + hour):
+            assert conn.execute(call, [observed, clock]).fetchall() == [], "the clock was set since"
+    now = one(conn, "select clock_timestamp()")
+    found = conn.execute(call, [observed, None if observed is None else now]).fetchall()
+    assert found == ([(silent.lease_id,)] if is_lost else [])
+
+
+def test_without_observation_a_connected_lease_is_not_revoked_by_the_clock(database, conn):
+    """
+    Its connection lives, and the caller has watched for longer than suspect_seconds, but not for lease_seconds.
+    """
+    old_enough(conn)
+    with Reader(database, lease_seconds=30, suspect_seconds=0.1) as living:
+        enqueue(conn)
+        living.claim(1)
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
+        age_heartbeats(conn, living, 60)
+        call = "select lease_id from forebay.revoke_lost_v1(%s)"
+        assert conn.execute(call, [20.0]).fetchall() == []
+        assert conn.execute(call, [31.0]).fetchall() == [(living.lease_id,)]
+
+
+@pytest.mark.parametrize("observed", [None, 0.05, 20.0])
+def test_signs_of_life_from_the_future_prove_nothing(database, conn, observed):
+    """
+    After the clock was set back a dead worker's last heartbeats and claims are in the future; a living worker's newer
+    heartbeats are not.
+    """
+    old_enough(conn)
+    dead, living = (Reader(database, lease_seconds=30, suspect_seconds=0.1) for _ in range(2))
+    for reader in (dead, living):
+        enqueue(conn)
+        reader.claim(1)
+        reader.conn.close()
+    conn.execute("update forebay.batch set claimed_at = claimed_at + interval '1 hour'")
+    for reader in (dead, living):
+        age_heartbeats(conn, reader, -3600)
+    conn.execute("select forebay.heartbeat_v1(array[%s::bigint])", [living.lease_id])
+    call = "select lease_id from forebay.revoke_lost_v1(%s)"
+    expected = [(dead.lease_id,)] if observed == 20.0 else []
+    assert conn.execute(call, [observed]).fetchall() == expected
+    one(conn, "select forebay.trim_v1(20000, true)")
+    assert (
+        one(
+            conn,
+            "select count(*) from forebay.heartbeat where heartbeat_at > now() + interval '1 minute'",
+        )
+        == 0
+    )
 
 
 def test_jobs_expire_where_nobody_claims(conn):

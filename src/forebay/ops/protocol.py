@@ -204,6 +204,7 @@ class HeartbeatAnswer:
     cancelled_jobs: frozenset[int]
     leaderless: frozenset[int] = frozenset()
     lease_count: int | None = None
+    server_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ def heartbeat(
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, leaderless, lease_count"
+        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
         _heartbeat_answer,
         {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
@@ -356,11 +357,18 @@ def missing_batches(lease_id: int, claim_nos: Collection[int]) -> Operation[list
     )
 
 
-def revoke_lost() -> Operation[RevokedLease | None]:
-    """Revoke at most one lost lease."""
+def revoke_lost(observed_seconds: float, clock: datetime) -> Operation[RevokedLease | None]:
+    """Revoke at most one lost lease.
+
+    Args:
+        observed_seconds: for how long the caller has seen the server's clock run evenly.
+        clock: the time of the server, read just before.
+    """
     return Operation(
-        "select lease_id, worker, jobs, silent_seconds from forebay.revoke_lost_v1()",
+        "select lease_id, worker, jobs, silent_seconds"
+        " from forebay.revoke_lost_v1(%(observed)s, %(clock)s)",
         lambda rows: RevokedLease(*rows[0]) if rows else None,
+        {"observed": observed_seconds, "clock": clock},
     )
 
 
@@ -427,7 +435,11 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count),) = rows
+    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time),) = rows
     return HeartbeatAnswer(
-        frozenset(open_leases), frozenset(cancelled_jobs), frozenset(leaderless), lease_count
+        frozenset(open_leases),
+        frozenset(cancelled_jobs),
+        frozenset(leaderless),
+        lease_count,
+        server_time,
     )

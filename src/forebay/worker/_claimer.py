@@ -11,7 +11,13 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
+from forebay.errors import (
+    DatabaseUnavailable,
+    ForeignCluster,
+    GroupNotFound,
+    LeaseLost,
+    SchemaError,
+)
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
@@ -122,6 +128,11 @@ class Claimer:
         self._notified.add(queue)
         self._signals.wake.set()
 
+    def forget_lanes(self) -> None:
+        """Forget the known lanes: the groups that read them have other ids now."""
+        self._public_lanes.clear()
+        self._freed.clear()
+
     def free(self, batches: Iterable[Batch]) -> None:
         """Record that the settlement of some batches may have made other jobs ready."""
         for batch in batches:
@@ -160,24 +171,21 @@ class Claimer:
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
+                self._signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
-            except (LeaseLost, DatabaseUnavailable) as error:
+            except LeaseLost:
+                failures += 1
+                if self._leases.current is not None:
+                    self._leases.lose(self._leases.current)
+                await self._signals.pause_in_outage(failures)
+            except DatabaseUnavailable as error:
                 failures += 1
                 self._stats.reconnects += 1
-                if isinstance(error, LeaseLost) and self._leases.current is not None:
-                    self._leases.lose(self._leases.current)
-                else:
-                    if failures in {1, 10, 100}:
-                        log.warning("claims interrupted: %s", error)
-                    self._leases.retire()
-                    self._must_check_batches = True
-                await self._signals.pause(
-                    min(
-                        reconnect_seconds(failures, random.random()),
-                        self._settings.reconnect_seconds_max,
-                    )
-                )
+                self._signals.outage.failed("claims", error)
+                self._leases.retire()
+                self._must_check_batches = True
+                await self._signals.pause_in_outage(failures)
             except (ForeignCluster, SchemaError) as error:
                 failures += 1
                 log.error("claims stopped: %s", error)
@@ -188,10 +196,13 @@ class Claimer:
                     log.error("cannot claim jobs: %s", error)
                     for holder in await holders_after_timeout(self._session, error):
                         log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
-                if not self._session.refused(error):
-                    # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
+                if isinstance(error, GroupNotFound) or not self._session.refused(error):
+                    # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
+                    # be read: the claimed jobs are unknown.
                     self._leases.retire()
-                await self._signals.pause(min(reconnect_seconds(failures, random.random()), 5.0))
+                await self._signals.pause(
+                    reconnect_seconds(failures, random.random(), cap_seconds=5.0)
+                )
 
     async def _claim_once(self, lease: Lease) -> bool:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""

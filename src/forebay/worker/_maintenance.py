@@ -21,7 +21,9 @@ from forebay.ops import protocol, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
+from forebay.policy.server_clock import ServerClock
 from forebay.worker._lock_warnings import LockWatch
+from forebay.worker._outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -35,6 +37,9 @@ log = logger("forebay.maintenance")
 _PROMOTE_ROWS = 5000
 _TRIM_ROWS = 20_000  # most rows of one kind that trim_v1 deletes
 _SWEEP_ROWS = 1000  # most rows of one kind that sweep_v1 takes
+
+#: Longest pause after a task failed for another reason than an unreachable database.
+_FAILED_SECONDS_MAX = 30.0
 
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
@@ -57,6 +62,7 @@ class Maintenance:
         on_work: called when jobs became claimable.
         promote_seconds: pause between checks for due jobs; it delays a due job by half of this on average.
         revoke_seconds: pause between checks for lost leases.
+        outage: wakes the attempts to lead; None: only their pauses do.
         leader_id: the id under which this worker leads. None: do the maintenance without leadership.
     """
 
@@ -67,8 +73,10 @@ class Maintenance:
         on_work: Callable[[], None] = lambda: None,
         promote_seconds: float = 0.1,
         revoke_seconds: float = 1.0,
+        outage: Outage | None = None,
         leader_id: int | None = None,
     ) -> None:
+        self._outage = outage or Outage()
         self._session = session
         self._on_work = on_work
         self._leader_id = leader_id
@@ -78,6 +86,7 @@ class Maintenance:
         self._lead_failures = 0
         self._is_over = False
         self._hint = asyncio.Event()
+        self._server_clock = ServerClock()
         self._swept_at: datetime | None = None
         self._deep: set[tuple[str, str]] = set()
         self._lock_watch = LockWatch(log)
@@ -137,16 +146,29 @@ class Maintenance:
                         self._leader_id, self._leadership.wanted, self._leadership.seconds
                     )
                 )
+            except DatabaseUnavailable as error:
+                self._lead_failures += 1
+                self._outage.failed("maintenance", error)
+                await self._outage.pause(self._lead_failures)
+                # Tasks that failed during the outage are due at its end, and not after their long pauses.
+                for task in self._tasks:
+                    task.failures = 0
+                    task.due_at = min(task.due_at, time.monotonic() + task.every_seconds)
+                self._hint.set()
+                return False
             except Exception as error:
                 self._lead_failures += 1
                 if self._lead_failures in {3, 30, 300}:
                     log.warning("maintenance failed %s times: %s", self._lead_failures, error)
                 await asyncio.sleep(
-                    min(reconnect_seconds(self._lead_failures, random.random()), 60.0)
+                    reconnect_seconds(
+                        self._lead_failures, random.random(), cap_seconds=_FAILED_SECONDS_MAX
+                    )
                 )
                 self._hint.set()
                 return False
             self._lead_failures = 0
+            self._outage.answered("maintenance")
             self._leadership.answered(held, called_at)
         return bool(self._leadership.held)
 
@@ -181,8 +203,8 @@ class Maintenance:
         task.failures += 1
         if task.failures in {3, 30, 300}:
             log.warning("%s failed %s times: %s", task.name, task.failures, error)
-        pause = max(task.every_seconds, reconnect_seconds(task.failures, random.random()))
-        task.due_at = time.monotonic() + min(pause, 60.0)
+        pause = reconnect_seconds(task.failures, random.random(), cap_seconds=_FAILED_SECONDS_MAX)
+        task.due_at = time.monotonic() + min(max(task.every_seconds, pause), 60.0)
 
     def _record(self, name: str, count: int) -> None:
         if count:
@@ -195,8 +217,17 @@ class Maintenance:
             self._on_work()
         return count >= _PROMOTE_ROWS
 
+    def observe_clock(self, reading: datetime, sent_at: float, answered_at: float) -> None:
+        """Record a reading of the server's clock, also while another worker leads: see ``ServerClock.observe``."""
+        self._server_clock.observe(reading, sent_at, answered_at)
+
     async def _revoke(self) -> bool:
-        revoked = await self._session.run(protocol.revoke_lost())
+        asked_at = time.monotonic()
+        clock = await self._session.run(protocol.now())
+        observed = self._server_clock.observe(clock, asked_at, time.monotonic())
+        if observed is None:
+            return False
+        revoked = await self._session.run(protocol.revoke_lost(observed, clock))
         if revoked is None:
             return False
         self._record("revoked", 1)
@@ -222,7 +253,9 @@ class Maintenance:
     async def _sweep(self) -> bool:
         started = await self._session.run(protocol.now())
         # One minute of overlap, for transactions that committed after the last pass.
-        since = None if self._swept_at is None else self._swept_at - timedelta(minutes=1)
+        # If the clock was set back, also for all that expires from now on.
+        swept_at = self._swept_at
+        since = None if swept_at is None else min(swept_at, started) - timedelta(minutes=1)
         count = await self._session.run(protocol.sweep(since))
         self._record("expired", count)
         if count >= _SWEEP_ROWS:

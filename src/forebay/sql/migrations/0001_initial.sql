@@ -55,7 +55,7 @@ $$;
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
 -- a chunk also marks the chunk done.
 create table forebay.backfill (
-    backfill_id bigint generated always as identity primary key,
+    backfill_id bigint primary key,      -- random
     made_at     timestamptz not null,
     made_by     name not null,           -- only this login may continue it,
     made_as     name not null,           -- and only in this role: the query runs with its rights
@@ -293,7 +293,7 @@ alter table forebay.failure replica identity full;
 
 -- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
-    group_id    bigint generated always as identity primary key,
+    group_id    bigint primary key,      -- random, so that no group has the id of a lost one; not 0
     queue       text not null,
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
@@ -324,7 +324,7 @@ create index closed_group_to_clear on forebay.closed_group (group_id) where lane
 -- Each act has one row, committed before the act. outcome is filled in afterwards. In a row without an outcome the guard was
 -- stopped in between: the act may have happened or not.
 create table forebay.guard_event (
-    event_id      bigint generated always as identity primary key,
+    event_id      bigint primary key,    -- random
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
     server        text not null,         -- primary, or the name of the standby
@@ -454,7 +454,7 @@ create sequence forebay.leader_0 as bigint cache 1;
 -- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
 -- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
-    lease_id        bigint generated always as identity primary key,
+    lease_id        bigint primary key,  -- random, so that no lease has the id of a lost one
     worker          text not null,       -- a name for humans: host:pid:token
     version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
@@ -673,7 +673,7 @@ alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,
@@ -993,7 +993,7 @@ begin
     end if;
 
     -- Claimed and not settled.
-    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then
             resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
         else
@@ -1457,9 +1457,10 @@ begin
         backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
         coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind, backfill_record_v1.query,
-            backfill_record_v1.options, backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
+    insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
+    values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
+            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
+            backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
@@ -1930,7 +1931,8 @@ begin
         perform setval(wakeup.flag, v_until)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
+        -- A time in the future is from before the clock was set back.
+        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
     end if;
 end
 $$;
@@ -2493,7 +2495,9 @@ language plpgsql stable
 as $$
 begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and (p_moved_at is null
+            -- A time in the future is from before the clock was set back.
+            or p_moved_at not between forebay._now() - interval '1 second' and forebay._now() + interval '1 second')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;
@@ -3382,11 +3386,20 @@ as $$
 $$;
 
 
+-- Is the time of a flag sequence, in milliseconds since 1970, still to come? A worker sleeps, or a caller waits, until then.
+--
+-- At most for about a minute: a time further in the future was written before the clock was set back.
+create function forebay._is_ahead(p_millis bigint) returns boolean
+language sql volatile
+-- The parameter stands here once, so that the function is inlined.
+as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select forebay._is_ahead(pg_sequence_last_value(forebay._wakeup(p_queue)))
 $$;
 
 
@@ -3449,9 +3462,9 @@ begin
         raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
-    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+    insert into forebay.guard_event (event_id, at, acted_as, server, action, holder, name, user_name, application, database_name,
                                      state, xact_start, seconds, age, reason, query)
-    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+    values (forebay._random_name(), forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
             p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
             left(p_reason, 200), left(p_query, 200))
     returning event_id into v_event_id;
@@ -4383,14 +4396,14 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null while the process runs jobs.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4418,6 +4431,7 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    server_time := clock_timestamp();
     return next;
 end
 $$;
@@ -4440,7 +4454,7 @@ as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130000 then
         return (v_value & 1048575)::integer;
     end if;
     return null;
@@ -4498,8 +4512,8 @@ begin
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -4679,8 +4693,15 @@ $$;
 -- function. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
+-- Invariant "silence is observed": the clock of the server may have been set. It shows how long a lease is silent only as far as
+-- the caller has seen it run evenly; and signs of life from the future are from before it was set back, and prove nothing.
+--
+-- Parameters:
+--   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
+--   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
-create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
+returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4689,40 +4710,51 @@ set enable_bitmapscan = off
 set lock_timeout = '500ms'
 as $$
 declare
-    v_at      constant timestamptz := clock_timestamp();
-    v_session double precision := forebay._observed_seconds(v_at);
+    v_at      timestamptz;
+    v_session double precision := forebay._observed_seconds(clock_timestamp());
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
     perform forebay._require_same_cluster();
+    v_at := forebay._now();
+    if (clock_timestamp() - p_clock between interval '-1 second' and interval '1 second') is false then
+        return;
+    end if;
     for v_lost in
         select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
         from forebay.lease l
-        cross join lateral (
+        left join lateral (
             select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h
+            where b.lease_id = l.lease_id and b.heartbeat_at <= v_at + interval '1 second'
+            order by b.heartbeat_at desc limit 1) h on true
         left join lateral (
             select b.claimed_at, b.floor from forebay.batch b
             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (select extract(epoch from v_at - greatest(h.heartbeat_at, c.claimed_at)) as silent) s
+        cross join lateral (
+            select coalesce(extract(epoch from v_at - greatest(
+                                h.heartbeat_at, case when c.claimed_at <= v_at + interval '1 second' then c.claimed_at end)),
+                            p_observed_seconds) as silent) s
         where l.closed_at is null
-          and extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds
-          and s.silent > l.suspect_seconds
-          and (s.silent > l.lease_seconds
+          and (extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds) is not false
+          and least(s.silent, p_observed_seconds) > l.suspect_seconds
+          and (least(s.silent, p_observed_seconds) > l.lease_seconds
                or exists (select from forebay.batch b
                           where b.lease_id = l.lease_id and b.claim_no >= c.floor
                             and not exists (select from forebay.settlement t
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.heartbeat_at
+        order by h.heartbeat_at nulls first
     loop
         -- Only now, since looking up one session means reading all of them.
         if v_session is null then
-            select extract(epoch from v_at - a.backend_start) into v_session
+            -- A session from the future began before the clock was set back: it is older than what the caller has observed.
+            select coalesce(case when a.backend_start <= clock_timestamp()
+                                 then extract(epoch from clock_timestamp() - a.backend_start) end, p_observed_seconds, 0)
+            into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
         end if;
-        continue when coalesce(v_session, 0) <= v_lost.suspect_seconds
-            or v_lost.silent <= v_lost.lease_seconds
-               and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
+        continue when v_session <= v_lost.suspect_seconds
+            or least(v_lost.silent, p_observed_seconds) <= v_lost.lease_seconds
+               and exists (select from pg_stat_get_activity(coalesce(v_lost.backend_pid, 0)) a where a.pid is not null);
         begin
             jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
         exception when lock_not_available then
@@ -4740,7 +4772,8 @@ end
 $$;
 
 
--- Seconds since this session first called revoke_lost_v1; null where the owner of the schema may see when the session began.
+-- Seconds since this session first called revoke_lost_v1; null where the owner of the schema may see when the session began, and
+-- when the clock was set back since.
 --
 -- PostgreSQL shows the start of a session to its own role and to pg_read_all_stats. Inside a function of the owner that is the
 -- owner, not the caller. So the session itself keeps the time of its first call, in a parameter without effect. The value has the
@@ -4749,7 +4782,8 @@ create function forebay._observed_seconds(p_at timestamptz) returns double preci
 language plpgsql volatile
 as $$
 declare
-    v_since text;
+    v_since   text;
+    v_seconds double precision;
 begin
     if pg_has_role(session_user, 'usage') or pg_has_role('pg_read_all_stats', 'usage') then
         return null;
@@ -4759,7 +4793,8 @@ begin
         perform set_config('forebay.observes_since', format('%s %s', pg_backend_pid(), extract(epoch from p_at)), false);
         return 0;
     end if;
-    return extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
+    v_seconds := extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
+    return case when v_seconds >= 0 then v_seconds end;
 end
 $$;
 
@@ -4837,7 +4872,7 @@ as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 -- Parameters:
 --   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
 --   p_duties   0 is maintenance, any other number is the group of that number
---   p_seconds  how long the duties are kept unless renewed, at most 600
+--   p_seconds  how long the duties are kept unless renewed, at most 130
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
@@ -4848,9 +4883,9 @@ declare
     v_flag regclass;
     v_held     bigint[] := '{}';
 begin
-    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
     perform set_config('synchronous_commit', 'off', true);
@@ -5804,7 +5839,7 @@ declare
     v_group record;
 begin
     perform forebay._require_same_cluster();
-    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.created_at, g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
             queue := v_group.queue;
@@ -6426,8 +6461,8 @@ begin
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
-    v_pass := coalesce(p_pass, v_last <= v_second - 600);
-    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
+    v_pass := coalesce(p_pass, v_last not between v_second - 599 and v_second + 60);
+    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 <> v_second / 3600));
     if v_pass then
         v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
                   + forebay._trim_dead_letters(p_most);
@@ -6542,6 +6577,7 @@ begin
       and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
            or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
+    delete from forebay.heartbeat h where h.heartbeat_at > forebay._now() + interval '1 minute';  -- The clock was set back.
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
@@ -6568,8 +6604,8 @@ create function forebay.mirror_audits(name text, most integer default 100) retur
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    select coalesce(jsonb_agg(to_jsonb(o) order by o.ended_at desc, o.audit_id), '[]')
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id limit most) o
 $$;
 
 
@@ -6624,9 +6660,9 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (audit_id, mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
-    select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
+    select forebay._random_name(), p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
     from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
@@ -7430,7 +7466,7 @@ begin
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
@@ -7851,8 +7887,8 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.queue_group (queue, name, start_after, created_at, is_implied)
-    values (p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at, is_implied)
+    values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
     execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
@@ -8096,7 +8132,7 @@ begin
         where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
                              union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
                              union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(
@@ -8150,7 +8186,7 @@ create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if forebay._is_ahead(pg_sequence_last_value('forebay.result_wakeup'))
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;
@@ -8214,7 +8250,7 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+    elsif wait_millis > 0 and not coalesce(pg_sequence_last_value('forebay.result_wakeup') between v_now + wait_millis and v_now + 70000, false) then
         -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
@@ -8777,6 +8813,21 @@ begin
     execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
                    case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
+$$;
+
+
+-- functions/shared/random_name.sql
+
+-- A random name, from 1 to 2^62: for rows that another transaction will name after this one has committed.
+--
+-- A number from a sequence is given out again after a lost commit: the sequence returns with the rest of the server to an earlier
+-- state. A client that still uses the old name would then reach the new row. The primary key of the table refuses the rest.
+create function forebay._random_name() returns bigint
+language sql volatile
+as $$
+    -- 64 of a version 4 UUID's random bits: its first 12 and its last 4 hexadecimal digits.
+    select 1 + (('x' || substr(u.hex, 1, 12) || substr(u.hex, 29))::bit(64)::bigint & 4611686018427387903)
+    from (select replace(gen_random_uuid()::text, '-', '') as hex) u
 $$;
 
 
@@ -9701,7 +9752,7 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
@@ -10066,7 +10117,7 @@ declare
 begin
     lock table forebay.lease in share mode;
     select count(*), string_agg(o.line, E'\n' order by o.nr) filter (where o.nr <= 20) into v_count, v_workers
-    from (select row_number() over (order by l.lease_id) as nr,
+    from (select row_number() over (order by l.opened_at) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
           left join lateral (select b.heartbeat_at from forebay.heartbeat b

@@ -43,7 +43,7 @@ alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,

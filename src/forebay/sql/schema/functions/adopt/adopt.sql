@@ -84,7 +84,7 @@ begin
     end if;
 
     -- Claimed and not settled.
-    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then
             resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
         else

@@ -108,7 +108,8 @@ begin
         perform setval(wakeup.flag, v_until)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
+        -- A time in the future is from before the clock was set back.
+        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
     end if;
 end
 $$;

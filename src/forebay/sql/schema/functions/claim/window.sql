@@ -56,7 +56,9 @@ language plpgsql stable
 as $$
 begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and (p_moved_at is null
+            -- A time in the future is from before the clock was set back.
+            or p_moved_at not between forebay._now() - interval '1 second' and forebay._now() + interval '1 second')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;

@@ -29,8 +29,8 @@ begin
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then

@@ -16,7 +16,7 @@ declare
     v_group record;
 begin
     perform forebay._require_same_cluster();
-    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.created_at, g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
             queue := v_group.queue;

@@ -50,8 +50,8 @@ begin
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
-    v_pass := coalesce(p_pass, v_last <= v_second - 600);
-    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 < v_second / 3600));
+    v_pass := coalesce(p_pass, v_last not between v_second - 599 and v_second + 60);
+    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 <> v_second / 3600));
     if v_pass then
         v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
                   + forebay._trim_dead_letters(p_most);
@@ -166,6 +166,7 @@ begin
       and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
            or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
     get diagnostics v_rows = row_count;
+    delete from forebay.heartbeat h where h.heartbeat_at > forebay._now() + interval '1 minute';  -- The clock was set back.
     delete from forebay.lease l
     where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
       and not exists (select from forebay.batch b where b.lease_id = l.lease_id);

@@ -70,7 +70,7 @@ begin
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');

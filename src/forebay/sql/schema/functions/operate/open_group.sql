@@ -88,8 +88,8 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.queue_group (queue, name, start_after, created_at, is_implied)
-    values (p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at, is_implied)
+    values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
     execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);

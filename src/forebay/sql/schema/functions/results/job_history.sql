@@ -21,7 +21,7 @@ begin
         where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
                              union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
                              union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(

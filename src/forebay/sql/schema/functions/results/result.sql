@@ -24,7 +24,7 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+    elsif wait_millis > 0 and not coalesce(pg_sequence_last_value('forebay.result_wakeup') between v_now + wait_millis and v_now + 70000, false) then
         -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;

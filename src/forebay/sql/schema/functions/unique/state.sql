@@ -142,7 +142,7 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
