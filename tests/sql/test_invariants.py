@@ -99,11 +99,8 @@ def test_commit_is_the_gate(database):
     ("function", "substitution"),
     [
         pytest.param(
-            "_take",
-            (
-                "case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'",
-                "case when true then '{}'",
-            ),
+            "_xid_ranges",
+            ("if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then", "if false then"),
             id="window without its late part",
         ),
         pytest.param(
@@ -313,7 +310,7 @@ def a_window_reads_each_segment_once(dsn: str) -> None:
             enqueue(conn)
         assert one(conn, "select forebay.seal_v1()") == 1
         rows = conn.execute(
-            "select (unnest(rows)).seq from forebay._window(%s, '1', pg_current_snapshot(), '{}',"
+            "select (unnest(rows)).seq from forebay._window(%s, forebay._xid_ranges('1:1:', pg_current_snapshot()),"
             " 0, '0', 0, 1000, %s::bigint[], %s::text::xid8)",
             [lane, unsealed, last_seal],
         ).fetchall()

@@ -518,6 +518,10 @@ comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
 
 
+-- Transaction ids from low, up to and without high.
+create type forebay._xid_range as (low xid8, high xid8);
+
+
 -- tables/max_waiting.sql
 
 -- Backpressure: how many jobs of a queue may wait. Enqueues check it, also while no worker runs.
@@ -1709,6 +1713,7 @@ declare
     v_places  forebay._place[];
     v_moved   boolean[];
     v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
     v_hi      bigint;
@@ -1762,9 +1767,10 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
 
     return query
@@ -1821,45 +1827,26 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
--- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+-- Lanes of limit keys of a queue (p_shelf) with rows in ranges of transactions, from at most p_most pairs of a transaction and a
+-- lane. It skips from one pair to the next, however many jobs each has.
 create or replace function forebay._arrivals_%1$s(
-    p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+    p_shelf bigint, p_ranges forebay._xid_range[], p_most integer, out pairs integer, out lanes bigint[])
 language plpgsql stable
 as $body$
 begin
-    pairs := 0;
-    if not exists (select from forebay.log_%1$s l
-                   where l.lane >> 48 = p_shelf and l.lane & 1 = 1
-                     and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
-       and p_late = '{}' then
-        return;
-    end if;
     with recursive step as (
-        (select i.xid, i.lane from forebay.log_%1$s i
-         where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-           and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
-         order by i.lane >> 48, i.xid, i.lane limit 1)
-        union all
-        select n.xid, n.lane from step s, lateral (
+        select f.xid, f.lane, r.high from unnest(p_ranges) r (low, high), lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-              and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
-            order by i.lane >> 48, i.xid, i.lane limit 1) n
-    ), late as (
-        select f.xid, f.lane from unnest(p_late) x (xid), lateral (
-            select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid >= r.low and i.xid < r.high
             order by i.lane >> 48, i.xid, i.lane limit 1) f
         union all
-        select n.xid, n.lane from late s, lateral (
+        select n.xid, n.lane, s.high from step s, lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < s.high
             order by i.lane >> 48, i.xid, i.lane limit 1) n
     )
-    select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
-    into pairs, lanes
-    from (select * from (select * from step union all select * from late) a limit p_most) u;
+    select count(*), array_agg(distinct u.lane) into pairs, lanes
+    from (select s.lane from step s limit p_most) u;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -1883,18 +1870,26 @@ $body$;
 
     execute format($segment$
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
-create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+create or replace function forebay._moved_%1$s(
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+returns boolean[]
 language plpgsql stable
 as $body$
 begin
     return array(
         select case
             when p.moved then true
-            when exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+            when exists (
+                select from unnest(p_ended) e (low, high), lateral (
+                    select from forebay.log_%1$s l
+                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
+                where e.high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
-                select from pg_snapshot_xip(p.snap) as late (xid)
-                where exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid)) end
+                select from pg_snapshot_xip(p.snap) late (xid), lateral (
+                    select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid limit 1) f
+                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted') end
         from rows from (unnest(p_places), unnest(p_moved)) with ordinality
              as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
         order by p.nr);
@@ -1904,53 +1899,29 @@ $body$;
     execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids in progress at its start.
+-- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq).
 create or replace function forebay._read_%1$s(
-    p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
-    p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
 language plpgsql stable
 as $body$
 declare
-    v_lo_xid xid8 := p_from_xmax;
-    v_lo_seq bigint := -1;
+    v_rows  forebay.log[] := '{}';
+    v_range forebay._xid_range;
 begin
-    if p_pos_xid >= p_from_xmax then
-        v_lo_xid := p_pos_xid;
-        v_lo_seq := p_pos_seq;
-    end if;
-    if cardinality(p_late) = 0 then
-        return array(
+    foreach v_range in array p_ranges loop
+        continue when v_range.high <= p_pos_xid;
+        -- One lower bound, so that the index finds it: a second one would be compared with each row of the transaction.
+        v_rows := v_rows || array(
             select row(l.*)::forebay.log
             from forebay.log_%1$s l
             where l.lane = p_lane
-              and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-              and l.xid < pg_snapshot_xmax(p_to)
-              and pg_visible_in_snapshot(l.xid, p_to)
+              and (l.xid, l.seq) > (greatest(v_range.low, p_pos_xid), case when p_pos_xid >= v_range.low then p_pos_seq else -1 end)
+              and l.xid < v_range.high
             order by l.xid, l.seq
-            limit p_limit);
-    end if;
-    return array(
-        select w.r
-        from (
-            (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
-             from unnest(p_late) as late (xid),
-                  lateral (select * from forebay.log_%1$s i
-                           where i.lane = p_lane and i.xid = late.xid
-                             and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
-                           order by i.seq limit p_limit) l)
-            union all
-            (select row(l.*)::forebay.log, l.xid, l.seq
-             from forebay.log_%1$s l
-             where l.lane = p_lane
-               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-               and l.xid < pg_snapshot_xmax(p_to)
-               and pg_visible_in_snapshot(l.xid, p_to)
-             order by l.xid, l.seq
-             limit p_limit)
-        ) w
-        order by w.x, w.s
-        limit p_limit);
+            limit p_limit - cardinality(v_rows));
+        exit when cardinality(v_rows) >= p_limit;
+    end loop;
+    return v_rows;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -2012,7 +1983,11 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, case when b.whole then pg_current_snapshot() else b.snap_to end as upto, forebay._now() as at
+               b.whole, u.upto, forebay._now() as at,
+               case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
+                         and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
+                    then forebay._xid_ranges(b.snap_from, u.upto)
+                    else array[row(pg_snapshot_xmax(b.snap_from), pg_snapshot_xmax(u.upto))::forebay._xid_range] end as ranges
         from (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
                      n.skipped_total, s.stop,
                      pg_sequence_last_value('forebay.log_seq') < %2$s
@@ -2022,7 +1997,8 @@ begin
                      and %3$s as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane
-              order by n.no desc limit 1) b
+              order by n.no desc limit 1) b,
+             lateral (select case when b.whole then pg_current_snapshot() else b.snap_to end as upto) u
         where (b.snap_to is null
                or b.pos_segment = %1$s
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
@@ -2035,16 +2011,16 @@ begin
                array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
                string_agg(t.job, ',') as jobs
         from cur, lateral (
+            select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
                    forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
                                      j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
             from forebay.log_%1$s j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
-                                    case when cur.pos_xid >= pg_snapshot_xmax(cur.snap_from) then cur.pos_seq else -1 end)
-              and j.xid < pg_snapshot_xmax(cur.upto)
-              and pg_visible_in_snapshot(j.xid, cur.upto)
+              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
+              and j.xid < r.high
             order by j.xid, j.seq
+            limit p_limit) j
             limit p_limit) t
     ), written as (
         insert into forebay.batch (
@@ -2120,14 +2096,7 @@ begin
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
-           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
-           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
-                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
-           end as late_in_hand,
-           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
-                else array(select x from pg_snapshot_xip(w.stop) x
-                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
-           end as late_in_next
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
@@ -2164,7 +2133,7 @@ begin
 
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid);
         v_rows := v_window.rows;
         v_segments := v_window.segments;
@@ -2172,7 +2141,7 @@ begin
         v_old := cardinality(v_rows);
     end if;
     if v_old < v_limit then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
@@ -2275,9 +2244,9 @@ $$;
 -- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
--- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+-- p_ranges are the window's transactions, see forebay._xid_ranges().
 create function forebay._window(
-    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
     out rows forebay.log[], out segments bigint[], out looked integer)
@@ -2291,20 +2260,20 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+    if p_last_seal > p_ranges[1].low then
         v_needed := array(
             select s.segment_id from forebay.seal s
             where s.segment_id >= p_pos_segment
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+              and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5)'
             into v_piece
-            using p_lane, p_xmax, p_to, p_late,
+            using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
                   p_limit - cardinality(rows);
@@ -2329,6 +2298,45 @@ begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
        and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
+end
+$$;
+
+
+-- functions/claim/xid_ranges.sql
+
+-- The ids of the transactions that p_to shows and p_from does not, as ranges in ascending order. Rows are read by these ranges.
+--
+-- A scan of a longer range would visit the rows of each transaction that is in progress, and return none of them. Invariant "flat
+-- cost": no claim and no poll reads the rows of an open transaction, however many it has written. Transactions that were in
+-- progress at p_from and were rolled back since are left out too: their rows stay in the index until a vacuum.
+create function forebay._xid_ranges(p_from pg_snapshot, p_to pg_snapshot) returns forebay._xid_range[]
+language plpgsql stable
+as $$
+declare
+    v_ranges forebay._xid_range[] := '{}';
+    v_low    xid8 := pg_snapshot_xmax(p_from);
+    v_xid    xid8;
+begin
+    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
+        v_ranges := array(
+            select row(x, (x::text::numeric + 1)::text::xid8)::forebay._xid_range from pg_snapshot_xip(p_from) x
+            where pg_visible_in_snapshot(x, p_to) and pg_xact_status(x) is distinct from 'aborted'
+            order by x);
+    end if;
+    if pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then
+        -- Its text has them in order. A query would cost more.
+        foreach v_xid in array string_to_array(split_part(p_to::text, ':', 3), ',')::xid8[] loop
+            continue when v_xid < v_low;
+            if v_low < v_xid then
+                v_ranges := v_ranges || row(v_low, v_xid)::forebay._xid_range;
+            end if;
+            v_low := (v_xid::text::numeric + 1)::text::xid8;
+        end loop;
+    end if;
+    if v_low < pg_snapshot_xmax(p_to) then
+        v_ranges := v_ranges || row(v_low, pg_snapshot_xmax(p_to))::forebay._xid_range;
+    end if;
+    return v_ranges;
 end
 $$;
 
@@ -2358,6 +2366,7 @@ as $$
 declare
     v_cursor forebay.promotion;
     v_now    pg_snapshot;
+    v_ranges forebay._xid_range[];
     v_at     timestamptz;
     v_run_at timestamptz[];
     v_ids    bigint[];
@@ -2394,11 +2403,13 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
-    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at the snapshot.
+    v_ranges := forebay._xid_ranges(v_cursor.snap, v_now);
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at either snapshot.
     if not exists (select from forebay.deferred d
                    where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
-       and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
-       and not exists (select from pg_snapshot_xip(v_cursor.snap) x, lateral (select from forebay.deferred j where j.xid = x) i)
+       and not exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        and not forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         return 0;
     end if;
@@ -2433,25 +2444,23 @@ begin
         get diagnostics v_due = row_count;
     end if;
 
-    -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
-    -- xid in progress at that time.
+    -- At or below the old position, and visible only since.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
            d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
-    from (select i.* from forebay.deferred i
-          where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
-          union all
-          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the position by time.
+    from unnest(v_ranges) r (low, high), lateral (
+        select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
+        offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-      and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
     get diagnostics v_late = row_count;
 
     if v_due + v_late > 0
-       or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       or exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
         values (v_cursor.no + 1, v_now, v_position, v_position_id, v_due + v_late, v_at);
@@ -4675,23 +4684,19 @@ language plpgsql volatile
 as $$
 declare
     v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
-    v_late    xid8[] := '{}';
+    v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
     v_segment bigint;
     v_found   record;
 begin
-    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
-        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
-    end if;
     for v_segment in
         select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+          and (f.xid is null or f.xid > v_ranges[1].low)
         order by s.segment_id desc
     loop
-        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
-            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3)' into v_found using v_shelf, v_ranges, v_left;
         v_left := v_left - v_found.pairs;
         if v_left <= 0 then
             return null;
@@ -4712,13 +4717,16 @@ declare
     v_moved   boolean[];
     v_segment bigint;
     v_before  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
 begin
     -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
-    into v_places, v_moved
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
     from (select l.lane, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -4727,6 +4735,7 @@ begin
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -4734,7 +4743,7 @@ begin
         order by s.segment_id
     loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
     return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
 end
@@ -5078,6 +5087,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -5112,23 +5122,30 @@ begin
         left join forebay.queue_group g on g.group_id = p_group_id
         join lateral (
             select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
+            where i.lane = l.lane and i.xid >= pg_snapshot_xmin(coalesce(b.snap_from, g.start_after, '1:1:'))
+              and i.seq >= forebay._archived_below()
               and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
               and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))
+            offset 0) w on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap);
+        if pg_current_xact_id_if_assigned() >= pg_snapshot_xmax(v_snap) then
+            v_ranges := v_ranges || row(pg_current_xact_id(), (pg_current_xact_id()::text::numeric + 1)::text::xid8)::forebay._xid_range;
+        end if;
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -5146,6 +5163,7 @@ create function forebay._require_below_max_waiting(p_queue text, p_more bigint) 
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_max     bigint;
@@ -5439,6 +5457,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare

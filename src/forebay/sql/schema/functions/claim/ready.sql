@@ -18,6 +18,7 @@ declare
     v_places  forebay._place[];
     v_moved   boolean[];
     v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
     v_hi      bigint;
@@ -71,9 +72,10 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
 
     return query

@@ -18,6 +18,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -52,23 +53,30 @@ begin
         left join forebay.queue_group g on g.group_id = p_group_id
         join lateral (
             select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
+            where i.lane = l.lane and i.xid >= pg_snapshot_xmin(coalesce(b.snap_from, g.start_after, '1:1:'))
+              and i.seq >= forebay._archived_below()
               and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
               and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))
+            offset 0) w on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap);
+        if pg_current_xact_id_if_assigned() >= pg_snapshot_xmax(v_snap) then
+            v_ranges := v_ranges || row(pg_current_xact_id(), (pg_current_xact_id()::text::numeric + 1)::text::xid8)::forebay._xid_range;
+        end if;
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -84,7 +92,7 @@ $$;
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
--- planner: indexed
+-- planner: in order
 as $$
 declare
     v_max     bigint;

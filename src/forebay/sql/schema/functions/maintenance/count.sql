@@ -9,7 +9,7 @@ create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare
