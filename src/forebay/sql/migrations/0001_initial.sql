@@ -387,6 +387,12 @@ create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
 
+-- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
+create type forebay._cursor as (
+    nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
+    pos_seq bigint);
+
+
 -- tables/leadership.sql
 
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
@@ -2262,8 +2268,8 @@ begin
     looked := 0;
     if p_last_seal > p_ranges[1].low then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
               and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
@@ -4168,8 +4174,8 @@ begin
     end if;
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)
               and (s.xid > v_xmax or s.xid > v_late[1])
             order by s.segment_id) || v_needed;
@@ -5106,7 +5112,7 @@ begin
     end if;
 
     if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -5115,19 +5121,13 @@ begin
                     else (select count(*) from forebay._all_parked() p
                           where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
         into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.xid >= pg_snapshot_xmin(coalesce(b.snap_from, g.start_after, '1:1:'))
-              and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))
-            offset 0) w on true;
+        from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
+              from unnest(v_lanes) l (lane)
+              left join forebay.queue_group g on g.group_id = p_group_id
+              left join lateral (select i.* from forebay.batch i
+                                 where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+              left join forebay.segment s on s.segment_id = b.pos_segment) c
+        left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
         v_snap := pg_current_snapshot();
@@ -5141,7 +5141,7 @@ begin
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > v_ranges[1].low);
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
             'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
@@ -5476,6 +5476,81 @@ begin
     delete from forebay.queue_count c
     where c.no < (select n.no from forebay.queue_count n
                   where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
+end
+$$;
+
+
+-- functions/maintenance/drop_segments.sql
+
+-- grant: worker
+
+-- Drop the tables and functions of segments that were emptied a while ago; returns the number of segments.
+--
+-- Dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes meanwhile waits. So the lock is taken only
+-- when it is free at once: a request that waits in the queue of a lock would stop all enqueues behind it. And p_most is small:
+-- each segment takes about a millisecond. While sessions that used the log are in a transaction, nothing is dropped; call again.
+--
+-- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind, and the newest segment of the
+-- archive of another cluster, which marks the end of that archive.
+--
+-- Parameters: p_most, the maximum number of segments in this call; p_age, for how long they have been empty: a call that found
+--   a segment in the registry before it was emptied has ended since.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the maintenance key; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+create function forebay.drop_segments_v1(p_most integer default 8, p_age interval default '1 hour') returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment  bigint;
+    v_function regprocedure;
+    v_dropped  integer := 0;
+    v_segments bigint[];
+begin
+    if (p_most between 1 and 1000 and p_age >= interval '0') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot drop %s segments that are empty for %s', coalesce(p_most::text, 'null'), coalesce(p_age::text, 'null')),
+            hint = 'The number is 1 to 1000, the age is not negative.';
+    end if;
+    perform forebay._require_alone('forebay.drop_segments_v1()');
+    perform forebay._require_same_cluster();
+    v_segments := array(
+        select s.segment_id from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at <= forebay._now() - p_age
+          and s.segment_id < (select i.segment_id from forebay.seal i order by i.segment_id desc offset 1 limit 1)
+          and not (f.xid = '0' and s.hi = forebay._archived_below())
+        order by s.segment_id limit p_most);
+    if v_segments = '{}' or not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+        return 0;
+    end if;
+    -- No standby is waited for while the log is locked.
+    perform set_config('synchronous_commit', 'local', true);
+    begin
+        lock table only forebay.log in access exclusive mode nowait;
+    exception when lock_not_available then
+        return 0;
+    end;
+    foreach v_segment in array v_segments loop
+        begin
+            execute format('lock table forebay.log_%s in access exclusive mode nowait', v_segment);
+        exception when lock_not_available then
+            continue;
+        end;
+        execute format('drop table forebay.log_%s', v_segment);
+        for v_function in
+            select p.oid from pg_proc p
+            where p.pronamespace = 'forebay'::regnamespace and p.proname ~ format('^_[a-z_]+_%s$', v_segment)
+        loop
+            execute format('drop function %s', v_function);
+        end loop;
+        delete from forebay.seal f where f.segment_id = v_segment;
+        delete from forebay.segment s where s.segment_id = v_segment;
+        v_dropped := v_dropped + 1;
+    end loop;
+    return v_dropped;
 end
 $$;
 
@@ -6429,15 +6504,14 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
     v_now      constant timestamptz := forebay._now();
     v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (
-        select l.lane, l.priority, l.audience, g.group_id, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        select row_number() over () as nr, l.lane, l.priority, g.group_id,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from (select distinct i.lane, i.priority, i.audience from forebay.lane i where i.queue = unfinished.queue) l
         left join forebay.queue_group g on g.queue = unfinished.queue and g.name = unfinished.group_name
         left join lateral (select i.* from forebay.batch i
@@ -6446,14 +6520,10 @@ begin
         where l.audience = 0 or abs(l.audience) = g.group_id),
     found as (
         select coalesce(l.job_id, l.seq) as job_id, 'ready' as state, r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now as latest
-        from readers r
-        join lateral (select i.* from forebay.log i
-                      where i.lane = r.lane and i.seq >= v_archived and i.kind = unfinished.kind
-                        and i.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                        and (r.snap_from is null or not forebay._is_consumed(
-                                i.xid, i.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                        and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                             or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._unread_of_kind(c.all, unfinished.kind) l
+        join readers r on r.nr = l.nr
         union all
         select coalesce(l.job_id, l.seq),
                case when coalesce(l.job_id, l.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then 'running' else 'claimed' end,
@@ -6587,21 +6657,26 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
         where only_queue is null or l.queue = only_queue),
-    readers as (
-        select l.lane, l.queue, l.priority, l.audience, g.group_id, coalesce(g.name, 'default') as name, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+    readers as materialized (
+        select row_number() over () as nr, l.lane, l.queue, l.priority, g.group_id, coalesce(g.name, 'default') as name,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from lanes l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
         left join forebay.segment s on s.segment_id = b.pos_segment),
+    unread_jobs as materialized (
+        select u.nr, sum(u.unread) as unread
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._count_unread(c.all) u
+        group by u.nr),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
     deferred_jobs as (
@@ -6648,9 +6723,10 @@ begin
         having count(*) > (select count(*) from first_rows f where f.lease_id = r.lease_id)),
     later_rows as (
         select h.*, l.job_id
-        from has_later_rows n join handed_out h on h.lease_id = n.lease_id
-        cross join lateral (select i.job_id from forebay.log i
-                            where i.lane = h.row_lane and i.xid = h.xid and i.seq = h.seq limit 1) l
+        from (select array_agg(i.row_lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs
+              from handed_out i where i.lease_id in (select n.lease_id from has_later_rows n)) a
+        cross join lateral (select distinct i.seq, i.job_id from forebay._job_ids(a.lanes, a.xids, a.seqs) i) l
+        join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
@@ -6658,18 +6734,13 @@ begin
         group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
-           sum((select count(*) from forebay.log l
-                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
-                  and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                  and (r.snap_from is null or not forebay._is_consumed(
-                          l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                  and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           coalesce(sum(u.unread), 0)::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint
     from readers r
+    left join unread_jobs u on u.nr = r.nr
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
     left join deferred_jobs d on d.lane = r.lane
@@ -6993,7 +7064,7 @@ as $$
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
             order by place desc'
     from forebay.segment s
-    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;
 
 
@@ -7475,11 +7546,11 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_lease_v1', 'count_v1',
-                'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job', 'lead_v1',
-                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'ready_v1', 'record_audit', 'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1',
-                'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job',
+                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
+                'promote_v1', 'ready_v1', 'record_audit', 'record_direct', 'record_progress_v1', 'record_repair',
+                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'mirror_audits',
                 'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'record_act', 'record_audit',
@@ -7909,6 +7980,9 @@ declare
     v_row     forebay.log;
 begin
     select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    if v_segment is null then
+        return null;
+    end if;
     execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
         into v_row using p_lane, p_xid, p_seq;
     return v_row;
@@ -7960,6 +8034,7 @@ begin
     for v_segment in
         select s.segment_id, s.lo, s.hi from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
         return query execute format(
@@ -7995,6 +8070,97 @@ as $$
     select h.running_jobs
     from (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i where i.lease_id = p_lease_id order by i.heartbeat_at desc limit 1) h
     where h.heartbeat_at >= p_since
+$$;
+
+
+-- functions/shared/unread.sql
+
+-- Has a segment a table? The catalog is read as it is now, also in a transaction with an old snapshot of the registry.
+create function forebay._has_table(p_segment_id bigint) returns boolean
+language sql stable
+as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
+
+
+-- The rows in front of cursors, in one snapshot: for each, the number of the cursor and p_columns of the row l.
+--
+-- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
+-- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+        'select c.nr, %s from unnest($1) c cross join lateral (
+             select i.* from forebay.log_%s i
+             where i.lane = c.lane and i.kind <> '''' and i.xid >= pg_snapshot_xmin(coalesce(c.snap_from, c.start))
+               and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
+                        else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
+             offset 0) l',
+        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
+    from forebay.segment s left join forebay.seal f using (segment_id),
+         (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+      and s.lo >= forebay._archived_below() and (f.xid is null or f.xid > oldest.xid) and forebay._has_table(s.segment_id)
+$$;
+
+
+-- How many rows are in front of each cursor, and how many of them are the caller's own.
+create function forebay._count_unread(p_cursors forebay._cursor[])
+returns table (nr bigint, unread bigint, own bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()) from ('
+        || forebay._unread_sql(p_cursors, 'l.xid') || ') u group by u.nr'
+        using p_cursors;
+end
+$$;
+
+
+-- The rows of a kind in front of each cursor.
+create function forebay._unread_of_kind(p_cursors forebay._cursor[], p_kind text)
+returns table (nr bigint, job_id bigint, seq bigint, tag text, attempt integer, enqueued_at timestamptz, expires_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, u.job_id, u.seq, u.tag, u.attempt, u.enqueued_at, u.expires_at from ('
+        || forebay._unread_sql(p_cursors, 'l.kind, l.job_id, l.seq, l.tag, l.attempt, l.enqueued_at, l.expires_at') || ') u where u.kind = $2'
+        using p_cursors, p_kind;
+end
+$$;
+
+
+-- The ids of jobs, by their rows' lanes, xids and numbers.
+create function forebay._job_ids(p_lanes bigint[], p_xids xid8[], p_seqs bigint[]) returns table (seq bigint, job_id bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        select s.segment_id, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.seq) as seqs
+        from unnest(p_lanes, p_xids, p_seqs) as u (lane, xid, seq)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        return query execute format(
+            'select u.seq, l.job_id from unnest($1, $2, $3) u (lane, xid, seq)
+             cross join lateral (select i.job_id from forebay.log_%s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) l', v_piece.segment_id)
+            using v_piece.lanes, v_piece.xids, v_piece.seqs;
+    end loop;
+end
 $$;
 
 
@@ -8654,7 +8820,7 @@ begin
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
-                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
                 order by s.segment_id desc
             loop
                 execute format(

@@ -28,8 +28,8 @@ begin
     end if;
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)
               and (s.xid > v_xmax or s.xid > v_late[1])
             order by s.segment_id) || v_needed;

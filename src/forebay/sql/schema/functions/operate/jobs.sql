@@ -89,5 +89,5 @@ as $$
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
             order by place desc'
     from forebay.segment s
-    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;

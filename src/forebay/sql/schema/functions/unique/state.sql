@@ -100,7 +100,7 @@ begin
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
-                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
                 order by s.segment_id desc
             loop
                 execute format(
