@@ -311,7 +311,7 @@ def a_window_reads_each_segment_once(dsn: str) -> None:
         assert one(conn, "select forebay.seal_v1()") == 1
         rows = conn.execute(
             "select (unnest(rows)).seq from forebay._window(%s, forebay._xid_ranges('1:1:', pg_current_snapshot()),"
-            " 0, '0', 0, 1000, %s::bigint[], %s::text::xid8)",
+            " 0, '0', 0, 1000, %s::bigint[], %s::text::xid8, 1000000)",
             [lane, unsealed, last_seal],
         ).fetchall()
         assert len(rows) == len(set(rows))

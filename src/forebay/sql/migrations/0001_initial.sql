@@ -1577,6 +1577,26 @@ end
 $$;
 
 
+-- functions/claim/bytes.sql
+
+-- A claim ends with the job that brings the texts of its jobs to this size, in bytes: a worker holds two claims, and while a claim
+-- is written and read, the worker is not served from another lane.
+create function forebay._claim_bytes() returns integer
+language sql immutable
+as $$ select 2097152 $$;
+
+
+-- The size of a job as text, in bytes, without its short fields. Of stored arguments beyond a quarter of a megabyte it is an
+-- estimate, at least one megabyte. The stored size alone says little: it can be that of a compressed value, or of a number with
+-- thousands of zeros.
+create function forebay._job_bytes(p_args jsonb, p_headers jsonb) returns integer
+language sql stable
+as $$
+    select case when pg_column_size(p_args) > 262144 then greatest(1048576, pg_column_size(p_args)) else octet_length(p_args::text) end
+           + case when p_headers is null then 0 else octet_length(p_headers::text) end
+$$;
+
+
 -- functions/claim/claim.sql
 
 -- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
@@ -1905,29 +1925,39 @@ $body$;
     execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq).
+-- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq). It ends with the row
+-- that brings the jobs to p_bytes or more.
 create or replace function forebay._read_%1$s(
-    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint,
+    out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
 declare
-    v_rows  forebay.log[] := '{}';
     v_range forebay._xid_range;
+    v_row   forebay.log;
 begin
+    rows := '{}';
+    bytes := 0;
     foreach v_range in array p_ranges loop
         continue when v_range.high <= p_pos_xid;
         -- One lower bound, so that the index finds it: a second one would be compared with each row of the transaction.
-        v_rows := v_rows || array(
-            select row(l.*)::forebay.log
+        for v_row in
+            select l.*
             from forebay.log_%1$s l
             where l.lane = p_lane
               and (l.xid, l.seq) > (greatest(v_range.low, p_pos_xid), case when p_pos_xid >= v_range.low then p_pos_seq else -1 end)
               and l.xid < v_range.high
             order by l.xid, l.seq
-            limit p_limit - cardinality(v_rows));
-        exit when cardinality(v_rows) >= p_limit;
+            limit p_limit - cardinality(rows)
+        loop
+            rows := rows || v_row;
+            bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+            if bytes >= p_bytes then
+                return;
+            end if;
+        end loop;
+        exit when cardinality(rows) >= p_limit;
     end loop;
-    return v_rows;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -1936,22 +1966,27 @@ $body$;
     execute format($segment$
 -- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
 -- start have numbers above p_low; those in progress at the start are searched by xid below it.
+-- It ends with the row that brings the jobs to p_bytes or more.
 create or replace function forebay._read_keyed_%1$s(
-    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
-returns forebay.log[]
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer,
+    p_bytes bigint, out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
+declare
+    v_row forebay.log;
 begin
-    return array(
-        select w.r
+    rows := '{}';
+    bytes := 0;
+    for v_row in
+        select w.*
         from (
-            (select row(l.*)::forebay.log as r, l.seq as s
+            (select l.*
              from unnest(p_late) as late (xid),
                   lateral (select * from forebay.log_%1$s i
                            where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
                            order by i.seq limit p_limit) l)
             union all
-            (select row(l.*)::forebay.log, l.seq
+            (select l.*
              from forebay.log_%1$s l
              where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
                and pg_visible_in_snapshot(l.xid, p_to)
@@ -1959,8 +1994,13 @@ begin
              order by l.seq
              limit p_limit)
         ) w
-        order by w.s
-        limit p_limit);
+        order by w.seq
+        limit p_limit
+    loop
+        rows := rows || v_row;
+        bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+        exit when bytes >= p_bytes;
+    end loop;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -1974,6 +2014,7 @@ $body$;
 --   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
+--   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
@@ -2014,13 +2055,16 @@ begin
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
-               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
-               string_agg(t.job, ',') as jobs
+               array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
+               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
+                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
             select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
               and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
@@ -2079,6 +2123,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
@@ -2140,20 +2185,23 @@ begin
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
-                                    c.unsealed, c.seal_xid);
+                                    c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_limit then
-        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_limit and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
+                                    forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_limit;
+    v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
     -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
@@ -2247,7 +2295,8 @@ $$;
 
 -- functions/claim/window.sql
 
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
+-- The rows of one lane in a window, after a position, at most p_limit, up to the one that brings their size to p_bytes; how many segments
+-- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_ranges are the window's transactions, see forebay._xid_ranges().
@@ -2255,17 +2304,18 @@ create function forebay._window(
     p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
 begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_last_seal > p_ranges[1].low then
         v_needed := array(
             select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
@@ -2277,16 +2327,17 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
             using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
-                  p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+                  p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -3735,6 +3786,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
@@ -3791,20 +3843,22 @@ begin
 
     if c.snap_to is not null then
         v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
-                                          c.unsealed, c.seal_xid);
+                                          c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_most then
-        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_most and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_most;
+    v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -3973,10 +4027,14 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any.
-            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
-            from candidate i where i.runs
-            order by i.rank, i.nr limit v_limit
+            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
+            from (select w.*, (row_number() over o)::smallint as place,
+                         sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
+                  from candidate w where w.runs
+                  window o as (order by w.rank, w.nr)
+                  order by w.rank, w.nr limit v_limit) i
+            where i.rank = 1 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
@@ -4150,12 +4208,12 @@ $$;
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
     v_xmax    constant xid8 := pg_snapshot_xmax(p_from);
     v_late    xid8[] := '{}';
@@ -4163,6 +4221,7 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_low > 0 then
         v_late := array(
             select x.xid
@@ -4183,13 +4242,14 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
-            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end

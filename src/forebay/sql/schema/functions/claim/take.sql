@@ -15,6 +15,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
@@ -69,20 +70,23 @@ begin
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
-                                    c.unsealed, c.seal_xid);
+                                    c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_limit then
-        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_limit and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
+                                    forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_limit;
+    v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
     -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 

@@ -1,4 +1,5 @@
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
+-- The rows of one lane in a window, after a position, at most p_limit, up to the one that brings their size to p_bytes; how many segments
+-- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
 -- p_ranges are the window's transactions, see forebay._xid_ranges().
@@ -6,17 +7,18 @@ create function forebay._window(
     p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
 begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_last_seal > p_ranges[1].low then
         v_needed := array(
             select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
@@ -28,16 +30,17 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
             using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
-                  p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+                  p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end

@@ -4,12 +4,12 @@
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
     v_xmax    constant xid8 := pg_snapshot_xmax(p_from);
     v_late    xid8[] := '{}';
@@ -17,6 +17,7 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
+    bytes := 0;
     if p_low > 0 then
         v_late := array(
             select x.xid
@@ -37,13 +38,14 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
-            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end

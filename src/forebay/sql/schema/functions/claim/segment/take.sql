@@ -5,6 +5,7 @@
 --   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
+--   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
@@ -45,13 +46,16 @@ begin
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
-               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
-               string_agg(t.job, ',') as jobs
+               array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
+               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
+                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
             select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_{segment} j
             where j.lane = p_lane
               and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
