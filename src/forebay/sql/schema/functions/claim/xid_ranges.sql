@@ -33,3 +33,13 @@ begin
     return v_ranges;
 end
 $$;
+
+
+-- The id of the caller's transaction, if it has one that its snapshot does not cover: a count includes the caller's own rows.
+create function forebay._own_xid_range() returns forebay._xid_range[]
+language sql stable
+as $$
+    select case when x.own >= pg_snapshot_xmax(pg_current_snapshot())
+                then array[row(x.own, (x.own::text::numeric + 1)::text::xid8)::forebay._xid_range] else '{}' end
+    from pg_current_xact_id_if_assigned() x (own)
+$$;

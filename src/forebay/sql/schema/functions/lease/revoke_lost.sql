@@ -9,6 +9,7 @@
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 40 + 12 an open lease
 create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

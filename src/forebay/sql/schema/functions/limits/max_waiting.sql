@@ -56,10 +56,7 @@ begin
         v_count.total := v_consumed + v_parked;
     else
         v_snap := pg_current_snapshot();
-        v_ranges := forebay._xid_ranges(v_count.snap, v_snap);
-        if pg_current_xact_id_if_assigned() >= pg_snapshot_xmax(v_snap) then
-            v_ranges := v_ranges || row(pg_current_xact_id(), (pg_current_xact_id()::text::numeric + 1)::text::xid8)::forebay._xid_range;
-        end if;
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
         select string_agg(format(
                    'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
                         select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
