@@ -10,6 +10,7 @@ from contextlib import ExitStack, nullcontext
 import pytest
 
 from tests.support.engine import connect, enqueue, one
+from tests.support.mutant import break_function
 from tests.support.plans import (
     SCHEMA,
     Call,
@@ -118,6 +119,73 @@ def test_no_plan_depends_on_statistics_with_many_lanes(database, statistics):
 def test_no_plan_depends_on_statistics_of_two_million_jobs(database, statistics, lanes):
     """The same with 2,000,000 jobs, in one lane and in 1,000 lanes."""
     no_call_reads_more_than_stated(database, 2_000_000, lanes, statistics)
+
+
+def each_segment(dsn: str, function: str, *substitutions: tuple[str, str]) -> None:
+    """Replace pieces of a function of each segment; ``#`` in a piece is the number of the segment."""
+    with connect(dsn) as conn:
+        segments = conn.execute("select segment_id from forebay.segment").fetchall()
+    for (segment,) in segments:
+        pairs = [tuple(text.replace("#", str(segment)) for text in pair) for pair in substitutions]
+        break_function(dsn, f"{function}_{segment}", *pairs)
+
+
+def _late_rows_by_join(dsn: str) -> None:
+    each_segment(
+        dsn,
+        "_moved",
+        (
+            """late (xid), lateral (
+                    select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid limit 1) f
+                where""",
+            """late (xid)
+                where exists (select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid) and""",
+        ),
+    )
+
+
+def _polls_of_one_range(dsn: str) -> None:
+    break_function(
+        dsn,
+        "ready_v1",
+        (
+            "v_ended := forebay._xid_ranges('1:1:', v_now);",
+            "v_ended := array[row('1', pg_snapshot_xmax(v_now))::forebay._xid_range];",
+        ),
+    )
+
+
+def _claims_of_one_range(dsn: str) -> None:
+    break_function(
+        dsn,
+        "_xid_ranges",
+        (
+            "if pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then",
+            "if pg_snapshot_xmax(p_from) = '1' and pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then",
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("break_it", "function"),
+    [
+        pytest.param(_late_rows_by_join, "ready_v1", id="late transactions by a join"),
+        pytest.param(_polls_of_one_range, "ready_v1", id="polls that read open transactions"),
+        pytest.param(_claims_of_one_range, "claim_v1", id="claims that read open transactions"),
+    ],
+)
+def test_no_plan_depends_on_statistics_breaks_without(database, break_it, function):
+    """Each guard taken out is seen: the function reads more than it states."""
+    break_it(database)
+    without_autovacuum(database)
+    sessions = build(database, 1, ["force_generic_plan"])
+    with held(database):
+        fill(database, 60_000, sessions)
+        with open_transactions(database, 60_000):
+            problems = exceeded(measure(sessions))
+    for session in sessions:
+        session.close()
+    assert any(problem.startswith(f"{function} read ") for problem in problems), problems
 
 
 #: Tables with a row for each job, claim, lease or period, and what a call that reads one needs.

@@ -230,7 +230,7 @@ def fill(dsn: str, rows: int, sessions: list[Session]) -> None:
     with connect(dsn) as conn:
         lanes = [lane_of(queue, conn) for queue in sessions[0].queues]
         _append(conn, lanes, rows // 2)
-        _append(conn, [lane_of("idle", conn)], rows // 10)
+        _append(conn, [lane_of("idle", conn)], rows // 2)
         _append(conn, [lane_of("behind", conn)], 1000)
         conn.execute("set enable_seqscan = off")
         # The cursors pass what was written up to now.
@@ -264,23 +264,37 @@ def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
 
 #: Rows of jobs and leases that ended, in the tables that calls read by job or lease.
 _HISTORIES = [
-    "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
-    " select 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s)",
+    (
+        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
+        " select 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s)"
+    ),
     "insert into forebay.heartbeat select i, now() - interval '5 minutes', 1 from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.batch (group_id, lane, no, lease_id, claim_no, floor, snap_from, pos_segment, pos_xid, pos_seq, high_seq,"
-    " handed_total, skipped_total, claimed_at, seqs, xids) select -1, -1, i, i, 1, 1, '1:1:', 0, '0', 0, i, i, 0, now(), array[i],"
-    " array['3'::xid8] from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at)"
-    " select i, 1, 1, now() from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
-    " select now() + interval '1 day', -1, now(), i, 'work', '{}' from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
-    " select i, -1, now(), 1, now(), 'retried' from generate_series(%(first)s, %(last)s) i",
+    (
+        "insert into forebay.batch (group_id, lane, no, lease_id, claim_no, floor, snap_from, pos_segment, pos_xid, pos_seq, high_seq,"
+        " handed_total, skipped_total, claimed_at, seqs, xids) select -1, -1, i, i, 1, 1, '1:1:', 0, '0', 0, i, i, 0, now(), array[i],"
+        " array['3'::xid8] from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at)"
+        " select i, 1, 1, now() from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
+        " select now() + interval '1 day', -1, now(), i, 'work', '{}' from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
+        " select i, -1, now(), 1, now(), 'retried' from generate_series(%(first)s, %(last)s) i"
+    ),
     "insert into forebay.tombstone (job_id, reason, recorded_at) select i, 'c', now() from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
-    " select i, -1, now(), now(), now() + interval '1 day', '1' from generate_series(%(first)s, %(last)s) i",
-    "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args, errors)"
-    " select -1, i, i, 'expired', now(), 'old', 100, now(), 0, 'work', '{}', '[]' from generate_series(%(first)s, %(last)s) i",
+    (
+        "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+        " select i, -1, now(), now(), now() + interval '1 day', '1' from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args, errors)"
+        " select -1, i, i, 'expired', now(), 'old', 100, now(), 0, 'work', '{}', '[]' from generate_series(%(first)s, %(last)s) i"
+    ),
 ]
 
 
