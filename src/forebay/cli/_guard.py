@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, shown
 from forebay.guard.holders import described_ranges
 from forebay.guard.rules import Rule
 from forebay.guard.run import guard as look
+from forebay.model.text import logger
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from forebay.guard.operations import Found, GuardPass
 
-log = logging.getLogger("forebay.cli")
+log = logger("forebay.cli")
 
 #: Default of --older-than, for reports only.
 _MINUTES: Final = 15

@@ -130,7 +130,7 @@ class Owner:
         except BaseException:
             os.close(descriptor)
             raise
-        return os.fdopen(descriptor, mode, **({} if "b" in mode else {"errors": "replace"}))
+        return os.fdopen(descriptor, mode, errors=None if "b" in mode else "replace")
 
     def _not_ours(self, path: Path) -> ServerStartError:
         return ServerStartError(

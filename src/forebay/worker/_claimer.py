@@ -7,12 +7,12 @@ nothing more under it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.worker._stats import Stats
     from forebay.worker._suspects import Suspects
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002

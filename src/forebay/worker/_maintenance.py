@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from forebay.db.session import Session
 
-log = logging.getLogger("forebay.maintenance")
+log = logger("forebay.maintenance")
 
 #: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000

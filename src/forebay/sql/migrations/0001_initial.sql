@@ -43,7 +43,8 @@ $$;
 create table forebay.backfill (
     backfill_id bigint generated always as identity primary key,
     made_at     timestamptz not null,
-    made_by     name not null,           -- only this role may continue: the query runs with its rights
+    made_by     name not null,           -- only this login may continue it,
+    made_as     name not null,           -- and only in this role: the query runs with its rights
     kind        text not null,
     query       text not null,
     options     jsonb not null,
@@ -1060,6 +1061,11 @@ $$;
 -- functions that run the query are not security definers; they pass arrays of values to functions that are. They also set no
 -- search_path, since the names in the query are the caller's: everything else in these functions is written with its schema.
 -- See docs/design/backfill.md.
+-- The role that the caller has set, or its login. Unlike current_user it is the same within a security definer.
+create function forebay._role_in_use() returns name
+language sql stable
+return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
+
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
@@ -1200,7 +1206,7 @@ begin
     update forebay.backfill_chunk c set enqueued = backfill_done_v1.enqueued, done_at = forebay._now()
     from forebay.backfill b
     where c.backfill_id = backfill_done_v1.backfill_id and c.no = backfill_done_v1.no and c.done_at is null
-      and b.backfill_id = c.backfill_id and b.made_by = session_user
+      and b.backfill_id = c.backfill_id and b.made_by = session_user and b.made_as = forebay._role_in_use()
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
@@ -1228,7 +1234,7 @@ $$;
 -- separate transaction; call it again after a crash.
 --
 -- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
--- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another role.
+-- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another login or role.
 -- Locks: the backfill.
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)
@@ -1361,9 +1367,9 @@ begin
         backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
         coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
-            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
+    insert into forebay.backfill (made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
+    values (forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind, backfill_record_v1.query,
+            backfill_record_v1.options, backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
@@ -1418,7 +1424,7 @@ $$;
 
 -- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all chunks are done.
 --
--- Errors: JQ041 no such backfill, or that of another role.
+-- Errors: JQ041 no such backfill, or that of another login or role.
 -- Locks: the backfill, so that one session at a time works on it.
 create function forebay.backfill_take_v1(backfill_id bigint)
 returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
@@ -1435,12 +1441,13 @@ begin
             message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
-    elsif v_run.made_by <> session_user then
-        -- Its query would run with the rights of the role that continues it.
+    elsif (v_run.made_by, v_run.made_as) is distinct from (session_user, forebay._role_in_use()) then
+        -- Its query would run with the rights of the role that continues it, and could return to those of the login.
         raise exception using errcode = 'JQ041',
-            message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            message = format('backfill %s was begun by %s%s', backfill_take_v1.backfill_id, v_run.made_by,
+                             case when v_run.made_as <> v_run.made_by then format(' as %s', v_run.made_as) end),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Only the role that began a backfill can continue it.';
+            hint = 'Only the login that began a backfill can continue it, in the same role.';
     end if;
     return query
     select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
@@ -2791,7 +2798,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
--- pages: 70
+-- pages: 150
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -8608,7 +8615,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
--- pages: 80
+-- pages: 150
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
