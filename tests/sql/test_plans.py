@@ -44,20 +44,18 @@ def build(dsn: str, lanes: int, modes=_MODES) -> list[Session]:
 
 
 def measure(sessions: list[Session], times: int = 2) -> list[tuple[str, Call, int]]:
-    """Return the pages of each call in each session: the least of some, since a bad plan is bad each time."""
-    found = []
+    """Return the pages of each call in each session: the least of two, unless a call changes what the next one reads."""
     waiting = one(sessions[0].conn, "select sum(ready + scheduled) from forebay.depth()")
-    for session in sessions:
-        least: dict[tuple[str, int], tuple[Call, int]] = {}
-        for _ in range(times):
-            for calls in (session.hot(), session.maintenance(waiting)):
-                for number, call in enumerate(calls):
+    least: dict[tuple[str, str, int], tuple[str, Call, int]] = {}
+    for battery in (Session.hot, lambda session: session.maintenance(waiting)):
+        for session in sessions:
+            for _ in range(times):
+                for number, call in enumerate(battery(session)):
                     count = pages(session.conn, call.query, call.params)
-                    before = least.get((call.function, number))
-                    if before is None or count < before[1]:
-                        least[call.function, number] = call, count
-        found += [(session.mode, call, count) for call, count in least.values()]
-    return found
+                    key = (str(id(session)), call.function, number)
+                    if key not in least or (count < least[key][2] and not call.once):
+                        least[key] = session.mode, call, count
+    return list(least.values())
 
 
 def exceeded(found: list[tuple[str, Call, int]]) -> list[str]:
@@ -137,9 +135,9 @@ def _late_rows_by_join(dsn: str) -> None:
         (
             """late (xid), lateral (
                     select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid limit 1) f
-                where""",
+                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted')""",
             """late (xid)
-                where exists (select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid) and""",
+                where exists (select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid))""",
         ),
     )
 

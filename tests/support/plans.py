@@ -42,6 +42,7 @@ class Call:
     query: str
     params: list[Any] = field(default_factory=list)
     units: dict[str, int] = field(default_factory=dict)
+    once: bool = False  # It changes what the next such call reads.
 
     def allowed(self, stated: dict[str, dict[str, int]]) -> int:
         """Return the pages that the header of the function allows."""
@@ -97,7 +98,7 @@ class Session:
             )
         }
 
-    def _claim(self, queue: str, lane: int, limit: int = 10) -> Call:
+    def _claim(self, queue: str, lane: int, limit: int = 10, once: bool = False) -> Call:
         reader = self.reader
         reader.claim_no += 1
         return Call(
@@ -111,7 +112,8 @@ class Session:
                 lane,
                 limit,
             ],
-            {"job": limit, "lane": 1},
+            {"job": limit, "open transaction": 6},
+            once,
         )
 
     def _settle(self, flush: dict[str, Any]) -> Call:
@@ -151,9 +153,9 @@ class Session:
             {"job": 10},
         )
         ready = "select * from forebay.ready_v1(%s::bigint[])"
-        yield Call("ready_v1", ready, [[self.idle]], {"lane": 3, "open transaction": 6})
         lanes = {"lane": 3 * len(self.groups)}
         yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})
+        yield Call("ready_v1", ready, [[self.idle]], {"lane": 3, "open transaction": 6}, once=True)
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]})
         ended = [{"offset": 9, "outcome": "retried"}]
@@ -161,7 +163,7 @@ class Session:
         yield self._settle({"flush_no": 2, "ended": ended})
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1})
-        yield self._claim("behind", lane_of("behind", self.conn))
+        yield self._claim("behind", lane_of("behind", self.conn), once=True)
         yield self._settle({"flush_no": 1})
         yield Call(
             "missing_batches_v1",
