@@ -55,8 +55,8 @@ def test_a_package_is_needed_under_any_of_its_markers():
         "a==1 ; ((m1)) --hash=sha256:a1",
         "b==1 --hash=sha256:b1",
         "c==1 ; (((m1)) and (m2)) or ((m3)) --hash=sha256:c1",
-        "d==2 ; ((m1)) --hash=sha256:d2",
-        "e==1 ; ((m3)) --hash=sha256:e1",
+        "d==2 ; (((m1))) --hash=sha256:d2",
+        "e==1 ; (((m3))) --hash=sha256:e1",
         "editables==1 --hash=sha256:editables1",
         "hatchling==1 --hash=sha256:hatchling1",
     ]

@@ -48,9 +48,10 @@ class ClaimedJob(msgspec.Struct, array_like=True):
 
     Attributes:
         enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
-        args: the arguments as decoded JSON.
+        args: the arguments as decoded JSON; of a large claim as text, until ``decode_args``.
         attempt, pauses: None is none.
         offset: its place in the batch, from 1.
+        size: about how many characters the job had in the answer to its claim.
     """
 
     seq: int
@@ -67,6 +68,20 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     headers: dict[str, str] | None = None
     ordering_key: str | None = None
     offset: int = 0
+    size: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the arguments are not decoded yet."""
+        return type(self.args) is msgspec.Raw
+
+    def decode_args(self) -> None:
+        """Decode the arguments if they are text."""
+        if self.is_text:
+            try:
+                self.args = msgspec.json.decode(self.args)
+            except msgspec.ValidationError:
+                self.args = json.loads(bytes(self.args))
 
     @property
     def attempts_used(self) -> int:
@@ -96,6 +111,37 @@ def _instant(micros: int) -> datetime:
 
 
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
+
+#: An answer of at most this many characters is decoded as a whole. Decoding more would stop the event loop for too long, and
+#: decoded arguments take up to twenty times the memory of their text.
+_DECODED_AT_ONCE: Final = 262_144
+
+
+class _TextJob(msgspec.Struct, array_like=True):
+    """A claimed row whose arguments are not decoded; the fields of ``ClaimedJob`` in their order."""
+
+    seq: int
+    kind: str
+    enqueued_micros: int
+    args: msgspec.Raw
+    job_id: int = 0
+    expires_micros: int | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    pauses: int | None = None
+    tag: str | None = None
+    correlation_id: str | None = None
+    headers: dict[str, str] | None = None
+    ordering_key: str | None = None
+
+    def job(self) -> ClaimedJob:
+        # A copy: the view would keep the whole answer in memory.
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values["args"] = self.args.copy()
+        return ClaimedJob(**values, size=len(bytes(self.args)))
+
+
+_CLAIMED_TEXTS: Final = msgspec.json.Decoder(list[_TextJob])
 
 
 @dataclass(slots=True)
@@ -258,16 +304,27 @@ def claim(
 
 
 def claimed_jobs(text: str | None) -> list[ClaimedJob]:
-    """Decode the answer to a claim: one JSON array for each job, without an enclosing array."""
+    """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
+
+    The arguments in a large answer stay text until their jobs start.
+    """
     if text is None:
         return []
+    if len(text) > _DECODED_AT_ONCE:
+        jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
+        for offset, job in enumerate(jobs, 1):
+            job.offset = offset
+            job.job_id = job.job_id or job.seq
+        return jobs
     try:
         jobs = _CLAIMED.decode(f"[{text}]")
     except msgspec.ValidationError:
         # A number is beyond the range of floats; the standard decoder makes it infinite.
         jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
+    size = len(text) // len(jobs)
     for offset, job in enumerate(jobs, 1):
         job.offset = offset
+        job.size = size
         job.job_id = job.job_id or job.seq
     return jobs
 

@@ -15,8 +15,16 @@ from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, Schem
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
+from forebay.policy.claims import (
+    CLAIM_SIZE,
+    Fairness,
+    LaneName,
+    LaneSizes,
+    claim_size,
+    plan_claims,
+)
 from forebay.worker._held import Batch, HeldJob
+from forebay.worker._lock_warnings import holders_after_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -101,6 +109,7 @@ class Claimer:
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
+        self._sizes = LaneSizes()
         #: The only ready lanes, as far as is known until ``_only_until``.
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
@@ -177,6 +186,8 @@ class Claimer:
                 failures += 1
                 if failures in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
+                    for holder in await holders_after_timeout(self._session, error):
+                        log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
                 if not self._session.refused(error):
                     # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
                     self._leases.retire()
@@ -311,7 +322,7 @@ class Claimer:
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(
-            max(0, settings.concurrency - executor.busy - coming),
+            max(0, settings.concurrency - executor.busy - executor.starting - coming),
             concurrency=settings.concurrency,
             buffered=executor.buffered + coming,
             waiting_for_key=executor.waiting_for_key,
@@ -319,6 +330,7 @@ class Claimer:
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,
             rows_max=settings.claim_rows_max,
+            buffered_size=executor.buffered_size,
         )
         if executor.busy < settings.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
@@ -340,14 +352,16 @@ class Claimer:
         if lane.is_limited:
             return await self._claim_limited(lease, lane, count)
         taken = 0
+        count = self._sizes.rows(lane.lane, count)
         claim = asyncio.create_task(self._claim(lease, lane, count))
         try:
             while True:
                 batch, rows = await claim
                 taken += len(rows)
-                if len(rows) == count and time.monotonic() < again_until:
+                is_full = len(rows) == count or sum(row.size for row in rows) >= CLAIM_SIZE // 2
+                if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._wanted(coming=len(rows))
+                    count = self._sizes.rows(lane.lane, self._wanted(coming=len(rows)))
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
                     again = False
@@ -373,7 +387,7 @@ class Claimer:
             free = self._settings.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
-            batch, rows = await self._claim(lease, lane, count - taken)
+            batch, rows = await self._claim(lease, lane, self._sizes.rows(lane.lane, count - taken))
             if batch is None or lease.lost:
                 break
             taken += len(rows)
@@ -404,6 +418,7 @@ class Claimer:
             raise
         if not rows:
             return None, []
+        self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
         if lease.lost:
             return (
                 None,

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import DatabaseUnavailable, ForeignCluster
 from forebay.model.text import logger
 from forebay.ops import protocol
+from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
+from forebay.worker._lock_warnings import LockWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -78,6 +80,7 @@ class Maintenance:
         self._hint = asyncio.Event()
         self._swept_at: datetime | None = None
         self._deep: set[tuple[str, str]] = set()
+        self._lock_watch = LockWatch(log)
         self.counts: dict[str, int] = {}
         self._tasks = [
             _Task("promote", promote_seconds, self._promote),
@@ -89,6 +92,7 @@ class Maintenance:
             _Task("retain", 30.0, self._retain),
             _Task("trim", 15.0, self._trim),
             _Task("count", 60.0, self._count),
+            _Task("locks", 60.0, self._watch_locks),
         ]
 
     async def run(self) -> None:
@@ -243,6 +247,10 @@ class Maintenance:
                 log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
         # Logged once, and again only after the queue was shorter in between.
         self._deep = {(queue, group) for queue, group, _ in deep}
+        return False
+
+    async def _watch_locks(self) -> bool:
+        self._lock_watch.record(await self._session.run(lock_holders()))
         return False
 
     async def _trim(self) -> bool:
