@@ -319,11 +319,8 @@ def test_claim_and_late_commit_breaks_without_the_late_part(stage):
     """Some order loses the slow writer's job when windows have no late part."""
     break_function(
         stage.dsn,
-        "_take",
-        (
-            "case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'",
-            "case when true then '{}'",
-        ),
+        "_xid_ranges",
+        ("if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then", "if false then"),
     )
     with violation():
         claim_and_late_commit(stage)

@@ -602,6 +602,10 @@ comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
 
 
+-- Transaction ids from low, up to and without high.
+create type forebay._xid_range as (low xid8, high xid8);
+
+
 -- tables/max_waiting.sql
 
 -- Backpressure: how many jobs of a queue may wait. Enqueues check it, also while no worker runs.
@@ -1730,6 +1734,7 @@ $$;
 -- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
 --   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
+-- pages: 110 + 4 a job + 3 an open transaction
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -1828,6 +1833,7 @@ $$;
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
+-- pages: 70 + 5 a lane + 5 an open transaction
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
@@ -1841,6 +1847,7 @@ declare
     v_places  forebay._place[];
     v_moved   boolean[];
     v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
     v_hi      bigint;
@@ -1894,9 +1901,10 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
 
     return query
@@ -1954,45 +1962,26 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
--- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+-- Lanes of limit keys of a queue (p_shelf) with rows in ranges of transactions, from at most p_most pairs of a transaction and a
+-- lane. It skips from one pair to the next, however many jobs each has.
 create or replace function forebay._arrivals_%1$s(
-    p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+    p_shelf bigint, p_ranges forebay._xid_range[], p_most integer, out pairs integer, out lanes bigint[])
 language plpgsql stable
 as $body$
 begin
-    pairs := 0;
-    if not exists (select from forebay.log_%1$s l
-                   where l.lane >> 48 = p_shelf and l.lane & 1 = 1
-                     and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
-       and p_late = '{}' then
-        return;
-    end if;
     with recursive step as (
-        (select i.xid, i.lane from forebay.log_%1$s i
-         where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-           and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
-         order by i.lane >> 48, i.xid, i.lane limit 1)
-        union all
-        select n.xid, n.lane from step s, lateral (
+        select f.xid, f.lane, r.high from unnest(p_ranges) r (low, high), lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-              and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
-            order by i.lane >> 48, i.xid, i.lane limit 1) n
-    ), late as (
-        select f.xid, f.lane from unnest(p_late) x (xid), lateral (
-            select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid >= r.low and i.xid < r.high
             order by i.lane >> 48, i.xid, i.lane limit 1) f
         union all
-        select n.xid, n.lane from late s, lateral (
+        select n.xid, n.lane, s.high from step s, lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < s.high
             order by i.lane >> 48, i.xid, i.lane limit 1) n
     )
-    select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
-    into pairs, lanes
-    from (select * from (select * from step union all select * from late) a limit p_most) u;
+    select count(*), array_agg(distinct u.lane) into pairs, lanes
+    from (select s.lane from step s limit p_most) u;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -2016,18 +2005,26 @@ $body$;
 
     execute format($segment$
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
-create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+create or replace function forebay._moved_%1$s(
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+returns boolean[]
 language plpgsql stable
 as $body$
 begin
     return array(
         select case
             when p.moved then true
-            when exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+            when exists (
+                select from unnest(p_ended) e (low, high), lateral (
+                    select from forebay.log_%1$s l
+                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
+                where e.high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
-                select from pg_snapshot_xip(p.snap) as late (xid)
-                where exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid)) end
+                select from pg_snapshot_xip(p.snap) late (xid), lateral (
+                    select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid limit 1) f
+                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted') end
         from rows from (unnest(p_places), unnest(p_moved)) with ordinality
              as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
         order by p.nr);
@@ -2037,67 +2034,38 @@ $body$;
     execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids in progress at its start.
--- It ends with the row that brings the jobs to p_bytes or more.
+-- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq). It ends with the row
+-- that brings the jobs to p_bytes or more.
 create or replace function forebay._read_%1$s(
-    p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
-    p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint, out rows forebay.log[], out bytes bigint)
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint,
+    out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
 declare
-    v_lo_xid xid8 := p_from_xmax;
-    v_lo_seq bigint := -1;
-    v_row    forebay.log;
+    v_range forebay._xid_range;
+    v_row   forebay.log;
 begin
     rows := '{}';
     bytes := 0;
-    if p_pos_xid >= p_from_xmax then
-        v_lo_xid := p_pos_xid;
-        v_lo_seq := p_pos_seq;
-    end if;
-    if cardinality(p_late) = 0 then
+    foreach v_range in array p_ranges loop
+        continue when v_range.high <= p_pos_xid;
+        -- One lower bound, so that the index finds it: a second one would be compared with each row of the transaction.
         for v_row in
             select l.*
             from forebay.log_%1$s l
             where l.lane = p_lane
-              and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-              and l.xid < pg_snapshot_xmax(p_to)
-              and pg_visible_in_snapshot(l.xid, p_to)
+              and (l.xid, l.seq) > (greatest(v_range.low, p_pos_xid), case when p_pos_xid >= v_range.low then p_pos_seq else -1 end)
+              and l.xid < v_range.high
             order by l.xid, l.seq
-            limit p_limit
+            limit p_limit - cardinality(rows)
         loop
             rows := rows || v_row;
             bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
-            exit when bytes >= p_bytes;
+            if bytes >= p_bytes then
+                return;
+            end if;
         end loop;
-        return;
-    end if;
-    for v_row in
-        select w.*
-        from (
-            (select l.*
-             from unnest(p_late) as late (xid),
-                  lateral (select * from forebay.log_%1$s i
-                           where i.lane = p_lane and i.xid = late.xid
-                             and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
-                           order by i.seq limit p_limit) l)
-            union all
-            (select l.*
-             from forebay.log_%1$s l
-             where l.lane = p_lane
-               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-               and l.xid < pg_snapshot_xmax(p_to)
-               and pg_visible_in_snapshot(l.xid, p_to)
-             order by l.xid, l.seq
-             limit p_limit)
-        ) w
-        order by w.xid, w.seq
-        limit p_limit
-    loop
-        rows := rows || v_row;
-        bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
-        exit when bytes >= p_bytes;
+        exit when cardinality(rows) >= p_limit;
     end loop;
 end
 $body$;
@@ -2171,7 +2139,11 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, case when b.whole then pg_current_snapshot() else b.snap_to end as upto, forebay._now() as at
+               b.whole, u.upto, forebay._now() as at,
+               case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
+                         and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
+                    then forebay._xid_ranges(b.snap_from, u.upto)
+                    else array[row(pg_snapshot_xmax(b.snap_from), pg_snapshot_xmax(u.upto))::forebay._xid_range] end as ranges
         from (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
                      n.skipped_total, s.stop,
                      pg_sequence_last_value('forebay.log_seq') < %2$s
@@ -2181,7 +2153,8 @@ begin
                      and %3$s as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane
-              order by n.no desc limit 1) b
+              order by n.no desc limit 1) b,
+             lateral (select case when b.whole then pg_current_snapshot() else b.snap_to end as upto) u
         where (b.snap_to is null
                or b.pos_segment = %1$s
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
@@ -2196,17 +2169,17 @@ begin
                         then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
                string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
+            select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
                    case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
                         then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
                                                j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
-                                    case when cur.pos_xid >= pg_snapshot_xmax(cur.snap_from) then cur.pos_seq else -1 end)
-              and j.xid < pg_snapshot_xmax(cur.upto)
-              and pg_visible_in_snapshot(j.xid, cur.upto)
+              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
+              and j.xid < r.high
             order by j.xid, j.seq
+            limit p_limit) j
             limit p_limit) t
     ), written as (
         insert into forebay.batch (
@@ -2283,14 +2256,7 @@ begin
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
-           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
-           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
-                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
-           end as late_in_hand,
-           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
-                else array(select x from pg_snapshot_xip(w.stop) x
-                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
-           end as late_in_next
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
@@ -2327,7 +2293,7 @@ begin
 
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
@@ -2336,7 +2302,8 @@ begin
         v_bytes := v_window.bytes;
     end if;
     if v_old < v_limit and v_bytes < forebay._claim_bytes() then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
+                                    forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
@@ -2441,9 +2408,9 @@ $$;
 -- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
--- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+-- p_ranges are the window's transactions, see forebay._xid_ranges().
 create function forebay._window(
-    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
     p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
@@ -2458,20 +2425,20 @@ begin
     segments := '{}';
     looked := 0;
     bytes := 0;
-    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+    if p_last_seal > p_ranges[1].low then
         v_needed := array(
             select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
             where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+              and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
-            using p_lane, p_xmax, p_to, p_late,
+            using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
                   p_limit - cardinality(rows), p_bytes - bytes;
@@ -2503,6 +2470,55 @@ end
 $$;
 
 
+-- functions/claim/xid_ranges.sql
+
+-- The ids of the transactions that p_to shows and p_from does not, as ranges in ascending order. Rows are read by these ranges.
+--
+-- A scan of a longer range would visit the rows of each transaction that is in progress, and return none of them. Invariant "flat
+-- cost": no claim and no poll reads the rows of an open transaction, however many it has written. Transactions that were in
+-- progress at p_from and were rolled back since are left out too: their rows stay in the index until a vacuum.
+create function forebay._xid_ranges(p_from pg_snapshot, p_to pg_snapshot) returns forebay._xid_range[]
+language plpgsql stable
+as $$
+declare
+    v_ranges forebay._xid_range[] := '{}';
+    v_low    xid8 := pg_snapshot_xmax(p_from);
+    v_xid    xid8;
+begin
+    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
+        v_ranges := array(
+            select row(x, (x::text::numeric + 1)::text::xid8)::forebay._xid_range from pg_snapshot_xip(p_from) x
+            where pg_visible_in_snapshot(x, p_to) and pg_xact_status(x) is distinct from 'aborted'
+            order by x);
+    end if;
+    if pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then
+        -- Its text has them in order. A query would cost more.
+        foreach v_xid in array string_to_array(split_part(p_to::text, ':', 3), ',')::xid8[] loop
+            continue when v_xid < v_low;
+            if v_low < v_xid then
+                v_ranges := v_ranges || row(v_low, v_xid)::forebay._xid_range;
+            end if;
+            v_low := (v_xid::text::numeric + 1)::text::xid8;
+        end loop;
+    end if;
+    if v_low < pg_snapshot_xmax(p_to) then
+        v_ranges := v_ranges || row(v_low, pg_snapshot_xmax(p_to))::forebay._xid_range;
+    end if;
+    return v_ranges;
+end
+$$;
+
+
+-- The id of the caller's transaction, if it has one that its snapshot does not cover: a count includes the caller's own rows.
+create function forebay._own_xid_range() returns forebay._xid_range[]
+language sql stable
+as $$
+    select case when x.own >= pg_snapshot_xmax(pg_current_snapshot())
+                then array[row(x.own, (x.own::text::numeric + 1)::text::xid8)::forebay._xid_range] else '{}' end
+    from pg_current_xact_id_if_assigned() x (own)
+$$;
+
+
 -- functions/deferred/promote.sql
 
 -- grant: worker
@@ -2517,6 +2533,7 @@ $$;
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the promotion lock, or returns 0 when another promoter has it.
+-- pages: 60 + 20 a job + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2528,6 +2545,7 @@ as $$
 declare
     v_cursor forebay.promotion;
     v_now    pg_snapshot;
+    v_ranges forebay._xid_range[];
     v_at     timestamptz;
     v_run_at timestamptz[];
     v_ids    bigint[];
@@ -2564,11 +2582,13 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
-    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at the snapshot.
+    v_ranges := forebay._xid_ranges(v_cursor.snap, v_now);
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at either snapshot.
     if not exists (select from forebay.deferred d
                    where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
-       and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
-       and not exists (select from pg_snapshot_xip(v_cursor.snap) x, lateral (select from forebay.deferred j where j.xid = x) i)
+       and not exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        and not forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         return 0;
     end if;
@@ -2603,34 +2623,33 @@ begin
         get diagnostics v_due = row_count;
     end if;
 
-    -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
-    -- xid in progress at that time.
+    -- At or below the old position, and visible only since.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
            d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
-    from (select i.* from forebay.deferred i
-          where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
-          union all
-          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the position by time.
+    from unnest(v_ranges) r (low, high), lateral (
+        select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
+        offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-      and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
     get diagnostics v_late = row_count;
 
     if v_due + v_late > 0
-       or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       or exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
         values (v_cursor.no + 1, v_now, v_position, v_position_id, v_due + v_late, v_at);
         if v_due + v_late > 0 then
             perform forebay._notify(q.queue)
-            from (select distinct l.queue from forebay.lane l where l.lane in (
-                      select d.lane from forebay.deferred d
-                      where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-                        and (d.run_at, d.deferred_id) <= (v_position, v_position_id))) q;
+            from (select distinct l.queue
+                  from (select distinct d.lane from forebay.deferred d
+                        where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+                          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)) d
+                  cross join lateral (select i.queue from forebay.lane i where i.lane = d.lane limit 1) l) q;
         end if;
     end if;
     return v_due + v_late;
@@ -2881,6 +2900,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+-- pages: 150
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -3022,6 +3042,7 @@ $$;
 --   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
 --   kind optional.
 -- Errors: as forebay.enqueue.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -3093,6 +3114,7 @@ $$;
 --   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
 --
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -3483,6 +3505,9 @@ $$;
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     update forebay.guard_event e
@@ -4377,6 +4402,7 @@ $$;
 
 -- Close a lease that its worker no longer needs. Jobs that it holds without knowing (the answer to their claim was lost)
 -- are released unstarted. Returns their number; null when the lease was closed already.
+-- pages: 40 + 20 a job
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4402,6 +4428,7 @@ $$;
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer
@@ -4468,10 +4495,13 @@ $$;
 
 -- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
 -- claims. Their jobs are claimed again; the worker stops its handlers of them.
+-- pages: 10 + 5 a job
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
     select array(select c.claim_no from unnest(p_claim_nos) c (claim_no)
                  where not exists (select from forebay.batch b
@@ -4492,12 +4522,16 @@ $$;
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
+-- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_lease_id bigint;
@@ -4700,6 +4734,7 @@ $$;
 --   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
 --   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 40 + 12 an open lease
 create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
 returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
@@ -4912,23 +4947,19 @@ language plpgsql volatile
 as $$
 declare
     v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
-    v_late    xid8[] := '{}';
+    v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
     v_segment bigint;
     v_found   record;
 begin
-    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
-        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
-    end if;
     for v_segment in
         select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+          and (f.xid is null or f.xid > v_ranges[1].low)
         order by s.segment_id desc
     loop
-        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
-            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3)' into v_found using v_shelf, v_ranges, v_left;
         v_left := v_left - v_found.pairs;
         if v_left <= 0 then
             return null;
@@ -4949,13 +4980,16 @@ declare
     v_moved   boolean[];
     v_segment bigint;
     v_before  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
 begin
     -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
-    into v_places, v_moved
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
     from (select l.lane, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -4964,6 +4998,7 @@ begin
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -4971,7 +5006,7 @@ begin
         order by s.segment_id
     loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
     return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
 end
@@ -5258,6 +5293,7 @@ $$;
 
 -- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
 -- whose jobs wait or may wait, and when the queue's rate lets the next job start.
+-- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
                key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,
@@ -5321,6 +5357,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -5357,17 +5394,19 @@ begin
         left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -5385,6 +5424,7 @@ create function forebay._require_below_max_waiting(p_queue text, p_more bigint) 
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_max     bigint;
@@ -5827,12 +5867,14 @@ $$;
 -- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
+-- pages: 300 + 60 a lane
 create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -5943,6 +5985,7 @@ $$;
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
 -- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
+-- pages: 60
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6024,9 +6067,13 @@ $$;
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
+-- pages: 100
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '100ms'
 as $$
 declare
@@ -6069,6 +6116,7 @@ $$;
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance lock.
+-- pages: 60
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6208,6 +6256,7 @@ $$;
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
+-- pages: 200
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6246,12 +6295,14 @@ $$;
 -- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 300 + 20 a lane + 12 a job
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '1s'
 as $$
 declare
@@ -6441,6 +6492,7 @@ $$;
 -- Parameters: p_most, about the number of rows of a kind in this call; p_pass, make a pass now, over everything and from the
 --   beginning; null: when a pass is due.
 -- Errors: JQ030 foreign cluster.
+-- pages: 60
 create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6479,6 +6531,9 @@ $$;
 -- Delete promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_cursor forebay.promotion;
@@ -6603,6 +6658,9 @@ $$;
 create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
     select coalesce(jsonb_agg(to_jsonb(o) order by o.ended_at desc, o.audit_id), '[]')
     from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id limit most) o
@@ -6707,6 +6765,9 @@ $$;
 create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
     update forebay.mirror_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
 $$;
@@ -6918,6 +6979,7 @@ $$;
 --
 -- Parameters: expires_seconds, how long after its due time a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
 returns table (job_id bigint, state text, priority integer, tag text, attempt integer, enqueued_at timestamptz, due_at timestamptz)
@@ -6991,6 +7053,7 @@ $$;
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ013 no job has had this id, JQ014 no such group.
+-- pages: 60
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7160,6 +7223,7 @@ $$;
 -- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -7436,6 +7500,7 @@ $$;
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+-- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
@@ -7605,6 +7670,7 @@ $$;
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
+-- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null)
@@ -7935,6 +8001,9 @@ $$;
 create function forebay.purge_dead(age interval, queue text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -7971,6 +8040,9 @@ $$;
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -8023,6 +8095,9 @@ create function forebay.redrive_matching(
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -8115,6 +8190,7 @@ $$;
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
 -- Errors: none; a group without any of these has no row.
+-- pages: 60
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
@@ -8202,9 +8278,13 @@ $$;
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
 -- A closed lease records nothing. Locks: none.
+-- pages: 20 + 5 a job
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_rows integer;
@@ -8233,6 +8313,7 @@ $$;
 -- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
 --   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+-- pages: 450
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer
@@ -8419,6 +8500,7 @@ $$;
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
 -- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+-- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
@@ -8645,9 +8727,13 @@ $$;
 -- Repeating it changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
+-- pages: 20
 create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
@@ -8979,9 +9065,12 @@ create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text)
 language sql stable
 as $$
     select coalesce(string_agg(format(
-        'select c.nr, %s from unnest($1) c cross join lateral (
+        'select c.nr, %s
+         from unnest($1) c
+         cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
+         cross join lateral (
              select i.* from forebay.log_%s i
-             where i.lane = c.lane and i.kind <> '''' and i.xid >= pg_snapshot_xmin(coalesce(c.snap_from, c.start))
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
                and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
                         else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
              offset 0) l',
@@ -9362,6 +9451,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+-- pages: 150
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -9752,7 +9842,9 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.created_at, g.group_id
+        select g.group_id, g.start_after
+        from (select * from forebay.queue_group i where i.queue = p_key.queue collate "default" offset 0) g  -- As in its index.
+        order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);

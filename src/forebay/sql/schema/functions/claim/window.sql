@@ -2,9 +2,9 @@
 -- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
--- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+-- p_ranges are the window's transactions, see forebay._xid_ranges().
 create function forebay._window(
-    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
     p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
@@ -19,20 +19,20 @@ begin
     segments := '{}';
     looked := 0;
     bytes := 0;
-    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+    if p_last_seal > p_ranges[1].low then
         v_needed := array(
             select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
             where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+              and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
-            using p_lane, p_xmax, p_to, p_late,
+            using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
                   p_limit - cardinality(rows), p_bytes - bytes;

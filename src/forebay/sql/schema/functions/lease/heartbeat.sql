@@ -7,6 +7,7 @@
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer

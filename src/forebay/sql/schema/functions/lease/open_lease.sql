@@ -9,12 +9,14 @@
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
+-- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 declare
     v_lease_id bigint;

@@ -16,6 +16,7 @@
 --   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
 --   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 40 + 12 an open lease
 create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
 returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer

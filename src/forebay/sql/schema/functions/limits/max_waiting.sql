@@ -18,6 +18,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -54,17 +55,19 @@ begin
         left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -80,7 +83,7 @@ $$;
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
--- planner: indexed
+-- planner: in order
 as $$
 declare
     v_max     bigint;

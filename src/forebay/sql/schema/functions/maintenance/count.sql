@@ -5,11 +5,12 @@
 -- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
+-- pages: 300 + 60 a lane
 create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare

@@ -8,9 +8,11 @@
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
+-- pages: 100
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 set lock_timeout = '100ms'
 as $$
 declare

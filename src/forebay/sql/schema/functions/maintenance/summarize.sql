@@ -7,6 +7,7 @@
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
+-- pages: 200
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -10,11 +10,12 @@
 -- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
 --   null: all. p_most, p_lanes, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 300 + 20 a lane + 12 a job
 create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- planner: in order
 set lock_timeout = '1s'
 as $$
 declare

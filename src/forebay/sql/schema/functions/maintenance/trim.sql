@@ -31,6 +31,7 @@ $$;
 -- Parameters: p_most, about the number of rows of a kind in this call; p_pass, make a pass now, over everything and from the
 --   beginning; null: when a pass is due.
 -- Errors: JQ030 foreign cluster.
+-- pages: 60
 create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -68,6 +69,7 @@ $$;
 -- Delete promoted rows, from the position on or from the beginning, and the promoter's old cursors.
 create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
 language plpgsql volatile
+-- planner: in order
 as $$
 declare
     v_cursor forebay.promotion;

@@ -3,6 +3,7 @@
 -- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)

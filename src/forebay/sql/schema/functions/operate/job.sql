@@ -41,6 +41,7 @@ $$;
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+-- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,

@@ -9,6 +9,7 @@
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
+-- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null)

@@ -7,6 +7,7 @@
 create function forebay.purge_dead(age interval, queue text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare

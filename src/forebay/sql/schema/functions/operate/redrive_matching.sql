@@ -11,6 +11,7 @@ create function forebay.redrive_matching(
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare

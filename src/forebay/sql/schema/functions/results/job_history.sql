@@ -5,6 +5,7 @@
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
 -- Errors: none; a group without any of these has no row.
+-- pages: 60
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)

@@ -12,9 +12,12 @@ create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text)
 language sql stable
 as $$
     select coalesce(string_agg(format(
-        'select c.nr, %s from unnest($1) c cross join lateral (
+        'select c.nr, %s
+         from unnest($1) c
+         cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
+         cross join lateral (
              select i.* from forebay.log_%s i
-             where i.lane = c.lane and i.kind <> '''' and i.xid >= pg_snapshot_xmin(coalesce(c.snap_from, c.start))
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
                and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
                         else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
              offset 0) l',
