@@ -16,6 +16,7 @@ ForebayError
 │   ├── PayloadTooDeep        has depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
 │   ├── PayloadDiffers        the idempotency key belongs to another request: has its job
+│   ├── LaneTaken             another queue, priority or limit key has the same internal number
 │   └── QueueFull             as many jobs wait as the queue's max_waiting allows
 ├── BackfillError
 │   ├── BackfillChanged       the jobs differ from those that were counted
@@ -62,10 +63,11 @@ __all__ = [
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied",
-    "JobNotFound", "KeyBusy", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep",
-    "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout", "SchemaError",
-    "ServerStartError", "SoftTimeout", "TargetUnavailable", "TransactionStateError",
-    "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate",
+    "JobNotFound", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
+    "PayloadTooDeep", "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout",
+    "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
+    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
+    "error_from_sqlstate",
 ]  # fmt: skip
 
 
@@ -349,6 +351,22 @@ class PayloadDiffers(EnqueueError):
     template = "[job {index}: ]key belongs to job {job_id}, whose kind or arguments differ"
     default_hint = "An idempotency key identifies one request: use another key."
     job_id: int | None
+
+
+class LaneTaken(EnqueueError):
+    """Another queue, priority or limit key has the internal number of this one.
+
+    The numbers cannot be foreseen, so this happens by chance only: with a million limit keys, in one of 280 databases.
+    """
+
+    sqlstate = "JQ006"
+    template = (
+        "[job {index}: ]the lane of queue {queue}, priority {priority} is in use under another name"
+    )
+    default_hint = "Use another queue, priority or limit key."
+    queue: str | None
+    _: KW_ONLY
+    priority: int | None
 
 
 class QueueFull(EnqueueError):

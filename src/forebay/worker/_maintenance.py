@@ -88,6 +88,7 @@ class Maintenance:
             _Task("summarize", 5.0, self._summarize),
             _Task("retain", 30.0, self._retain),
             _Task("trim", 15.0, self._trim),
+            _Task("forget", 10.0, self._forget),
             _Task("count", 60.0, self._count),
         ]
 
@@ -235,6 +236,11 @@ class Maintenance:
         log.info("segment %s of the archive emptied", emptied)
         self._record("emptied", 1)
         return True
+
+    async def _forget(self) -> bool:
+        lanes = await self._session.run(protocol.forget())
+        self._record("forgotten", lanes)
+        return lanes > 0
 
     async def _count(self) -> bool:
         deep = await self._session.run(protocol.count())
