@@ -222,9 +222,11 @@ def test_a_savepoint_takes_its_row_with_it(database, conn, reader):
 
 def late_group(database: str, conn: psycopg.Connection, reader: Reader) -> None:
     use_once(conn, reader)
+    for _ in ("retire", "draw the barrier"):
+        assert one(conn, FORGET) == 1
     with psycopg.connect(database) as other:
         open_group(other, "default", "late", "beginning")
-        forget(conn)
+        assert one(conn, FORGET) == 1
         assert counts(conn) == {"dormant": 1}
         other.commit()
     forget(conn)
@@ -302,7 +304,7 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
         conn.execute("select forebay.count_v1()")
         assert len(finish_all(reader)) == 41
         late = enqueue(conn, delay="1 hour", priority=77)
-        for _ in range(4):
+        for _ in range(7):
             pass_segments(database, conn, reader)
             conn.execute("select forebay.trim_v1(20000, true)")
             forget(conn)

@@ -5715,21 +5715,15 @@ declare
     v_since   constant timestamptz := forebay._now() - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer);
     v_places  forebay._place[];
     v_moved   boolean[];
-    v_sealed  bigint;
-    v_before  xid8;
+    v_oldest  xid8;
     v_segment bigint;
 begin
-    -- One statement: the seals that decide which segments are read below.
-    select max(f.segment_id) filter (where f.nr = 1), max(f.xid) filter (where f.nr = 2) into v_sealed, v_before
-    from (select i.segment_id, i.xid, row_number() over (order by i.segment_id desc) as nr
-          from (select s.segment_id, s.xid from forebay.seal s order by s.segment_id desc limit 2) i) f;
     -- A lane without a group to read it has had nothing read; a private lane without its group is over.
     select array_agg(row(p.group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.group_id is null and p.audience = 0 or p.snap_to is not null
-                     or p.lease_id is not null and p.claimed_at > v_since
-                     or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
-    into v_places, v_moved
+                     or p.lease_id is not null and p.claimed_at > v_since),
+           min(pg_snapshot_xmin(p.snap)::text::bigint)::text::xid8
+    into v_places, v_moved, v_oldest
     from (select g.group_id, l.lane, l.audience, b.snap_to, b.lease_id, b.claimed_at,
                  coalesce(b.snap_from, case when l.audience = 0 then g.start_after end, '1:1:') as snap
           from (select distinct i.lane, i.queue, i.audience from unnest(p_lanes) u (lane)
@@ -5739,9 +5733,10 @@ begin
           left join lateral (select c.snap_from, c.snap_to, c.lease_id, c.claimed_at from forebay.batch c
                              where c.group_id = g.group_id and c.lane = l.lane order by c.no desc limit 1) b on true) p;
     for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.segment_id >= coalesce(v_sealed, 0)
-        order by s.segment_id
+        select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+          and (f.xid is null or f.xid > v_oldest)
+        order by s.segment_id desc
     loop
         exit when array_position(v_moved, false) is null;
         execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
@@ -5774,7 +5769,11 @@ begin
     from (select i.row_no, i.lane from forebay.lane i
           where i.state = 'used'
             and i.recorded_at <= v_at - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer)
-          order by i.recorded_at limit p_most) l;
+          -- The cursor of a lane of limit keys does not move while nothing comes: each segment since may have to be read.
+          order by i.recorded_at
+          limit greatest(1, p_most * 10 / (10 + (
+              select count(*) from forebay.segment s
+              where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null)))) l;
     if v_rows is null then
         return 0;
     end if;
