@@ -41,7 +41,11 @@ _install() {
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         "$python" -m venv --clear .venv
     fi
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extra]" ${bench[@]+"${bench[@]}"}
+    # The versions and hashes of the lock file, as with uv; then the checkout itself, which downloads nothing more.
+    .venv/bin/python scripts/_requirements.py "$extra" >.venv/requirements.txt
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps)
+    "${pip[@]}" --require-hashes --requirement .venv/requirements.txt
+    "${pip[@]}" --no-build-isolation --editable ".[$extra]" ${bench[@]+"${bench[@]}"}
     # Programs write the byte code of what they use, unless told not to. Some packages have files for a newer Python.
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
 }

@@ -2,7 +2,7 @@
 
 A request that changes something has one transaction, with the change and its job. After the commit, the service
 writes the index at once, within a deadline, and the answer says whether that worked. There are no accounts: every client that can
-reach this service can do everything.
+reach this service can do everything. So it listens on this machine only, and ``door.py`` keeps other sites out.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
@@ -25,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from annotations import store
 from annotations.app import annotations, app
+from annotations.door import Door
 from annotations.search import Search, SearchUnavailableError
 from annotations.store import Choice, ConflictError, Draft, NotFoundError
 from forebay.errors import BackfillChanged, DatabaseUnavailable, InvalidJob
@@ -32,6 +34,9 @@ from forebay.errors import BackfillChanged, DatabaseUnavailable, InvalidJob
 T = TypeVar("T")
 
 _PAGE = Path(__file__).parent / "page"
+
+#: PostgreSQL parses a query recursively: thousands of operators would exceed its stack.
+_WORDS_MAX = 500
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
@@ -113,8 +118,12 @@ async def changed(found: dict[str, Any], status: int = 200) -> Response:
 
 async def index(_: Request) -> Response:
     # The page shows what people wrote as text only. If that ever fails, this policy keeps the browser from running it.
-    policy = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
-    return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": policy})
+    # And no other site may show it in a frame, where a person could be led to click.
+    policy = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return FileResponse(
+        _PAGE / "index.html",
+        headers={"Content-Security-Policy": policy, "X-Frame-Options": "DENY"},
+    )
 
 
 async def list_pages(request: Request) -> Response:
@@ -161,7 +170,12 @@ async def search(request: Request) -> Response:
     words = request.query_params.get("q", "").strip()
     if not words or "\0" in words:
         return answer({"results": []})
-    ids = await request.app.state.search.ids(words)
+    if len(words) > _WORDS_MAX:
+        raise HTTPException(400, f"search for at most {_WORDS_MAX} characters")
+    try:
+        ids = await request.app.state.search.ids(words)
+    except psycopg.InternalError as error:  # a parser of PostgreSQL gave up
+        raise HTTPException(400, "the query is too complicated") from error
     async with transaction(request) as conn:
         return answer({"results": await store.bodies(conn, ids, words)})
 
@@ -215,6 +229,7 @@ async def lifespan(service: Starlette) -> AsyncGenerator[None, None]:
 
 service = Starlette(
     lifespan=lifespan,
+    middleware=[Middleware(Door)],
     routes=[
         Route("/", index),
         Mount("/static", StaticFiles(directory=_PAGE)),

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pytest
 
 from forebay.doctor import CHECKS, Level, _schema, judge_drift
+from forebay.doctor import _locks as lock_checks
 from forebay.doctor import _server as server_checks
 from forebay.doctor import _snapshots as snapshot_checks
 from forebay.doctor.examine import read_catalog
@@ -129,6 +131,73 @@ def test_the_doctor_only_reads(findings, conn, database):
     findings()
     # Autovacuum writes too, now and then; the doctor would each time.
     assert not all(has_written() for _ in range(5))
+
+
+# --- locks ---
+
+
+@pytest.mark.direct
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_for(
+    findings, conn, database, monkeypatch, is_prepared
+):
+    """
+    A job is overdue because a transaction holds the lock of promotion: a further worker would not help.
+    """
+    monkeypatch.setattr(lock_checks, "_HELD_SECONDS", 0.0)
+    enqueue(conn, delay="1 millisecond")
+    conn.execute("update forebay.deferred set run_at = run_at - interval '1 hour'")
+    assert findings("locks")[0]["level"] == "ok"
+    assert "Start a worker" in text(findings("scheduled"))
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(psycopg.connect(database, application_name="a console"))
+        holder.execute("lock table only forebay.lock_promotion in share update exclusive mode")
+        named = (
+            f"pid {holder.info.backend_pid} (role postgres, a console, idle in transaction, in a"
+        )
+        remedy = f"select pg_terminate_backend({holder.info.backend_pid});"
+        if is_prepared:
+            holder.execute("prepare transaction 'forgotten'")
+            holder.rollback()
+            stack.callback(conn.execute, "rollback prepared 'forgotten'")
+            named = "prepared transaction 'forgotten' (role postgres, in a"
+            remedy = "rollback prepared 'forgotten'"
+        (found,) = findings("locks")
+        assert found["level"] == "error"
+        assert found["facts"]["tables"] == ["lock_promotion"]
+        assert named in found["what"]
+        assert remedy in found["remedy"]
+        assert "Start a worker" not in text(findings())
+        assert "see locks" in text(findings("scheduled"))
+
+
+@pytest.mark.direct
+def test_a_session_that_waits_is_counted_with_the_lock_it_waits_for(findings, conn, database):
+    """
+    The wait counts, not the age of the transaction: so the holder is found by a role that may not see other sessions.
+    """
+    with (
+        connect(database) as holder,
+        connect(database) as waiting,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        holder.execute("begin; lock table forebay.dead_letter")
+        query = "select count(*) from forebay.dead_letter"
+        waits = threads.submit(waiting.execute, query)
+        wait_for(
+            lambda: one(
+                conn,
+                "select coalesce(max(clock_timestamp() - waitstart), '0') > '5 s' from pg_locks"
+                " where pid = %s and not granted",
+                waiting.info.backend_pid,
+            )
+        )
+        (found,) = findings("locks")
+        holder.execute("rollback")
+        waits.result(10)
+    assert found["facts"]["tables"] == ["dead_letter"]
+    assert found["facts"]["waiting"] == 1
+    assert "1 session waits, for up to" in found["what"]
 
 
 # --- schema ---

@@ -310,6 +310,20 @@ def test_a_quiet_database_has_nobody_to_name(guard):
 # --- what they pin ---
 
 
+def test_a_lock_that_stops_workers_is_named(guard, command, database):
+    """
+    A transaction that has locked one of our tables and read nothing has no snapshot and no transaction id.
+    """
+    with connect(database) as stranger:
+        stranger.execute("begin; lock table only forebay.lock_sweep in share update exclusive mode")
+        _, found = guard(*AT_ONCE)
+        assert found[name(stranger)]["locks"] == ["lock_sweep"]
+        assert (
+            "holds a lock that stops workers, on lock_sweep"
+            in command("guard", "--dsn", database, *AT_ONCE).out
+        )
+
+
 @pytest.mark.slow
 def test_segments_that_are_kept_are_named_with_the_time_they_can_leave(
     guard, command, conn, database

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -137,6 +138,69 @@ def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(da
     assert len(raised) == 1
     assert made[0] == made[1]
     assert one(conn, "select count(*) from forebay.log") == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, conn, first):
+    """
+    The claim finds only cancelled jobs in its first lane, and another session, as a sweep does, has the second one and
+    comes for the first. One of the two orders is opposite, whichever lane the claim takes first.
+    """
+    keys = "ab"
+    lanes = [one(conn, "select forebay._limited_lane_id('q', 100, 0, %s)", key) for key in keys]
+    conn.execute("select forebay.limit_queue('q', key_concurrency => 5)")
+    jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": key} for key in keys])
+    for job in jobs:
+        conn.execute("select forebay.cancel(%s)", [job])
+    expire = (
+        "select sum(forebay._expire_one(row(l.*)::forebay.log, %s, 'q', 100, 0, '1:1:'))"
+        " from forebay.log l where l.lane = %s"
+    )
+    with (
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as sweep,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        reader.conn.execute("set deadlock_timeout = '100ms'")
+        dispatch = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
+        sweep.execute(expire, [reader.group_id, lanes[first]])
+        claim = threads.submit(reader.claim, 10, dispatch)
+        wait_for(lambda: claim.done() or is_blocked(conn, reader))
+        sweep.execute(expire, [reader.group_id, lanes[1 - first]])
+        sweep.commit()
+        assert claim.result(20).jobs == []
+
+
+@pytest.mark.parametrize("locked", [0, 1])
+def test_a_lane_that_a_limited_claim_passed_over_is_claimed_later(database, conn, locked):
+    """
+    Another session has the lock of the one lane with a job. Whichever lane the claim takes first, the job is found
+    afterwards, and its lane is reported as ready.
+    """
+    keys = "ab"
+    conn.execute("select forebay.limit_queue('q', key_concurrency => 5)")
+    jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": key} for key in keys])
+    conn.execute("select forebay.cancel(%s)", [jobs[1 - locked]])
+    with (
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        dispatch = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
+        other.execute(
+            "select forebay._lock_lane(%s, forebay._limited_lane_id('q', 100, 0, %s))",
+            [reader.group_id, keys[locked]],
+        )
+        claim = threads.submit(reader.claim, 10, dispatch)
+        wait_for(lambda: claim.done() or is_blocked(conn, reader))
+        other.rollback()
+        found = claim.result(20).job_ids or reader.claim_ready(10).job_ids
+        assert found == [jobs[locked]]
+
+
+def is_blocked(conn: psycopg.Connection, reader: Reader) -> bool:
+    query = "select cardinality(pg_blocking_pids(%s)) > 0"
+    return one(conn, query, reader.conn.info.backend_pid)
 
 
 ENDS = ("done", "dead", "cancelled")

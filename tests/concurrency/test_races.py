@@ -474,13 +474,7 @@ def test_sweep_and_claim_breaks_without_the_lanes_lock(stage):
     break_function(
         stage.dsn,
         "_expire_one",
-        (
-            (
-                "perform pg_advisory_xact_lock(forebay._lock_class(), "
-                "hashint8(p_group_id # p_row.lane));"
-            ),
-            "",
-        ),
+        ("perform forebay._lock_lane(p_group_id, p_row.lane);", ""),
     )
     with violation():
         sweep_and_claim(stage)

@@ -1,9 +1,10 @@
 """Forebay as the backend of Django's tasks."""
 
+import sys
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from forebay.django import app
@@ -112,6 +113,21 @@ def test_what_is_no_task_has_no_result(tasks):
             default_task_backend.get_result(wrong)
     with pytest.raises(TaskResultMismatch):
         tasks.failing.get_result(mine.id)
+
+
+@pytest.mark.parametrize(
+    "kind", ["os.system", "tests.support.django_project.jobs.send_welcome", "antigravity.fly"]
+)
+def test_a_kind_that_is_no_task_is_not_imported(tasks, kind):
+    """
+    A kind is text of a producer: no function of that name is returned as a task, and no module is imported for it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute('select forebay.enqueue(%s, \'{"args": [], "kwargs": {}}\')', [kind])
+        (job_id,) = cursor.fetchone()
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(str(job_id))
+    assert "antigravity" not in sys.modules
 
 
 def test_signals_are_sent(tasks):

@@ -16,7 +16,7 @@ import pytest
 
 from forebay.embedded import EmbeddedServer, find_bin_dir, start_or_find, temporary_server
 from forebay.embedded.owner import Owner, temporary_parent
-from forebay.errors import ConfigError, ServerStartError
+from forebay.errors import ConfigError, ForebayError, ServerStartError
 from tests.support.fix_db import fast_folder
 from tests.support.waiting import wait_for
 
@@ -451,6 +451,79 @@ def test_a_data_folder_the_lent_account_cannot_reach_is_refused(folder):
         EmbeddedServer(private / "data").start()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert [path.name for path in private.iterdir()] == ["data.lock"]
+
+
+def test_the_servers_account_cannot_read_the_callers_environment(folder, pg_bin, monkeypatch):
+    """
+    Every process of that account may read it in /proc: it holds no secret of the caller.
+    """
+    monkeypatch.setenv("DATABASE_URL", "postgresql://ann:hunter2@db/shop")
+    with EmbeddedServer(folder / "data", pg_bin) as server:
+        environment = Path(f"/proc/{server.pid}/environ").read_bytes()
+    assert b"PATH=" in environment
+    assert b"hunter2" not in environment
+
+
+@pytest.mark.skipif(not _AS_ROOT, reason="an ordinary user's server has the user's rights")
+class TestWhatTheAccountCanWriteDoesNotLeadRoot:
+    """The server's account owns the data folder; root reads and writes files in it."""
+
+    def test_a_process_named_in_the_pid_file_gets_no_signal(self, started):
+        """
+        The pid file names a process of root that calls itself postgres: neither stop nor kill reaches it.
+        """
+        folder = started.data_dir
+        other = subprocess.Popen(
+            ["postgres", "-c", "input()", "-D", folder],
+            executable=sys.executable,
+            stdin=subprocess.PIPE,
+        )
+        pid_file = folder / "postmaster.pid"
+        true = pid_file.read_text()
+        try:
+            wait_for(
+                lambda: Path(f"/proc/{other.pid}/cmdline").read_bytes().startswith(b"postgres")
+            )
+            pid_file.write_text(f"{other.pid}\n{true.partition(chr(10))[2]}")
+            assert started.pid == other.pid
+            with pytest.raises(ForebayError, match="is still running"):
+                started.stop(timeout_seconds=0.2)
+            assert other.poll() is None
+        finally:
+            pid_file.write_text(true)
+            other.kill()
+            other.communicate()
+
+    @pytest.mark.parametrize("number", [-1, 0, 1])
+    def test_a_number_that_means_many_processes_is_no_pid(self, stopped, number):
+        """
+        kill(2) sends a signal for -1 to every process.
+        """
+        (stopped.data_dir / "postmaster.pid").write_text(f"{number}\n")
+        assert stopped.pid is None
+        stopped.stop()
+
+    @pytest.mark.parametrize("name", ["forebay.conf", "server.log", "postmaster.pid", "PG_VERSION"])
+    @pytest.mark.parametrize("how", ["symbolic link", "hard link", "pipe"])
+    def test_a_link_to_a_file_of_root_is_refused(self, stopped, folder, name, how):
+        """
+        Root's file is neither read into a message nor written.
+        """
+        secret = folder / "secret"
+        secret.write_text("17\nroot's secret\n")
+        path = stopped.data_dir / name
+        path.unlink(missing_ok=True)
+        if how == "symbolic link":
+            path.symlink_to(secret)
+        elif how == "hard link":
+            path.hardlink_to(secret)
+        else:
+            os.mkfifo(path)
+        with pytest.raises(ServerStartError, match="is not a regular file") as caught:
+            stopped.start()
+        path.unlink()
+        assert "secret" not in str(caught.value)
+        assert secret.read_text() == "17\nroot's secret\n"
 
 
 @pytest.mark.skipif(not _AS_ROOT, reason="needs root's home")

@@ -27,11 +27,12 @@ class Browser:
     def __init__(self, base: str) -> None:
         self._base = base
 
-    def ask(self, method: str, path: str, body=None, *, kind: str = "application/json"):
+    def ask(self, method: str, path: str, body=None, *, kind: str = "application/json", **sent):
         data = (
             None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         )
         headers = {"content-type": kind} if data is not None else {}
+        headers |= {name.replace("_", "-"): value for name, value in sent.items()}
         request = urllib.request.Request(self._base + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -132,6 +133,59 @@ def test_strange_requests_are_refused_and_nothing_is_written(service, place):
         kind = "application/x-www-form-urlencoded"
         assert service.ask("POST", "/api/annotations", form, kind=kind)[0] == 415
         assert conn.execute("select count(*), max(version) from annotation").fetchone() == before
+
+
+def test_another_site_can_neither_act_nor_read_through_the_browser_of_a_person(service):
+    """
+    A form of another site, a name of another site with our address, a frame of another site.
+    """
+    note = service.note("okapi")
+    path = f"/api/annotations/{note['id']}"
+    assert service.ask("DELETE", path)[0] == 200
+    form = {"kind": "application/x-www-form-urlencoded"}
+    for sent in (
+        {"origin": "https://evil.example"}, {"origin": "null"}, {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ):  # fmt: skip
+        assert service.ask("POST", f"{path}/restore", b"", **form, **sent)[0] == 403, sent
+    assert service.found("okapi") == []
+    for host in (
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "",
+        "127.0.0.1@evil.example",
+    ):
+        assert service.ask("GET", "/api/pages", host=host)[0] in (400, 421), host
+    assert service.ask("GET", "/api/pages", host="localhost:8000")[0] == 200
+    own = service._base
+    assert (
+        service.ask("POST", f"{path}/restore", origin=own, sec_fetch_site="same-origin")[0] == 200
+    )
+    with urllib.request.urlopen(own) as page:
+        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-frame-options"] == "DENY"
+
+
+def test_long_bodies_and_deep_queries_are_refused(service):
+    """
+    With and without a length; a query that PostgreSQL cannot parse is the caller's error.
+    """
+    long = b'{"text": "' + b"x" * 2_000_000
+    assert service.ask("POST", "/api/annotations", long)[0] == 413
+    host, port = service._base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as conn:
+        conn.sendall(
+            b"POST /api/annotations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        for _ in range(20):
+            conn.sendall(b"186a0\r\n" + b" " * 100_000 + b"\r\n")
+        conn.sendall(b"0\r\n\r\n")
+        assert conn.recv(100).startswith(b"HTTP/1.1 413 ")
+    for words in ("-" * 3000, '"' * 3000, "a or " * 3000, "-" * 500, "a -" * 160):
+        assert service.ask("GET", f"/api/search?q={quote(words)}")[0] in (200, 400), words[:10]
+    assert service.ask("GET", f"/api/search?q={'-' * 3000}")[0] == 400
 
 
 def test_a_change_of_something_that_was_changed_meanwhile_is_refused(service):

@@ -213,11 +213,11 @@ def test_maintenance_pauses_and_does_not_wait(database, release):
 
 
 @pytest.mark.slow
-def test_without_its_keys_maintenance_would_wait_and_fail(database, release, monkeypatch):
+def test_without_its_locks_maintenance_would_wait_and_fail(database, release, monkeypatch):
     """
-    The mutant that does not take the maintenance's keys lets it run into the migration's locks.
+    The mutant that does not take the locks of maintenance lets it run into the migration's locks.
     """
-    monkeypatch.setattr(stepping, "_MAINTENANCE_KEYS", ())
+    monkeypatch.setattr(stepping, "_MAINTENANCE_LOCKS", "only forebay.lock_trim")
     with violation(psycopg.errors.LockNotAvailable):
         maintenance_meanwhile(database, release)
 

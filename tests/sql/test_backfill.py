@@ -281,6 +281,38 @@ def test_nobody_goes_on_with_anothers_query(database, conn):
     assert sqlstate(conn, "select * from forebay.backfill_next(4711)") == "JQ041"
 
 
+def test_one_role_of_a_login_does_not_run_the_query_of_another(database, conn):
+    """
+    Two tenants of one login differ by SET ROLE: neither runs the other's query, and the login runs neither's.
+    """
+    with connect(database) as login:
+        login.execute("create role tenant_a; create role tenant_b; create role pooled login")
+        login.execute("grant forebay_producer to tenant_a, tenant_b")
+        login.execute("grant tenant_a, tenant_b to pooled")
+        try:
+            login.execute("set session authorization pooled")
+            login.execute("set role tenant_a")
+            number = one(
+                login,
+                "select forebay.backfill_begin('index', 'select current_user as ran_as, 1 as id', 'id')",
+            )
+            for other in ("set role tenant_b", "reset role"):
+                login.execute(other)
+                error = "select * from forebay.backfill_next(%s)"
+                assert sqlstate(login, error, number) == "JQ041"
+                assert (
+                    sqlstate(login, "select forebay.backfill_done_v1(%s, 1, 1, 1)", number)
+                    == "JQ041"
+                )
+            login.execute("set role tenant_a")
+            assert finish(login, number) == [1]
+            assert one(conn, "select args ->> 'ran_as' from forebay.log") == "tenant_a"
+        finally:
+            login.execute("reset session authorization")
+            login.execute("drop owned by tenant_a, tenant_b, pooled")
+            login.execute("drop role tenant_a, tenant_b, pooled")
+
+
 # --- dry run and token ---
 
 

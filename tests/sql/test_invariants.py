@@ -285,9 +285,13 @@ def test_once_per_lease(database):
 @pytest.mark.parametrize("also_without_the_key", [False, True])
 def test_once_per_lease_breaks_when_claims_do_not_take_turns(database, also_without_the_key):
     """Without the lane's lock claims collide in the key; without that too, jobs go out twice."""
-    key = "pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane))"
-    break_function(database, "_take", (f"perform {key};", ""))
-    break_function(database, "claim_v1", (f"or {key} is null", ""))
+    for name in ("_take", "claim_v1"):
+        break_function(
+            database,
+            name,
+            ("execute 'lock table only forebay.lock_lane_'", "execute 'select '"),
+            (" || ' in share update exclusive mode'", ""),
+        )
     if also_without_the_key:
         with connect(database) as conn:
             conn.execute("alter table forebay.batch drop constraint batch_pkey")

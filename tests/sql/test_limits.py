@@ -180,11 +180,13 @@ def test_without_the_lock_of_the_limiter_two_claims_take_the_same_slots(database
 
     def both_claim() -> int:
         with Reader(database, "q") as one_, Reader(database, "q") as other:
-            key = "forebay._lock_class(), hashint8(%s::bigint # forebay._lane_id('q', 100, 0))"
             with ThreadPoolExecutor(2) as pool:
                 with psycopg.connect(database) as holder:
                     # Whoever passed the limiter waits for the lane.
-                    holder.execute(f"select pg_advisory_xact_lock({key})", [one_.group_id])
+                    holder.execute(
+                        "select forebay._lock_lane(%s, forebay._lane_id('q', 100, 0))",
+                        [one_.group_id],
+                    )
                     claims = [pool.submit(reader.claim, 3) for reader in (one_, other)]
                     wait_for(lambda: waiting_for_a_lock(conn) == 2, describe="both claims wait")
                 return sum(len(claim.result().jobs) for claim in claims)
@@ -198,10 +200,7 @@ def test_without_the_lock_of_the_limiter_two_claims_take_the_same_slots(database
     break_function(
         database,
         "_claim_limited",
-        (
-            "pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)))",
-            "null",
-        ),
+        ("forebay._lock_limiter(p_group_id)", "null"),
     )
     with violation(psycopg.Error):
         assert both_claim() == 3
@@ -427,10 +426,9 @@ def test_a_pause_that_comes_between_limiter_and_lane_forgets_no_lane(database, c
     with Reader(database, "q") as reader:
         lane = one(conn, "select forebay._limited_lane_id('q', 100, 0, 'a')")
         dispatch_lane = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
-        key = "forebay._lock_class(), hashint8(%s::bigint # %s::bigint)"
         with ThreadPoolExecutor(1) as pool:
             with psycopg.connect(database) as holder:
-                holder.execute(f"select pg_advisory_xact_lock({key})", [reader.group_id, lane])
+                holder.execute("select forebay._lock_lane(%s, %s)", [reader.group_id, lane])
                 claim = pool.submit(reader.claim, 10, dispatch_lane)
                 wait_for(lambda: waiting_for_a_lock(conn) == 1, describe="the claim waits")
                 one(conn, "select forebay.pause_queue('q')")

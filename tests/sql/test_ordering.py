@@ -561,7 +561,7 @@ def test_without_their_common_lock_the_job_would_be_forgotten(database):
     break_function(
         database,
         "_release_keys",
-        ("perform pg_advisory_xact_lock_shared(", "perform pg_advisory_xact_lock_shared(-"),
+        ("perform forebay._lock_keys(p_group_id, true);", ""),
     )
     with violation():
         parked_while_settled(database)

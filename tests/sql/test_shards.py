@@ -90,13 +90,12 @@ def test_jobs_of_a_sharded_queue_lie_in_several_lanes_and_each_is_handed_out_onc
 
 
 def test_a_claim_of_one_lane_does_not_wait_for_a_claim_of_another(database, conn):
-    """Somebody holds the key of one lane; the jobs of the other are handed out meanwhile."""
+    """Somebody holds the lock of one lane; the jobs of the other are handed out meanwhile."""
     conn.execute("select forebay.shard_queue('q', 2)")
     one(conn, BULK, 20)
     with Reader(database, "q") as reader, psycopg.connect(database) as other:
         held, free = public_lanes(conn)
-        key = "forebay._lock_class(), hashint8(%s::bigint # %s::bigint)"
-        other.execute(f"select pg_advisory_xact_lock({key})", [reader.group_id, held])
+        other.execute("select forebay._lock_lane(%s, %s)", [reader.group_id, held])
         reader.conn.execute("set lock_timeout = '200ms'")
         assert len(reader.claim(20, free).jobs) == 10
         with pytest.raises(psycopg.errors.LockNotAvailable):

@@ -314,6 +314,20 @@ def test_other_peoples_forms_of_the_address_are_understood():
         "host=db password=s3cr3t",
         "host=db PASSWORD = 's3cr3t with \\' quote' user=ann",
         "password='s3cr3t unterminated",
+        "postgresql://ann:s3cr3t?s3cr3t@db/shop",
+        "postgresql://ann:#s3cr3t@db/shop",
+        "postgresql://ann:s3cr3t:s3cr3t@db/shop",
+        "postgresql://ann:x/s3cr3t@db/shop",
+        "postgresql://ann:x@s3cr3t@db/shop",
+        "postgresql://db/shop?pass%77ord=s3cr3t",
+        "postgresql://db/shop?password=#s3cr3t",
+        "postgresql+asyncpg://ann:s3cr3t@db/shop",
+        "https://db/index?api_key=s3cr3t",
+        "ann:s3cr3t@db/shop",
+        "postgres:/ann:s3cr3t@db/shop",
+        r"password=a\ s3cr3t user=ann",
+        r"password='a\' s3cr3t' user=ann",
+        "password = 'a\\",
     ],
 )
 def test_no_form_of_a_password_is_shown(dsn):
@@ -322,3 +336,32 @@ def test_no_form_of_a_password_is_shown(dsn):
     """
     assert "s3cr3t" not in masked_dsn(dsn)
     assert "****" in masked_dsn(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=db sslmode=require user='a b'",
+        "postgresql://ann@db:5432/shop?application_name=x",
+        "postgresql://[::1]:5432/shop",
+        "embedded",
+        "",
+    ],
+)
+def test_an_address_without_a_secret_is_shown_as_it_is(dsn):
+    """
+    Nothing else is masked.
+    """
+    assert masked_dsn(dsn) == dsn
+
+
+@pytest.mark.parametrize("password", ["x/s3cr3t", "s3cr3t/", "s3cr3t/@"])
+def test_a_password_that_libpq_would_misread_is_refused_before_libpq_prints_it(password):
+    """
+    The message has the address without the password, and says how to write it.
+    """
+    with pytest.raises(ConfigError) as caught:
+        resolve_address(f"postgresql://ann:{password}@db/shop", {})
+    assert "s3cr3t" not in str(caught.value)
+    assert "%2F" in caught.value.hint
+    assert resolve_address("postgresql://db:5432/shop?application_name=a@b", {})

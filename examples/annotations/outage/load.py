@@ -45,7 +45,7 @@ class Http:
         """Return status and content of an answer."""
         content = b"" if body is None else json.dumps(body).encode()
         request = (
-            f"{method} {path} HTTP/1.1\r\nhost: annotations\r\ncontent-type: application/json\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(content)}\r\n\r\n"
         ).encode()
         async with self._places, asyncio.timeout(_SECONDS):

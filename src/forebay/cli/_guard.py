@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, shown
 from forebay.guard.holders import described_ranges
 from forebay.guard.rules import Rule
 from forebay.guard.run import guard as look
+from forebay.model.text import logger
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from forebay.guard.operations import Found, GuardPass
 
-log = logging.getLogger("forebay.cli")
+log = logger("forebay.cli")
 
 #: Default of --older-than, for reports only.
 _MINUTES: Final = 15
@@ -275,6 +275,9 @@ def _held(one: Found) -> Iterable[str]:
         keeps.append(one.held_segments.described(has_ended=one.has_ended))
     if keeps:
         yield f"{'kept' if one.has_ended else 'keeps'} {' and '.join(keeps)}"
+    if holder.locks and one.verdict.is_over:
+        shown = ", ".join(holder.locks[:3]) + (" and more" if holder.locks[3:] else "")
+        yield f"{'held' if one.has_ended else 'holds'} a lock that stops workers, on {shown}"
     if holder.query and one.verdict.is_over:
         yield f"last statement: {holder.query}"
 
@@ -322,6 +325,7 @@ def _facts(one: Found) -> dict[str, Any]:
         "catalog_only": holder.catalog_only,
         "query": holder.query,
         "segments": one.held_segments.segments,
+        "locks": holder.locks,
         "segments_due": one.held_segments.due,
         "verdict": verdict.kind,
         "reason": verdict.reason,

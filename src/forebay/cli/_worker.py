@@ -15,13 +15,14 @@ from forebay.cli.options import Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
+from forebay.model.text import logger
 from forebay.worker import Worker, run_to_the_end
 
 if TYPE_CHECKING:
     from forebay.app import App
     from forebay.worker import Stats
 
-log = logging.getLogger("forebay.cli")
+log = logger("forebay.cli")
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from forebay.cli.output import SafeConsole
 from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -76,7 +76,7 @@ def is_database_error(error: BaseException) -> bool:
 
 
 def _print(message: str, detail: str | None, hint: str | None) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text("error: ", style="bold red").append(message, style="default not bold"))
     if detail:
         console.print(Padding(Text(detail.strip(), style="dim"), (0, 0, 0, 2)))

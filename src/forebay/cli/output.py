@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from forebay.model.text import escaped_json, replaced_controls
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import ConsoleOptions, RenderableType
 
     from forebay.model.status import Failure
 
@@ -38,18 +42,44 @@ STATE_STYLES: Final = {
 }
 
 
+class SafeConsole(Console):
+    """A console that shows a replacement character for control characters of jobs, errors and sessions.
+
+    Rich passes some of them on, and a terminal would obey them. Its styles are not affected, because it
+    adds these sequences later.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the segments of a renderable."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(replaced_controls(segment.text), segment.style)
+
+
+class _Table(Table):
+    """A table whose cells given as ``str`` are one line: a value cannot look like another row."""
+
+    def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
+        cells = (one.replace("\n", "␊") if isinstance(one, str) else one for one in renderables)
+        super().add_row(*cells, **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console. Lines are cut only at the width of a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else _WIDTH
     # No markup: a tag or a message may contain brackets.
-    return Console(stderr=stderr, highlight=False, markup=False, width=width)
+    return SafeConsole(stderr=stderr, highlight=False, markup=False, width=width)
 
 
 def print_json(value: object) -> None:
     """Print one line of JSON."""
     # The standard encoder: arguments of jobs may hold integers of any size.
-    print(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+    print(escaped_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)))
 
 
 def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = ()) -> Table:
@@ -60,7 +90,7 @@ def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = (
         right: those with numbers.
         loose: those that shrink in a narrow terminal; all others keep their width.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+    made = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
     for column in columns:
         made.add_column(
             column,

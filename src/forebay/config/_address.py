@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from forebay.errors import ConfigError
 
@@ -22,9 +23,13 @@ _LIBPQ_PLACES: Final = ("PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABA
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _MASK: Final = "****"
-_URL_PASSWORD: Final = re.compile(r"(?<=://)([^/?#]*):([^/?#]*)(?=@)")
-_QUERY_PASSWORD: Final = re.compile(r"(?i)\b((?:ssl)?password)=([^&#]*)")
-_WORD_PASSWORD: Final = re.compile(r"(?i)\b((?:ssl)?password)(\s*=\s*)('(?:[^'\\]|\\.)*'?|\S+)")
+#: Names of options whose value is a secret, after decoding.
+_SECRET_NAME: Final = re.compile(r"(?i)pass|secret|token|api_?key")
+#: A word of a connection string. A backslash escapes the next character; a quote that is not closed reaches to the end.
+_WORD: Final = re.compile(
+    r"(\w+)(\s*=\s*)('(?:[^'\\]|\\.)*(?:'|\\?$)|(?:[^\s'\\]|\\.?)*)\S*", re.DOTALL
+)
+_IS_WORDS: Final = re.compile(r"\s*\w+\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +83,38 @@ def resolve_address(dsn: str | None, environ: Mapping[str, str]) -> Address:
 
 
 def masked_dsn(dsn: str) -> str:
-    """Return a connection string or URL with its passwords replaced.
+    """Return a connection string or URL with its secrets replaced, also if it is malformed.
+
+    In doubt it replaces more: a password with unescaped characters may look like a host or a path.
 
     >>> masked_dsn("host=db password='a b' user=ann")
     'host=db password=**** user=ann'
+    >>> masked_dsn("postgresql://ann:a/b?c#d@db/shop?sslpassword=x")
+    'postgresql://ann:****@db/shop?sslpassword=****'
     """
-    if "://" in dsn:
-        dsn = _URL_PASSWORD.sub(rf"\1:{_MASK}", dsn)
-        return _QUERY_PASSWORD.sub(rf"\1={_MASK}", dsn)
-    return _WORD_PASSWORD.sub(rf"\1\2{_MASK}", dsn)
+    if _IS_WORDS.match(dsn):
+        return _WORD.sub(_masked_word, dsn)
+    scheme, separator, rest = dsn.partition("://")
+    if not separator:
+        scheme, rest = "", dsn
+    credentials, at, rest = rest.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    if colon:
+        credentials = f"{user}:{_MASK}"
+    path, question, query = rest.partition("?")
+    fields = "&".join(_masked_field(field) for field in query.split("&"))
+    return f"{scheme}{separator}{credentials}{at}{path}{question}{fields}"
+
+
+def _masked_word(found: re.Match[str]) -> str:
+    name, equals, value = found.groups()
+    return f"{name}{equals}{_MASK}" if _SECRET_NAME.search(name) and value else found[0]
+
+
+def _masked_field(field: str) -> str:
+    name, equals, _ = field.partition("=")
+    # libpq decodes names too: pass%77ord is a password.
+    return f"{name}={_MASK}" if equals and _SECRET_NAME.search(unquote(name)) else field
 
 
 def _checked(dsn: str, source: str) -> Address:
@@ -98,6 +126,7 @@ def _checked(dsn: str, source: str) -> Address:
         # A SQLAlchemy URL names a driver: postgresql+psycopg://
         scheme = url["scheme"].lower().partition("+")[0]
         if scheme in ("postgresql", "postgres"):
+            _check_credentials(url["rest"], dsn, source)
             return Address(f"postgresql://{url['rest']}", source)
     elif "=" in dsn:
         return Address(dsn, source)
@@ -107,3 +136,16 @@ def _checked(dsn: str, source: str) -> Address:
         source=source,
         hint="Use postgresql://user@host/database, 'host=... dbname=...' or 'embedded'.",
     )
+
+
+def _check_credentials(rest: str, dsn: str, source: str) -> None:
+    """Refuse a password with an unescaped slash: libpq would take a part of it for a port, and print that."""
+    before_path, slash, path = rest.partition("/")
+    port = before_path.rpartition(":")[2] if ":" in before_path else ""
+    if slash and "@" not in before_path and "@" in path and not port.isdecimal() and port:
+        raise ConfigError(
+            "database address",
+            f"has an unescaped character in its password: {masked_dsn(dsn)}",
+            source=source,
+            hint="Write / as %2F, @ as %40, ? as %3F and # as %23.",
+        )

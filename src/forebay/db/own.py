@@ -15,6 +15,7 @@ import psycopg
 import psycopg.conninfo
 from psycopg.rows import tuple_row
 
+from forebay.config import masked_dsn
 from forebay.db.errors import translate
 from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
@@ -233,8 +234,13 @@ class _Pauses:
 def _options(dsn: str) -> dict[str, Any]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
-        raise ConfigError("database address", f"is malformed: {str(error).strip()}") from None
+    except psycopg.ProgrammingError:
+        # Not libpq's message: it repeats what it cannot read, which may be a part of the password.
+        raise ConfigError(
+            "database address",
+            f"is malformed: {masked_dsn(dsn)}",
+            hint="Quote values with spaces: password='a b'. In a URL, write such characters as %20.",
+        ) from None
     options = {
         "application_name": "forebay client",
         "client_encoding": "utf8",

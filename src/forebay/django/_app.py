@@ -26,8 +26,8 @@ class DjangoApp(App):
     def __init__(self, alias: str = "default") -> None:
         super().__init__()
         self.alias = alias
-        #: Django tasks as handlers, by the alias of their backend and their full name.
-        self.tasks: dict[tuple[str, str], Handler[..., ..., Any]] = {}
+        #: Django tasks and their handlers, by the alias of their backend and their full name.
+        self.tasks: dict[tuple[str, str], tuple[Any, Handler[..., ..., Any]]] = {}
 
     @property
     def dsn(self) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from django.db import connections
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from forebay.client import Client
 from forebay.django._app import app
@@ -78,7 +77,7 @@ class ForebayBackend(BaseTaskBackend):
         super().validate_task(task)
         name = task.module_path
         if (self.alias, name) not in app.tasks:
-            app.tasks[self.alias, name] = app.job(
+            handler = app.job(
                 name=name,
                 queue=task.queue_name,
                 max_attempts=self.options.get("MAX_ATTEMPTS"),
@@ -86,11 +85,13 @@ class ForebayBackend(BaseTaskBackend):
                 keep_result=self.options.get("KEEP_RESULT", True),
                 tag=f"task {self.alias}",
             )(_body(task, self))
+            app.tasks[self.alias, name] = (task, handler)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Enqueue a task in Django's open transaction."""
         self.validate_task(task)
-        handler = app.tasks[self.alias, task.module_path].using(
+        _, declared = app.tasks[self.alias, task.module_path]
+        handler = declared.using(
             queue=task.queue_name,
             # Django: -100 to 100, higher numbers first. Forebay: lower numbers first.
             priority=PRIORITY_DEFAULT - int(task.priority),
@@ -119,15 +120,19 @@ class ForebayBackend(BaseTaskBackend):
 
         ``return_value`` is None also if it was not kept, has been deleted, has no JSON form, or is too large.
 
+        Only tasks that this process has declared are found. A job's kind is text that a producer has written, so it
+        is never imported.
+
         Raises:
-            TaskResultDoesNotExist: the job does not exist, or is not a task.
+            TaskResultDoesNotExist: the job does not exist, is not a task of this backend, or its task is in a module that
+                this process has not imported.
         """
         client, conn = Client(), connections[self._database]
         try:
             (status, *_) = client.job(int(result_id), conn=conn)
-            task = import_string(status.kind)
+            task, _ = app.tasks[self.alias, status.kind]
             args, kwargs = status.args["args"], status.args["kwargs"]
-        except (JobNotFound, ImportError, KeyError, ValueError) as error:
+        except (JobNotFound, KeyError, ValueError) as error:
             raise TaskResultDoesNotExist(result_id) from error
         history = [
             entry

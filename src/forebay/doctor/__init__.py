@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.doctor import _log, _schema, _server, _snapshots
+from forebay.doctor import _locks, _log, _schema, _server, _snapshots
 from forebay.doctor._finding import (
     Check,
     Finding,
@@ -16,6 +16,7 @@ from forebay.doctor._finding import (
     counted,
     human_bytes,
 )
+from forebay.doctor._locks import without_workers
 from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "installed",
     "judge_drift",
     "judge_installed",
+    "without_workers",
 ]
 
 #: In the order of the report.
@@ -40,6 +42,7 @@ CHECKS: Final = (
     Check("roles", _server.roles()),
     Check("durability", _server.durability(), needs="nothing"),
     Check("timeouts", _server.timeouts(), needs="nothing"),
+    Check("locks", _locks.locks()),
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
     Check("scheduled", _log.overdue()),

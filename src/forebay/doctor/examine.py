@@ -22,6 +22,7 @@ from forebay.doctor import (
     catalog,
     installed,
     judge_installed,
+    without_workers,
 )
 from forebay.errors import DatabaseUnavailable, ForebayError
 
@@ -63,7 +64,7 @@ async def examine(dsn: str) -> list[Finding]:
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
                     there.discard("version")  # the schema of another version is not drift
-        return found
+        return without_workers(found)
     finally:
         await session.close()
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 from forebay.embedded._binaries import Binaries, find_bin_dir, usable_binaries
@@ -35,6 +35,7 @@ from forebay.errors import ForebayError, ServerStartError
 _PORT = 5432  # names the socket file only; nothing listens on the network
 _SOCKET_PATH_BYTES_MAX = 103  # sun_path holds 108 bytes on Linux and 104 on macOS, with a zero byte
 _LOG_BYTES_MAX = 10_000_000
+_PID_FILE_CHARACTERS_MAX = 10_000
 _SETTINGS_FILE = "forebay.conf"
 
 
@@ -46,12 +47,15 @@ class _PidFile:
     ready: bool
 
     @classmethod
-    def read(cls, data_dir: Path) -> _PidFile | None:
+    def read(cls, owner: Owner, data_dir: Path) -> _PidFile | None:
         try:
-            lines = (data_dir / "postmaster.pid").read_text().splitlines()
+            with owner.open_file(data_dir / "postmaster.pid", "r") as file:
+                lines = file.read(_PID_FILE_CHARACTERS_MAX).splitlines()
             pid = int(lines[0])
         except (FileNotFoundError, IndexError, ValueError):
             return None  # no server, or one that is still writing its first line
+        if pid <= 1:  # to kill(2) such a number means a group of processes, or all
+            return None
         return cls(pid, ready=len(lines) > 7 and lines[7].strip() == "ready")
 
 
@@ -115,10 +119,10 @@ class EmbeddedServer:
             ForebayError: the server is still running after ``timeout_seconds``.
         """
         with self._lock():
-            pid_file = _PidFile.read(self.data_dir)
+            pid_file = _PidFile.read(self._owner, self.data_dir)
             if pid_file is None or not self._is_running():
                 return
-            _signal(pid_file.pid, signal.SIGQUIT if immediate else signal.SIGINT)
+            self._owner.signal([pid_file.pid], signal.SIGQUIT if immediate else signal.SIGINT)
             deadline = time.monotonic() + timeout_seconds
             while _is_alive(pid_file.pid):
                 if time.monotonic() > deadline:
@@ -128,15 +132,14 @@ class EmbeddedServer:
 
     def kill(self) -> None:
         """End every process of the server at once, as a power failure would."""
-        pid_file = _PidFile.read(self.data_dir)
+        pid_file = _PidFile.read(self._owner, self.data_dir)
         if pid_file is None or not self._is_running():
             return
         # Each backend leads a separate process group, so the server's group is not enough. A stopped
         # postmaster starts no more backends while they are listed.
-        _signal(pid_file.pid, signal.SIGSTOP)
+        self._owner.signal([pid_file.pid], signal.SIGSTOP)
         children = _children(pid_file.pid)
-        for pid in (pid_file.pid, *children):
-            _signal(pid, signal.SIGKILL)
+        self._owner.signal([pid_file.pid, *children], signal.SIGKILL)
         deadline = time.monotonic() + 10
         while any(_is_alive(pid) for pid in (pid_file.pid, *children)):
             if time.monotonic() > deadline:
@@ -163,7 +166,7 @@ class EmbeddedServer:
     @property
     def pid(self) -> int | None:
         """The process id of the postmaster; None while it is not running."""
-        pid_file = _PidFile.read(self.data_dir)
+        pid_file = _PidFile.read(self._owner, self.data_dir)
         return pid_file.pid if pid_file is not None and self._is_running() else None
 
     @property
@@ -198,7 +201,8 @@ class EmbeddedServer:
         """Create the data folder, completely or not at all."""
         version_file = self.data_dir / "PG_VERSION"
         if version_file.exists():
-            made_by = version_file.read_text().strip()
+            with self._owner.open_file(version_file, "r") as file:
+                made_by = file.read(10).strip()
             if made_by != str(self.binaries.major):
                 raise ServerStartError(
                     f"its data belongs to PostgreSQL {made_by}, the programs are {self.binaries.version}",
@@ -231,7 +235,7 @@ class EmbeddedServer:
             errors="replace",
             check=False,
             cwd=draft,
-            env=_environment(),
+            env=self._owner.environment(),
             start_new_session=True,
             **self._owner.popen_arguments(),
         )
@@ -242,7 +246,7 @@ class EmbeddedServer:
                 folder=str(self.data_dir),
                 detail=answer.stderr.strip()[-4000:],
             )
-        with (draft / "postgresql.conf").open("a") as file:
+        with self._owner.open_file(draft / "postgresql.conf", "a") as file:
             file.write(f"\ninclude_if_exists = '{_SETTINGS_FILE}'\n")
         draft.rename(self.data_dir)
 
@@ -261,7 +265,7 @@ class EmbeddedServer:
         for name, value in settings.items():
             quoted = str(value).replace("\\", "\\\\").replace("'", "''")
             lines.append(f"{name} = '{quoted}'\n")
-        with open(self.data_dir / _SETTINGS_FILE, "w", opener=_no_follow) as file:
+        with self._owner.open_file(self.data_dir / _SETTINGS_FILE, "w") as file:
             file.write("".join(lines))
             if self._owner.is_other_account:
                 os.fchown(file.fileno(), self._owner.uid, self._owner.gid)
@@ -296,16 +300,16 @@ class EmbeddedServer:
                     raise
                 time.sleep(0.05)
             except BaseException:  # interrupted: no caller knows this server yet
-                _signal(self._process.pid, signal.SIGQUIT)
+                self._owner.signal([self._process.pid], signal.SIGQUIT)
                 raise
             else:
                 break
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
-            if self.log_path.stat().st_size > _LOG_BYTES_MAX:
+            if self.log_path.lstat().st_size > _LOG_BYTES_MAX:
                 self.log_path.unlink()
-        with open(self.log_path, "ab", opener=_no_follow) as log:
+        with self._owner.open_file(self.log_path, "ab") as log:
             log.write(b"--- start\n")  # so that a failure shows only the log of this start
             log.flush()
             return subprocess.Popen(
@@ -314,14 +318,14 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=_environment(),
+                env=self._owner.environment(),
                 start_new_session=True,
                 **self._owner.popen_arguments(),
             )
 
     def _wait_until_ready(self, deadline: float) -> None:
         while True:
-            pid_file = _PidFile.read(self.data_dir)
+            pid_file = _PidFile.read(self._owner, self.data_dir)
             if self._process is not None:
                 if self._process.poll() is not None:
                     raise self._failure(f"it ended with status {self._process.returncode}")
@@ -337,7 +341,8 @@ class EmbeddedServer:
 
     def _failure(self, problem: str) -> ServerStartError:
         try:
-            log = self.log_path.read_text(errors="replace").rpartition("--- start\n")[2]
+            with self._owner.open_file(self.log_path, "r") as file:
+                log = file.read().rpartition("--- start\n")[2]
         except FileNotFoundError:
             log = ""
         return ServerStartError(problem, folder=str(self.data_dir), detail=log[-4000:].strip())
@@ -350,7 +355,7 @@ class EmbeddedServer:
     # --- whether it runs ----------------------------------------------------------------------
 
     def _is_running(self) -> bool:
-        pid_file = _PidFile.read(self.data_dir)
+        pid_file = _PidFile.read(self._owner, self.data_dir)
         return pid_file is not None and self._is_postmaster(pid_file.pid)
 
     def _is_postmaster(self, pid: int) -> bool:
@@ -376,12 +381,13 @@ class EmbeddedServer:
         the file would also remove its check for backends that still use the shared memory. A file
         with the pid of the server's parent counts as stale and keeps that check.
         """
-        pid_file = _PidFile.read(self.data_dir)
+        pid_file = _PidFile.read(self._owner, self.data_dir)
         if pid_file is None or pid_file.pid == os.getpid():
             return
         path = self.data_dir / "postmaster.pid"
-        rest = path.read_text().partition("\n")[2]
-        with open(path, "w", opener=_no_follow) as file:
+        with self._owner.open_file(path, "r") as file:
+            rest = file.read(_PID_FILE_CHARACTERS_MAX).partition("\n")[2]
+        with self._owner.open_file(path, "w") as file:
             file.write(f"{os.getpid()}\n{rest}")
 
     def _forget(self) -> None:
@@ -471,56 +477,62 @@ def temporary_server(
                 yield server
             finally:
                 with contextlib.suppress(ServerStartError):
-                    if _PidFile.read(server.data_dir) and server.pid is None:
+                    if _PidFile.read(owner, server.data_dir) and server.pid is None:
                         server.start()  # only a new start frees the shared memory of a killed server
                     server.stop(immediate=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Reads until its input ends, which happens when the process at the other end is gone for any
-# reason; then stops the server and removes its folder.
-_CLEANUP_PROCESS = """
+# Both read until their input ends. That of the first ends when the process at its other end is gone for any
+# reason; that of the second when the first has ended. The first stops the server, as the server's account: the process
+# id comes from a file of that account. The second removes the folder.
+_STOP_SERVER = """
 read -r _
 if read -r pid < "$1/data/postmaster.pid"; then
-    kill -QUIT "$pid"
-    while kill -0 "$pid" && [ -e "$1/data/postmaster.pid" ]; do sleep 0.1; done
+    case "$pid" in ''|0*|1|*[!0-9]*) exit ;; esac
+    kill -s QUIT "$pid"
+    while kill -s 0 "$pid" && [ -e "$1/data/postmaster.pid" ]; do sleep 0.1; done
 fi
+"""
+_REMOVE_FOLDER = """
+read -r _
 rm -rf -- "$1"
 """
 
 
 @contextlib.contextmanager
 def _cleanup_process(server: EmbeddedServer) -> Iterator[None]:
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", _CLEANUP_PROCESS, "sh", server.data_dir.parent],
+    def shell(script: str, **arguments: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", server.data_dir.parent],
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            **arguments,
+        )
+
+    owner = Owner.current()
+    stop = shell(
+        _STOP_SERVER,
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
+        stdout=subprocess.PIPE,
+        env=owner.environment(),
+        **owner.popen_arguments(),
     )
+    remove = shell(_REMOVE_FOLDER, stdin=stop.stdout, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
-        process.kill()
-        process.communicate()
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of this process without variables that affect PostgreSQL."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
-    return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
+        # The second first: it acts when the first has ended.
+        for process in (remove, stop):
+            process.kill()
+            process.communicate()
 
 
 def _no_follow(path: str, flags: int) -> int:
     """Open a file in a folder where another account may write, without following links to root's files."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _is_alive(pid: int) -> bool:

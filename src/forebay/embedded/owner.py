@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 from forebay.errors import ServerStartError
+
+#: Variables that the server's programs get; a variable whose name begins with one of the prefixes as well.
+_VARIABLES: Final = ("PATH", "TZ", "TMPDIR")
+_VARIABLE_PREFIXES: Final = ("LD_", "DYLD_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,90 @@ class Owner:
         if not self.is_other_account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment for the server's programs.
+
+        Other processes of the server's account can read it, so it holds nothing of the caller's except
+        where to find programs and libraries.
+        """
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+        }
+        return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
+
+    def signal(self, pids: Iterable[int], number: signal.Signals) -> None:
+        """Send a signal to processes as this account; processes that have ended are ignored.
+
+        The process ids come from a file that the account can write. So the caller's rights must not
+        apply: a process of another account is not reached.
+        """
+        if not self.is_other_account:
+            for pid in pids:
+                try:
+                    os.kill(pid, number)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            return
+        name = number.name.removeprefix("SIG")
+        subprocess.run(
+            ["/bin/sh", "-c", 'for pid; do kill -s "$0" "$pid"; done', name, *map(str, pids)],
+            check=False,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=self.environment(),
+            **self.popen_arguments(),
+        )
+
+    def open_file(self, path: Path, mode: str) -> IO[Any]:
+        """Open a file in a folder where this account may write; the file is created if ``mode`` allows it.
+
+        Root must not be led to another file. So a link, a second name of a file, a pipe or a file of a third
+        account is refused, before anything is read or truncated.
+
+        Args:
+            path: the file.
+            mode: as for ``open``: ``r``, ``w`` or ``a``, with ``b`` for bytes.
+
+        Raises:
+            FileNotFoundError: the file does not exist, and ``mode`` is ``r``.
+            ServerStartError: it is not a regular file of the server.
+        """
+        flags = {
+            "r": os.O_RDONLY,
+            "w": os.O_WRONLY | os.O_CREAT,
+            "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+        }[mode[0]]
+        try:
+            # Without O_NONBLOCK, opening a pipe would wait for its other end.
+            descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._not_ours(path) from error
+        try:
+            found = os.fstat(descriptor)
+            if (
+                not stat.S_ISREG(found.st_mode)
+                or found.st_nlink != 1
+                or found.st_uid not in (self.uid, os.geteuid())
+            ):
+                raise self._not_ours(path)
+            if mode[0] == "w":
+                os.ftruncate(descriptor, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, mode, errors=None if "b" in mode else "replace")
+
+    def _not_ours(self, path: Path) -> ServerStartError:
+        return ServerStartError(
+            f"{path.name} is not a regular file of user {self.name} with one name",
+            folder=str(path.parent),
+            hint="Remove it, or use another data folder.",
+        )
 
     def make_folder(self, path: Path) -> None:
         """Create a folder that only this account (and root) may enter."""

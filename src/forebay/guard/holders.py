@@ -45,6 +45,7 @@ class Holder:
         xid: its transaction id, 64 bits; None when it has written nothing.
         catalog_only: it blocks clean-up of system catalogs only.
         segments: segments of the log that it has locked.
+        locks: tables whose lock stops claims, enqueues or maintenance.
         may_end: this role has the right to end it.
         pid: the process id of a session.
         backend_start: when the session began.
@@ -65,6 +66,7 @@ class Holder:
     xid: int | None = None
     catalog_only: bool = False
     segments: tuple[int, ...] = ()
+    locks: tuple[str, ...] = ()
     may_end: bool = False
     pid: int | None = None
     backend_start: datetime | None = None

@@ -7,7 +7,6 @@ takes longer than its limit, and is not tried for some seconds after several fai
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -22,6 +21,7 @@ from forebay.mirror._model import (
 )
 from forebay.mirror._reconcile import UNAVAILABLE, problem_of
 from forebay.mirror.targets import DualTarget
+from forebay.model.text import logger
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forebay.mirror._model import Gone, Id, Source, Target
     from forebay.mirror._reconcile import Counts
 
-log = logging.getLogger("forebay.mirror")
+log = logger("forebay.mirror")
 
 #: Concurrent direct writes in one process; when a target does not answer, more writes would only wait.
 DIRECT_MAX: Final = 16

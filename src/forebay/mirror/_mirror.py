@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -21,6 +20,7 @@ from forebay.mirror._model import rule_of
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
 from forebay.model import Job, checks
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
+from forebay.model.text import logger
 from forebay.ops import mirrors
 from forebay.policy.alerts import alerts_of
 from forebay.policy.retry import RetryPolicy
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("forebay.mirror")
+log = logger("forebay.mirror")
 
 #: The time between two samples of the number of due jobs.
 _SAMPLE_SECONDS: Final = 60.0

@@ -1,10 +1,69 @@
-"""Conversion of any text to a form that PostgreSQL can store as text or jsonb."""
+"""Conversion of any text to a form that PostgreSQL can store, or that a terminal or a log line can show."""
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Final
 
 _ELLIPSIS: Final = " [...]"
+
+#: What a terminal obeys instead of showing it: control characters except tab and line feed, the marks that change the
+#: direction of text, and Unicode's separators of lines.
+_UNSHOWABLE: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+#: The same and the line feed, which would begin another line of a log.
+_UNLOGGABLE: Final = re.compile(rf"{_UNSHOWABLE.pattern}|\n")
+
+
+def replaced_controls(text: str) -> str:
+    r"""Return the text with a replacement character for each control character, except tab and line feed.
+
+    >>> replaced_controls("a\x1b[2Jb") == "a\ufffd[2Jb"
+    True
+    """
+    return _UNSHOWABLE.sub("\ufffd", text)
+
+
+def escaped_controls(text: str) -> str:
+    r"""Return the text as one line, with an escape such as ``\x1b`` for each control character except tab.
+
+    >>> escaped_controls("a\x1b[2J\nb")
+    'a\\x1b[2J\\nb'
+    """
+    return _UNLOGGABLE.sub(_escape, text)
+
+
+def escaped_json(text: str) -> str:
+    """Return JSON text with JSON escapes for the control characters in its strings, so that its value is the same."""
+    return _UNSHOWABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return "\\n" if number == 10 else f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+class EscapeArguments(logging.Filter):
+    """Escapes control characters in the arguments of log records: text of a job must not forge a log line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True, after replacing text and exceptions among the arguments of the record."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                escaped_controls(str(one)) if isinstance(one, str | BaseException) else one
+                for one in record.args
+            )
+        return True
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger of a part of this library, with ``EscapeArguments``."""
+    made = logging.getLogger(name)
+    if not any(isinstance(one, EscapeArguments) for one in made.filters):
+        made.addFilter(EscapeArguments())
+    return made
 
 
 def bounded_text(text: str, *, bytes_max: int) -> str:

@@ -8,8 +8,8 @@ from typing import Final
 
 from forebay.sql import Migration
 
-#: "fore" and "bay" in ASCII. The schema's oid, which keys every other lock, may not exist yet.
-MIGRATOR_KEY: Final = "(x'666f7265'::int, x'626179'::int)"
+#: The lock of a migrator. Before the first migration it does not exist; then ``create schema`` admits one migrator.
+MIGRATOR_LOCK: Final = "forebay.lock_migration"
 
 #: How long a migrator waits for another migrator.
 MIGRATOR_WAIT_SECONDS: Final = 120
@@ -22,7 +22,13 @@ select set_config('forebay.search_path_before', current_setting('search_path'), 
        set_config('forebay.lock_timeout_before', current_setting('lock_timeout'), true),
        set_config('search_path', '{SEARCH_PATH}', true),
        set_config('lock_timeout', '{MIGRATOR_WAIT_SECONDS}s', true);
-select pg_advisory_xact_lock{MIGRATOR_KEY};"""
+do $forebay$
+begin
+    if to_regclass('{MIGRATOR_LOCK}') is not null then
+        lock table only {MIGRATOR_LOCK} in share update exclusive mode;
+    end if;
+end
+$forebay$;"""
 
 CLOSING: Final = """\
 select set_config('search_path', current_setting('forebay.search_path_before'), true),

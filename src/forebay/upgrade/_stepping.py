@@ -37,7 +37,7 @@ from forebay.sql import Migration, migrations, required_version, split_statement
 from forebay.upgrade._blockers import holder_of, session_running_since
 from forebay.upgrade._statements import (
     CLOSING,
-    MIGRATOR_KEY,
+    MIGRATOR_LOCK,
     MIGRATOR_WAIT_SECONDS,
     OPENING,
     SEARCH_PATH,
@@ -50,13 +50,15 @@ from forebay.upgrade._statements import (
 
 T = TypeVar("T")
 
-#: Lock keys of the maintenance that creates and empties segments: see forebay.extend_v1() and forebay.retain_v1().
-_MAINTENANCE_KEYS: Final = (1, 4)
+#: The locks of the maintenance that creates and empties segments: see forebay.extend_v1() and forebay.retain_v1().
+_MAINTENANCE_LOCKS: Final = "only forebay.lock_maintenance, only forebay.lock_retention"
 
 #: lock_not_available, and deadlock_detected: the migration gave way.
 NOT_GRANTED: Final = frozenset({"55P03", "40P01"})
 _QUERY_CANCELED: Final = "57014"
 _OLDER_RUN: Final = "JQ020"
+_DUPLICATE_SCHEMA: Final = "42P06"
+_UNIQUE_VIOLATION: Final = "23505"
 
 #: How long other sessions may wait behind an attempt to get a lock.
 LOCK_TIMEOUT_SECONDS: Final = 0.5
@@ -161,7 +163,8 @@ class Stepper:
         steps = pending_migrations(self._conn)
         applied: list[Migration] = []
         reason = None
-        execute(setting_timeout("lock_timeout", self._lock_policy.lock_timeout_seconds))
+        if steps and steps[0].version > 1:
+            execute(setting_timeout("lock_timeout", self._lock_policy.lock_timeout_seconds))
         for step in steps:
             if step.is_post and self._only_pre:
                 break
@@ -169,6 +172,9 @@ class Stepper:
                 with self._conn.transaction():
                     execute(in_a_transaction(step))
             except psycopg.Error as error:
+                if step.version == 1 and _says_schema_exists(error):
+                    execute(CLOSING)
+                    return self.run_within()  # Another migrator has done it meanwhile.
                 if not step.is_post or error.sqlstate != _OLDER_RUN:
                     raise
                 reason = _schema_error(error)
@@ -182,16 +188,22 @@ class Stepper:
         return Upgraded(applied)
 
     def _install(self) -> list[Migration]:
-        with migrator_lock(self._conn):
-            steps = pending_migrations(self._conn)
-            if not steps or steps[0].version != 1:
-                return []  # Another migrator has done it.
-            if self._only_pre:
-                posts = [place for place, step in enumerate(steps) if step.is_post]
-                del steps[min(posts, default=len(steps)) :]
-            for step in steps:
-                self._conn.execute(in_a_transaction(step))
-            self._conn.execute(recording(steps))
+        try:
+            with migrator_lock(self._conn):
+                steps = pending_migrations(self._conn)
+                if not steps or steps[0].version != 1:
+                    return []  # Another migrator has done it.
+                if self._only_pre:
+                    posts = [place for place, step in enumerate(steps) if step.is_post]
+                    del steps[min(posts, default=len(steps)) :]
+                self._conn.execute(setting_timeout("lock_timeout", MIGRATOR_WAIT_SECONDS))
+                for step in steps:
+                    self._conn.execute(in_a_transaction(step))
+                self._conn.execute(recording(steps))
+        except psycopg.Error as error:
+            if not _says_schema_exists(error):
+                raise
+            return []  # Another migrator has done it meanwhile.
         return steps
 
     def _until_older_are_gone(
@@ -341,8 +353,7 @@ def run_step(
         conn.execute(setting_timeout("lock_timeout", seconds))
         if step.is_post and require_gone:
             conn.execute(requiring_gone(step))
-        for key in _MAINTENANCE_KEYS:
-            conn.execute(f"select pg_advisory_xact_lock(forebay._lock_class(), {key})")
+        conn.execute(f"lock table {_MAINTENANCE_LOCKS} in share update exclusive mode")
         conn.execute("set local statement_timeout = 0")
         if step.locks:
             conn.execute(setting_timeout("statement_timeout", seconds))
@@ -385,10 +396,7 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
         with conn.transaction(force_rollback=roll_back):
             # With a snapshot from before the wait, the second migrator would not see the schema.
             conn.execute("set transaction isolation level read committed")
-            # Retry in a loop: a waiting statement has a snapshot, and the other migrator's concurrent index build would
-            # wait for it.
-            (is_ours,) = _row(conn, f"select pg_try_advisory_xact_lock{MIGRATOR_KEY}")
-            if is_ours:
+            if _has_migrator_lock(conn):
                 conn.execute(f"set local search_path = {SEARCH_PATH}")
                 yield
                 return
@@ -398,6 +406,28 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
                 hint="Nothing was migrated here; try again when it has ended.",
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _has_migrator_lock(conn: psycopg.Connection[Any]) -> bool:
+    """Take the lock of a migrator if no other session has it; True as well before the first migration, which makes it."""
+    (exists,) = _row(conn, f"select to_regclass('{MIGRATOR_LOCK}') is not null")
+    if not exists:
+        return True
+    try:
+        # Without waiting: the other migrator's concurrent index build would wait for the snapshot of a waiting statement.
+        with conn.transaction():
+            conn.execute(f"lock table only {MIGRATOR_LOCK} in share update exclusive mode nowait")
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
+def _says_schema_exists(error: psycopg.Error) -> bool:
+    """Return whether the schema was created by another session, before this statement or during it."""
+    return error.sqlstate == _DUPLICATE_SCHEMA or (
+        error.sqlstate == _UNIQUE_VIOLATION
+        and error.diag.constraint_name == "pg_namespace_nspname_index"
+    )
 
 
 def not_granted(step: Migration, seconds: float, why: str) -> DatabaseUnavailable:

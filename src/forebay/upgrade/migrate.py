@@ -1,7 +1,7 @@
 """Bring the schema of a database to the version of this library, while its jobs run.
 
 A first installation is one transaction. An upgrade is one transaction for each migration: an applied migration
-stays, a failed one leaves nothing, and the next call continues there. An advisory transaction lock admits one migrator
+stays, a failed one leaves nothing, and the next call continues there. A lock admits one migrator
 at a time; a second one waits, and then finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
 
 On a connection inside a transaction, everything becomes part of that transaction. The script of ``migration_sql`` has the

@@ -51,6 +51,7 @@ _TABLES: Final = r"""
 select c.oid, regexp_replace(c.relname, '^log_\d+', 'log_#')
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname !~ '^pg_' and n.nspname <> 'information_schema' and c.relkind <> all ('{i,I}')
+  and (n.nspname <> 'forebay' or c.relname !~ '^lock_')
 """
 
 

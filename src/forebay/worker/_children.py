@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import HardTimeout
+from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker import _running
 from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive, settings_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forebay.model.job import Job
     from forebay.worker._held import HeldJob
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: How long a child may take to import the application.
 _START_SECONDS = 60.0

@@ -7,16 +7,17 @@ nothing more under it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
 from forebay.worker._held import Batch, HeldJob
+from forebay.worker._lock_warnings import holders_after_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.worker._stats import Stats
     from forebay.worker._suspects import Suspects
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
@@ -177,6 +178,8 @@ class Claimer:
                 failures += 1
                 if failures in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
+                    for holder in await holders_after_timeout(self._session, error):
+                        log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
                 if not self._session.refused(error):
                     # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
                     self._leases.retire()

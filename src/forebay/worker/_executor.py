@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from forebay.errors import (
     UnknownBatch,
 )
 from forebay.model.outcome import Endings
+from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
 from forebay.worker import _running
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from forebay.worker._reporter import Outcomes
     from forebay.worker._running import Call
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: How long calls that never wait may occupy the loop.
 _LOOP_SECONDS_MAX = 0.002

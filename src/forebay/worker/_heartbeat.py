@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
+from forebay.model.text import logger
 from forebay.ops import protocol
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.ops.protocol import HeartbeatAnswer
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Average time between two heartbeats of all idle workers of one database together, once they are many.
 _SECONDS_PER_LEASE: Final = 0.05

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster, SchemaError
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
 from forebay.policy.backoff import reconnect_seconds
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.worker._signals import Signals
     from forebay.worker._stats import Stats
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Pause between two checks for leases without a confirmed heartbeat, and for empty retired leases.
 _CHECK_SECONDS = 0.25

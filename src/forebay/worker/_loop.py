@@ -7,15 +7,16 @@ not exit, and no supervisor would restart it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from forebay.model.text import logger
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 T = TypeVar("T")
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: How long remaining tasks may take to end.
 _LEFT_OVER_SECONDS = 1.0

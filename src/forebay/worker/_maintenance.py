@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -17,9 +16,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import DatabaseUnavailable, ForeignCluster
+from forebay.model.text import logger
 from forebay.ops import protocol
+from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
+from forebay.worker._lock_warnings import LockWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.db.session import Session
 
-log = logging.getLogger("forebay.maintenance")
+log = logger("forebay.maintenance")
 
 #: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000
@@ -78,6 +80,7 @@ class Maintenance:
         self._hint = asyncio.Event()
         self._swept_at: datetime | None = None
         self._deep: set[tuple[str, str]] = set()
+        self._lock_watch = LockWatch(log)
         self.counts: dict[str, int] = {}
         self._tasks = [
             _Task("promote", promote_seconds, self._promote),
@@ -90,6 +93,7 @@ class Maintenance:
             _Task("trim", 15.0, self._trim),
             _Task("forget", 10.0, self._forget),
             _Task("count", 60.0, self._count),
+            _Task("locks", 60.0, self._watch_locks),
         ]
 
     async def run(self) -> None:
@@ -249,6 +253,10 @@ class Maintenance:
                 log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
         # Logged once, and again only after the queue was shorter in between.
         self._deep = {(queue, group) for queue, group, _ in deep}
+        return False
+
+    async def _watch_locks(self) -> bool:
+        self._lock_watch.record(await self._session.run(lock_holders()))
         return False
 
     async def _trim(self) -> bool:

@@ -7,11 +7,11 @@ for a moment without harm, and a group without a leader gets one within seconds.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING
 
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.leadership import (
     MAINTENANCE,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: A leader that is saturated for this long resigns, so that an idle worker leads.
 _SATURATED_SECONDS = 0.05

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.protocol import ProgressReport
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forebay.db.session import Session
     from forebay.worker._held import HeldJob
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Pause between two writes.
 _EVERY_SECONDS: Final = 1.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import random
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from forebay.db.session import cut
 from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout, UnknownKind
 from forebay.model.job import Job
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
+from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.worker._held import HeldJob
     from forebay.worker._threads import Threads
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 
 def attempt_of(job: Job) -> str:

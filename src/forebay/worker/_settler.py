@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from typing import TYPE_CHECKING
 
 from forebay.errors import DatabaseUnavailable, LeaseLost
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forebay.db.session import Session
     from forebay.worker._held import Batch, HeldJob, Lease
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Pause before refused flushes are retried.
 _SET_ASIDE_SECONDS = 3.0

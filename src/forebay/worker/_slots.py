@@ -7,12 +7,12 @@ dropped and nothing is settled.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
 from forebay.model.context import Context, TransactionContext
+from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker._running import Call, attempt_of, failure
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forebay.worker._reporter import OutcomeReporter
     from forebay.worker._threads import Threads
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: Number of abandoned threads from which the worker logs an error for each further one.
 _ABANDONED_MANY = 10

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from forebay.errors import DatabaseUnavailable, LeaseLost
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.worker._running import job_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.worker._settler import Settler
     from forebay.worker._stats import Stats
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 
 class Suspects:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import random
 import secrets
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.config import WorkerSettings
 from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import LEADER_IDS
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from forebay.worker._held import Batch, Lease
     from forebay.worker._messages import Start
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: A call that takes longer has silently lost its connection: no call waits this long for a lock.
 _CALL_SECONDS = 20.0

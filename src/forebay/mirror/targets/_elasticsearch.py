@@ -23,7 +23,7 @@ import msgspec
 from forebay.errors import ConfigError, TargetUnavailable, shown
 from forebay.mirror._model import TOMBSTONE_SECONDS_DEFAULT, Document, Gone, Rejected, Seen
 from forebay.mirror.targets import _bulk as bulk
-from forebay.mirror.targets._http import Http, run_apart
+from forebay.mirror.targets._http import Http, run_apart, understood
 from forebay.mirror.targets._indexes import Indexes, error_in, unavailable
 
 if TYPE_CHECKING:
@@ -149,12 +149,13 @@ class ElasticsearchTarget:
             body={"ids": list(given)},
         )
         seen: dict[Id, Seen] = {}
-        for found in _list(answer.body, "docs"):
-            if "error" in found:
-                raise TargetUnavailable(bulk.reason_of(found["error"]))
-            ours = found.get("_source", {}).get(_OURS, {})
-            if found.get("found") and "gone_at" not in ours:
-                seen[given[found["_id"]]] = _seen(found, ours)
+        with understood(self.alias):
+            for found in _list(answer.body, "docs"):
+                if "error" in found:
+                    raise TargetUnavailable(bulk.reason_of(found["error"]))
+                ours = found.get("_source", {}).get(_OURS, {})
+                if found.get("found") and "gone_at" not in ours:
+                    seen[given[found["_id"]]] = _seen(found, ours)
         return seen
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
@@ -195,7 +196,8 @@ class ElasticsearchTarget:
         place = {"range": {f"{_OURS}.id": ends}} if ends else {"exists": {"field": f"{_OURS}.id"}}
         query = {"bool": {"filter": [place], "must_not": [_IS_GONE]}}
         hits = await self._search(self.alias, query, limit)
-        return [(hit["sort"][0], _seen(hit, hit["_source"][_OURS])) for hit in hits]
+        with understood(self.alias):
+            return [(_id(hit["sort"][0]), _seen(hit, hit["_source"][_OURS])) for hit in hits]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -322,7 +324,8 @@ class ElasticsearchTarget:
             raise Rejected(f"status {answer.status}: {bulk.reason_of(error_in(answer))}")
         if answer.status != 200:
             raise unavailable(answer)
-        return bulk.results(part, answer.body)
+        with understood(self.alias):
+            return bulk.results(part, answer.body)
 
     async def _search(self, place: str, query: Mapping[str, Any], limit: int) -> list[Any]:
         answer = await self._send(
@@ -340,9 +343,10 @@ class ElasticsearchTarget:
             },
         )
         # A partial result would look like drift.
-        if answer.body.get("timed_out") or answer.body.get("_shards", {}).get("failed"):
-            raise TargetUnavailable("a search covered only a part of the index")
-        return _list(answer.body.get("hits"), "hits")
+        with understood(self.alias):
+            if answer.body.get("timed_out") or answer.body.get("_shards", {}).get("failed"):
+                raise TargetUnavailable("a search covered only a part of the index")
+            return _list(answer.body.get("hits"), "hits")
 
     async def _purge(self, now: int) -> None:
         """Remove old tombstones, some at a time, unless a newer document has replaced them."""
@@ -352,7 +356,8 @@ class ElasticsearchTarget:
         old = now - int(self._tombstone_seconds * 1000)
         query = {"range": {f"{_OURS}.gone_at": {"lt": old}}}
         hits = await self._search(index, query, _PURGE_MAX)
-        deletes = [bulk.delete(h["_id"], h["_seq_no"], h["_primary_term"]) for h in hits]
+        with understood(self.alias):
+            deletes = [bulk.delete(h["_id"], h["_seq_no"], h["_primary_term"]) for h in hits]
         await self._bulk(deletes, index)
 
     async def _send(
@@ -390,7 +395,16 @@ def _check(item: Id, version: int) -> None:
 
 
 def _seen(found: Mapping[str, Any], ours: Mapping[str, Any]) -> Seen:
-    return Seen(found["_version"], ours.get("digest"))
+    version, digest = found["_version"], ours.get("digest")
+    if not isinstance(version, int) or not isinstance(digest, str | None):
+        raise TypeError(f"version {version!r}, digest {digest!r}")
+    return Seen(version, digest)
+
+
+def _id(found: Any) -> Id:
+    if not isinstance(found, int | str):
+        raise TypeError(f"id {found!r}")
+    return found
 
 
 def _flag(value: bool) -> str:

@@ -27,7 +27,7 @@ from forebay.mirror._model import (
     Rejected,
     Seen,
 )
-from forebay.mirror.targets._http import Http, run_apart
+from forebay.mirror.targets._http import Http, run_apart, understood
 from forebay.mirror.targets._text import texts_of
 
 if TYPE_CHECKING:
@@ -185,8 +185,9 @@ class GroongaTarget:
         )
         if answer.code in _SYNTAX:
             raise ValueError(answer.problem)
-        records = answer.checked()["records"]
-        return list(dict.fromkeys(item for (item,) in records))[:limit]
+        with understood(self._table):
+            records = answer.checked()["records"]
+            return list(dict.fromkeys(item for (item,) in records))[:limit]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -274,11 +275,13 @@ class GroongaTarget:
                 "cache": "no",
             },
         )
-        return [_Row(*record) for record in answer.checked()["records"]]
+        with understood(self._table):
+            return [_checked_row(*record) for record in answer.checked()["records"]]
 
     async def _load(self, rows: Sequence[Mapping[str, Any]]) -> None:
         answer = await self._request("load", {"table": self._table}, body=msgspec.json.encode(rows))
-        count = answer.checked()["n_loaded_records"]
+        with understood(self._table):
+            count = answer.checked()["n_loaded_records"]
         if count != len(rows):
             raise TargetUnavailable(f"only {count} of {len(rows)} rows were loaded")
 
@@ -336,7 +339,8 @@ class GroongaTarget:
         header = answer.body.get("header") if isinstance(answer.body, dict) else None
         if not isinstance(header, dict) or not isinstance(header.get("return_code"), int):
             raise TargetUnavailable(f"status {answer.status}: {answer.body}")
-        problem = str(header.get("error", {}).get("message", "")).replace("\n", " ")
+        with understood(self._table):
+            problem = str(header.get("error", {}).get("message", "")).replace("\n", " ")
         return _Answer(header["return_code"], problem, answer.body.get("body"))
 
 
@@ -367,6 +371,19 @@ class _Answer(NamedTuple):
             )
             raise TargetUnavailable(f"return code {self.code}: {self.problem}", hint=hint)
         return self.body
+
+
+def _checked_row(key: Any, item: Any, version: Any, digest: Any, gone_at: Any) -> _Row:
+    for value, kind in (
+        (key, str),
+        (item, int | str),
+        (version, int),
+        (digest, str),
+        (gone_at, int),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} among {_COLUMNS}")
+    return _Row(key, item, version, digest, gone_at)
 
 
 def _row(

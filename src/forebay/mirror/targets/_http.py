@@ -7,6 +7,8 @@ in the mirror's thread and the application in another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,7 +20,7 @@ from forebay.errors import ConfigError, TargetUnavailable, shown
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from types import ModuleType
     from typing import TypeVar
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 
 #: Connections of one session; a pass makes its calls one after the other, direct writes up to 16 at a time.
 _CONNECTIONS_MAX: Final = 32
+
+#: The longest answer that is read. Those to our requests have numbers and digests, and no documents.
+ANSWER_BYTES_MAX: Final = 32_000_000
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 #: How much of an answer that is not JSON, such as the page of a proxy, appears in messages.
 _SHOWN_MAX: Final = 200
@@ -68,9 +75,22 @@ class Http:
         tls: ssl.SSLContext | None = None,
         seconds: float = 30.0,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("url", "is not the address of a web server: http://host:port")
+        # The messages do not repeat the address or a header: both may hold a password.
+        try:
+            parts = urlsplit(url)
+            is_server = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port  # an unescaped character in a password looks like a malformed port
+        except ValueError:
+            is_server = False
+        if not is_server or parts.query or parts.fragment or _CONTROL.search(url):
+            raise ConfigError(
+                "url",
+                "is not the address of a web server: http://host:port",
+                hint="In a password, write / as %2F, @ as %40, ? as %3F, # as %23 and : as %3A.",
+            )
+        for name, value in (headers or {}).items():
+            if not name or _CONTROL.search(name) or _CONTROL.search(value):
+                raise ConfigError("headers", f"{shown(name)} has control characters")
         self._url = url.rstrip("/")
         #: For messages: without the password.
         self._place = parts.netloc.rpartition("@")[2]
@@ -94,10 +114,14 @@ class Http:
     ) -> ServerResponse:
         """Send a request, with a body or a form, and return the answer, whatever its status.
 
+        The answer is read up to 32 MB, and not unpacked: a few kilobytes could become gigabytes.
+
         Raises:
-            TargetUnavailable: there was no answer, or not in time.
+            TargetUnavailable: there was no answer, or not in time, or it is too long.
         """
-        headers = {} if body is None else {"Content-Type": content_type}
+        headers = {"Accept-Encoding": "identity"}
+        if body is not None:
+            headers["Content-Type"] = content_type
         try:
             async with self._session().request(
                 method,
@@ -107,12 +131,32 @@ class Http:
                 headers=headers,
                 allow_redirects=False,
             ) as answer:
-                return ServerResponse(answer.status, _decoded(await answer.read()))
+                return ServerResponse(answer.status, _decoded(await self._read(answer)))
         except TimeoutError as error:
             raise TargetUnavailable(f"{self._place} did not answer in time") from error
-        except (self._client.ClientError, OSError) as error:
-            problem = str(error) or type(error).__name__
-            raise TargetUnavailable(f"{self._place}: {problem}") from error
+        except (self._client.ClientError, OSError, ValueError) as error:
+            # Other errors of the library repeat the whole address.
+            is_plain = isinstance(error, OSError | self._client.ClientConnectionError)
+            problem = str(error) if is_plain and str(error) else type(error).__name__
+            raise TargetUnavailable(f"{self._place}: {problem}") from None
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
+        packed = answer.headers.get("Content-Encoding", "identity")
+        if packed != "identity":
+            raise TargetUnavailable(
+                f"{self._place} packs its answers, although it was asked not to: {shown(packed[:50])}"
+            )
+        parts: list[bytes] = []
+        size = 0
+        async for part in answer.content.iter_any():
+            size += len(part)
+            if size > ANSWER_BYTES_MAX:
+                raise TargetUnavailable(
+                    f"{self._place} answered more than {ANSWER_BYTES_MAX} bytes",
+                    hint="Check that the address is that of the search engine.",
+                )
+            parts.append(part)
+        return b"".join(parts)
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
@@ -131,6 +175,7 @@ class Http:
                     limit=_CONNECTIONS_MAX, ssl=True if self._tls is None else self._tls
                 ),
                 cookie_jar=client.DummyCookieJar(),
+                auto_decompress=False,
             )
         return session
 
@@ -170,8 +215,22 @@ def run_apart(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return results[0]
 
 
+@contextlib.contextmanager
+def understood(place: str) -> Iterator[None]:
+    """Turn the failure to read an answer into ``TargetUnavailable``: the items of the request are not at fault.
+
+    Args:
+        place: what answered, for the message.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {shown(str(error)[:_SHOWN_MAX])}"
+        raise TargetUnavailable(f"{place}: the answer has an unknown form: {problem}") from error
+
+
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return shown(body.decode(errors="replace")[:_SHOWN_MAX])
+    except (msgspec.DecodeError, RecursionError):
+        return shown(body[: 4 * _SHOWN_MAX].decode(errors="replace")[:_SHOWN_MAX])

@@ -149,13 +149,24 @@ class SQLiteTarget:
         Args:
             words: a query of FTS5.
             limit: the maximum number of ids.
+
+        Raises:
+            ValueError: the query is malformed.
+            TargetUnavailable: the file cannot be read now.
         """
         with self._connected() as conn:
-            rows = conn.execute(
-                "select d.id from document_words w join document d on d.place = w.rowid"
-                " where w.words match ? and not d.gone order by w.rank limit ?",
-                [words, limit],
-            ).fetchall()
+            # If this read succeeds, an error of the next one is due to the query.
+            conn.execute("select 1 from document_words limit 1").fetchone()
+            try:
+                rows = conn.execute(
+                    "select d.id from document_words w join document d on d.place = w.rowid"
+                    " where w.words match ? and not d.gone order by w.rank limit ?",
+                    [words, limit],
+                ).fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                    raise ValueError(f"malformed query of FTS5: {error}") from error
+                raise
         return [name for (name,) in rows]
 
     @contextlib.contextmanager
@@ -172,9 +183,7 @@ class SQLiteTarget:
                 yield conn
                 conn.execute("commit")
         except sqlite3.OperationalError as error:
-            # Locked, full, or no such folder; a malformed query of FTS5 is the caller's error.
-            if "fts5" in str(error):
-                raise
+            # Locked, full, or no such folder.
             self._is_made = False
             raise TargetUnavailable(str(error)) from error
 

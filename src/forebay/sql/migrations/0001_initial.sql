@@ -43,7 +43,8 @@ $$;
 create table forebay.backfill (
     backfill_id bigint generated always as identity primary key,
     made_at     timestamptz not null,
-    made_by     name not null,           -- only this role may continue: the query runs with its rights
+    made_by     name not null,           -- only this login may continue it,
+    made_as     name not null,           -- and only in this role: the query runs with its rights
     kind        text not null,
     query       text not null,
     options     jsonb not null,
@@ -523,6 +524,33 @@ create type forebay._limiter_view as (
     is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);
 
 
+-- tables/lock.sql
+
+-- Tables that are only locked; they never hold a row. Advisory locks need no right: any role that may connect could hold the key of
+-- a claim or of a maintenance task. LOCK TABLE needs the right to write the table, and PUBLIC has none.
+--
+-- SHARE UPDATE EXCLUSIVE conflicts with itself, draws no transaction id and writes no WAL: it costs what an advisory lock costs.
+-- Partitioned tables without partitions have no file, and neither autovacuum nor the protection against wraparound locks them.
+-- Of the numbered ones a hash chooses: two lanes with one lock wait for each other's claims.
+do $$
+declare
+    v_name text;
+begin
+    for v_name in
+        select 'lock_' || n from unnest(array[
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'follow_up', 'mirror_sample', 'migration']) n
+        union all
+        select 'lock_lane_' || n from generate_series(0, 127) n
+        union all
+        select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 63) n
+    loop
+        execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);
+        execute format('comment on table forebay.%s is ''A lock; it holds no rows.''', v_name);
+    end loop;
+end
+$$;
+
+
 -- tables/log.sql
 
 -- Tables of the job log. Everything a claim, a settlement or an enqueue touches is append-only:
@@ -881,7 +909,7 @@ $$;
 --
 -- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
+-- Locks: the maintenance and promotion locks; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
@@ -912,8 +940,7 @@ begin
             message = 'this log belongs to this cluster; there is nothing to adopt',
             hint = 'Adopt only a log that was restored from a dump of another cluster.';
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 1);
-    perform pg_advisory_xact_lock(forebay._lock_class(), 2);
+    lock table only forebay.lock_maintenance, only forebay.lock_promotion in share update exclusive mode;
 
     -- Fresh segments for all jobs enqueued from now on; wait for enqueues in progress in the old ones.
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -1093,6 +1120,11 @@ $$;
 -- functions that run the query are not security definers; they pass arrays of values to functions that are. They also set no
 -- search_path, since the names in the query are the caller's: everything else in these functions is written with its schema.
 -- See docs/design/backfill.md.
+-- The role that the caller has set, or its login. Unlike current_user it is the same within a security definer.
+create function forebay._role_in_use() returns name
+language sql stable
+return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
+
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
@@ -1233,7 +1265,7 @@ begin
     update forebay.backfill_chunk c set enqueued = backfill_done_v1.enqueued, done_at = forebay._now()
     from forebay.backfill b
     where c.backfill_id = backfill_done_v1.backfill_id and c.no = backfill_done_v1.no and c.done_at is null
-      and b.backfill_id = c.backfill_id and b.made_by = session_user
+      and b.backfill_id = c.backfill_id and b.made_by = session_user and b.made_as = forebay._role_in_use()
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',
@@ -1261,7 +1293,7 @@ $$;
 -- separate transaction; call it again after a crash.
 --
 -- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
--- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another role.
+-- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another login or role.
 -- Locks: the backfill.
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)
@@ -1394,9 +1426,9 @@ begin
         backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
         coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, backfill_record_v1.kind, backfill_record_v1.query, backfill_record_v1.options,
-            backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
+    insert into forebay.backfill (made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
+    values (forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind, backfill_record_v1.query,
+            backfill_record_v1.options, backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
@@ -1451,7 +1483,7 @@ $$;
 
 -- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all chunks are done.
 --
--- Errors: JQ041 no such backfill, or that of another role.
+-- Errors: JQ041 no such backfill, or that of another login or role.
 -- Locks: the backfill, so that one session at a time works on it.
 create function forebay.backfill_take_v1(backfill_id bigint)
 returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
@@ -1468,12 +1500,13 @@ begin
             message = format('backfill %s not found', coalesce(backfill_take_v1.backfill_id::text, 'null')),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
             hint = 'The table forebay.backfill lists backfills in chunks for 30 days.';
-    elsif v_run.made_by <> session_user then
-        -- Its query would run with the rights of the role that continues it.
+    elsif (v_run.made_by, v_run.made_as) is distinct from (session_user, forebay._role_in_use()) then
+        -- Its query would run with the rights of the role that continues it, and could return to those of the login.
         raise exception using errcode = 'JQ041',
-            message = format('backfill %s was begun by %s', backfill_take_v1.backfill_id, v_run.made_by),
+            message = format('backfill %s was begun by %s%s', backfill_take_v1.backfill_id, v_run.made_by,
+                             case when v_run.made_as <> v_run.made_by then format(' as %s', v_run.made_as) end),
             detail = jsonb_build_object('backfill_id', backfill_take_v1.backfill_id),
-            hint = 'Only the role that began a backfill can continue it.';
+            hint = 'Only the login that began a backfill can continue it, in the same role.';
     end if;
     return query
     select v_run.kind, v_run.query, v_run.options, v_run.key, v_run.is_fixed, c.no,
@@ -1638,8 +1671,8 @@ $$;
 -- holder releases all later ones.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
 --   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
---   group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
+--   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -1673,10 +1706,10 @@ begin
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    if set_config('synchronous_commit', 'off', true) is null
-       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+    if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
@@ -2154,7 +2187,7 @@ declare
     v_tombstones boolean;
     v_dead_letters   bigint;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
@@ -2390,7 +2423,7 @@ $$;
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promoter's advisory key, or returns 0 when another promoter has it.
+-- Locks: the promotion lock, or returns 0 when another promoter has it.
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2417,7 +2450,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.promote_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
+    if not forebay._try_lock('promotion') then
         return 0;
     end if;
     select pg_current_snapshot(), forebay._now() into v_now, v_at;
@@ -3569,14 +3602,6 @@ end
 $$;
 
 
--- functions/keys/lock.sql
-
--- Decisions about the keys of a group are made under this advisory key: claims hold it alone, settlements share it.
-create function forebay._keys_lock(p_group_id bigint) returns integer
-language sql immutable
-as $$ select hashint8(hashtextextended('keys', p_group_id)) $$;
-
-
 -- functions/keys/parked.sql
 
 -- Does a keyed job that a group's cursor has passed still wait for its key?
@@ -3685,7 +3710,7 @@ $$;
 -- case. A superfluous recheck row is read and ignored.
 --
 -- Parameters: p_parked_no, see batch.parked_no.
--- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
+-- Locks: the lock of the group's ordering keys (shared), except for a handler's own transaction.
 create function forebay._release_keys(
     p_lease_id bigint, p_claim_no bigint, p_lane bigint, p_group_id bigint, p_keys text[], p_tails smallint[],
     p_parked_no bigint, p_flush_no integer, p_offsets smallint[], p_outcomes "char"[])
@@ -3700,7 +3725,7 @@ declare
                             and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
 begin
     if v_looks then
-        perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
+        perform forebay._lock_keys(p_group_id, true);
         -- No job was parked since the claim, and no job of these keys continues or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s
@@ -3862,7 +3887,7 @@ declare
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
     -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -3935,7 +3960,7 @@ begin
     end if;
 
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
-    perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
+    perform forebay._lock_keys(p_group_id, false);
 
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
@@ -4910,7 +4935,8 @@ $$;
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
 -- after another, and the limiter's row and the batch are one commit.
--- Locks, in order: the limiter, then as any claim.
+-- Locks, in order: the limiter, then as any claim. It waits for the lock of the first lane only. Without waiting it takes those of
+-- further lanes, or passes over these: forebay.sweep_v1() has several such locks, and waits for more.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -4923,9 +4949,9 @@ declare
     v_jobs text;
     v_took record;
     v_gone bigint[] := '{}';
+    v_has_lock boolean := false;
 begin
-    perform set_config('synchronous_commit', 'off', true),
-            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
+    perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id);
     -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -4945,6 +4971,12 @@ begin
         select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
         limit 200
     loop
+        if v_has_lock then
+            continue when not forebay._try_lock_lane(p_group_id, v_try.lane);
+        else
+            perform forebay._lock_lane(p_group_id, v_try.lane);
+            v_has_lock := true;
+        end if;
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
             return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
@@ -4966,7 +4998,7 @@ end
 $$;
 
 
--- The claim of one lane behind a limiter: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
+-- The claim of one lane behind a limiter, whose lock is held: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -4980,7 +5012,6 @@ begin
     if p_keyed then
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
@@ -5610,7 +5641,7 @@ $$;
 --
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
+-- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5624,7 +5655,7 @@ declare
     v_id      bigint;
     v_made    integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -5916,7 +5947,7 @@ $$;
 -- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for no
 -- reader or writer (PARTITION OF would wait for all of them).
 --
--- Locks: the caller holds the maintenance key.
+-- Locks: the caller holds the maintenance lock.
 create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
 language plpgsql volatile
 as $$
@@ -5955,7 +5986,7 @@ $$;
 -- no session waits for it. The empty table stays in place; nothing is detached.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
--- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+-- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5968,7 +5999,7 @@ declare
     v_bytes   bigint := forebay._setting_value('retention_bytes');
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+    if not forebay._try_lock('retention') then
         return null;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
@@ -6000,7 +6031,7 @@ $$;
 -- taken then would not do: a writer may have drawn its xid without showing it yet.)
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
--- Locks: the maintenance key.
+-- Locks: the maintenance lock.
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6011,7 +6042,7 @@ declare
 begin
     perform forebay._require_alone('forebay.seal_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -6123,7 +6154,7 @@ $$;
 -- are read from end to end.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
+-- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6133,7 +6164,7 @@ declare
     v_segment bigint;
     v_added   integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 6) then
+    if not forebay._try_lock('summary') then
         return 0;
     end if;
     for v_segment in
@@ -6155,7 +6186,7 @@ $$;
 -- Expire jobs that no worker claims; returns their number.
 --
 -- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's key, so that a claim and the
+-- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
 -- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
@@ -6175,7 +6206,6 @@ declare
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_before  bigint;
     v_count   bigint := 0;
     v_at      constant timestamptz := forebay._now();
     v_rows       forebay.log[] := '{}';
@@ -6191,7 +6221,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+    if not forebay._try_lock('sweep') then
         return 0;
     end if;
     -- A queue that was never served has no group yet; its jobs expire for the default one.
@@ -6254,13 +6284,9 @@ begin
         order by random()
         limit p_lanes
     loop
-        select coalesce(max(b.skipped_total), 0) into v_before
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
-        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
-        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
+        exit when v_count >= p_most;
+        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
     end loop;
 
     return v_count;
@@ -6268,7 +6294,38 @@ end
 $$;
 
 
--- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+-- Move the cursor of a lane over expired jobs at its head; returns their number.
+--
+-- A lane that another session claims from needs no sweep. The lock of a lane without such jobs is released at once, by the
+-- rollback to a savepoint: other lanes may have the same lock, and their claims wait.
+create function forebay._sweep_lane(p_group_id bigint, p_lane bigint, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_before record;
+    v_after  record;
+begin
+    if not forebay._try_lock_lane(p_group_id, p_lane) then
+        return 0;
+    end if;
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_before
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    perform forebay._take(null, null, null, p_group_id, p_lane, p_most, true);
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_after
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    if v_after.no is not distinct from v_before.no then
+        raise no_data_found;
+    end if;
+    return coalesce(v_after.skipped, 0) - coalesce(v_before.skipped, 0);
+exception when no_data_found then
+    return 0;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns 1 or 0.
 create function forebay._expire_one(
     p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
 returns integer
@@ -6277,7 +6334,7 @@ as $$
 declare
     v_cur record;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    perform forebay._lock_lane(p_group_id, p_row.lane);
     select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
     from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
     where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
@@ -6346,7 +6403,7 @@ declare
     v_total  bigint;
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
+    if not forebay._try_lock('trim') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
@@ -6606,7 +6663,7 @@ $$;
 -- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
 --
 -- Parameters: as for forebay.mirror_status.
--- Locks: the maintenance key 21, only tried: if another session has it, that one samples.
+-- Locks: the lock of samples, only tried: if another session has it, that one samples.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
@@ -6618,7 +6675,7 @@ declare
     v_now constant timestamptz := forebay._now();
 begin
     if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
-       or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
+       or not forebay._try_lock('mirror_sample') then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);
@@ -8187,12 +8244,6 @@ $$;
 
 -- functions/shared/alone.sql
 
--- Advisory keys: the two-integer form under the schema's oid, so that users' keys cannot collide.
-create function forebay._lock_class() returns integer
-language sql stable
-as $$ select 'forebay'::regnamespace::oid::integer $$;
-
-
 -- Is the call alone: autocommitted, READ COMMITTED, with no earlier write? See forebay._require_alone().
 create function forebay._is_alone() returns boolean
 language sql volatile
@@ -8284,6 +8335,61 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/locks.sql
+
+-- Locks until the end of the transaction; see tables/lock.sql and the table "Locks" in docs/design/engine.md. What a lock protects
+-- must be read by a later statement: that one sees what the last holder committed.
+
+-- Take the lock of that name, or return false when another session has it.
+create function forebay._try_lock(p_name text) returns boolean
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_%s in share update exclusive mode nowait', p_name);
+    return true;
+exception when lock_not_available then
+    return false;
+end
+$$;
+
+
+-- Take the lock of a group's lane; see also fragments/lock_lane.sql.
+create function forebay._lock_lane(p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+end
+$$;
+
+
+-- Take the lock of a group's lane, or return false when another session has it.
+create function forebay._try_lock_lane(p_group_id bigint, p_lane bigint) returns boolean
+language sql volatile
+as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
+
+
+-- Take the lock of a group's limiter.
+create function forebay._lock_limiter(p_group_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
+end
+$$;
+
+
+-- Take the lock of a group's ordering keys: alone to decide about them, shared to read what was decided.
+create function forebay._lock_keys(p_group_id bigint, p_shared boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
+                   case when p_shared then 'row exclusive' else 'share row exclusive' end);
+end
 $$;
 
 
@@ -8774,7 +8880,7 @@ $$;
 -- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
--- Locks: advisory key 7; the rows of the generations, without waiting.
+-- Locks: the follow-up lock; the rows of the generations, without waiting.
 create function forebay._follow_up(p_rows forebay.log[]) returns void
 language plpgsql volatile
 as $$
@@ -8797,7 +8903,7 @@ begin
     if cardinality(v_keys) = 0 then
         return;
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 7);
+    lock table only forebay.lock_follow_up in share update exclusive mode;
     foreach v_key in array v_keys loop
         -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u

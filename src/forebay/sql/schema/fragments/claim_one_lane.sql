@@ -1,4 +1,4 @@
--- Claim from a lane whose advisory key is held, into v_jobs. Null: no jobs; if v_rows is null as well, the lane was not read.
+-- Claim from a lane whose lock is held, into v_jobs. Null: no jobs; if v_rows is null as well, the lane was not read.
 
 -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
 v_segment := coalesce(

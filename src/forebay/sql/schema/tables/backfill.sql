@@ -3,7 +3,8 @@
 create table forebay.backfill (
     backfill_id bigint generated always as identity primary key,
     made_at     timestamptz not null,
-    made_by     name not null,           -- only this role may continue: the query runs with its rights
+    made_by     name not null,           -- only this login may continue it,
+    made_as     name not null,           -- and only in this role: the query runs with its rights
     kind        text not null,
     query       text not null,
     options     jsonb not null,

@@ -23,7 +23,7 @@ $$;
 --
 -- Returns: the number of jobs appended again, and the number discarded.
 -- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: maintenance and promoter keys; SHARE on the old segments (waits for enqueues in progress there, new ones write
+-- Locks: the maintenance and promotion locks; SHARE on the old segments (waits for enqueues in progress there, new ones write
 --   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
@@ -54,8 +54,7 @@ begin
             message = 'this log belongs to this cluster; there is nothing to adopt',
             hint = 'Adopt only a log that was restored from a dump of another cluster.';
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 1);
-    perform pg_advisory_xact_lock(forebay._lock_class(), 2);
+    lock table only forebay.lock_maintenance, only forebay.lock_promotion in share update exclusive mode;
 
     -- Fresh segments for all jobs enqueued from now on; wait for enqueues in progress in the old ones.
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);

@@ -4,6 +4,11 @@
 -- functions that run the query are not security definers; they pass arrays of values to functions that are. They also set no
 -- search_path, since the names in the query are the caller's: everything else in these functions is written with its schema.
 -- See docs/design/backfill.md.
+-- The role that the caller has set, or its login. Unlike current_user it is the same within a security definer.
+create function forebay._role_in_use() returns name
+language sql stable
+return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
+
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, in the caller's transaction; returns how many.

@@ -15,7 +15,7 @@ begin
     update forebay.backfill_chunk c set enqueued = backfill_done_v1.enqueued, done_at = forebay._now()
     from forebay.backfill b
     where c.backfill_id = backfill_done_v1.backfill_id and c.no = backfill_done_v1.no and c.done_at is null
-      and b.backfill_id = c.backfill_id and b.made_by = session_user
+      and b.backfill_id = c.backfill_id and b.made_by = session_user and b.made_as = forebay._role_in_use()
     returning b.is_fixed, c.jobs, c.digest into v_chunk;
     if v_chunk.jobs is null then
         raise exception using errcode = 'JQ041',

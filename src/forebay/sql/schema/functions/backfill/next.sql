@@ -6,7 +6,7 @@
 -- separate transaction; call it again after a crash.
 --
 -- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
--- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another role.
+-- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another login or role.
 -- Locks: the backfill.
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)

@@ -24,8 +24,8 @@
 -- holder releases all later ones.
 -- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
 --   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lane's advisory key, the
---   group's key of ordering keys (for these only), the lease (KEY SHARE).
+-- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
+--   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
@@ -56,10 +56,10 @@ begin
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
-    if set_config('synchronous_commit', 'off', true) is null
-       or pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane)) is null then
+    if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
+    -- include: lock_lane
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then

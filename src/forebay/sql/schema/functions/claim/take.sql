@@ -28,7 +28,7 @@ declare
     v_tombstones boolean;
     v_dead_letters   bigint;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    -- include: lock_lane
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,

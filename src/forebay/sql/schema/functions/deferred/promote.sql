@@ -9,7 +9,7 @@
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promoter's advisory key, or returns 0 when another promoter has it.
+-- Locks: the promotion lock, or returns 0 when another promoter has it.
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -33,7 +33,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.promote_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 2) then
+    if not forebay._try_lock('promotion') then
         return 0;
     end if;
     select pg_current_snapshot(), forebay._now() into v_now, v_at;

@@ -40,7 +40,7 @@ $$;
 -- case. A superfluous recheck row is read and ignored.
 --
 -- Parameters: p_parked_no, see batch.parked_no.
--- Locks: the group's key of ordering keys (shared), except for a handler's own transaction.
+-- Locks: the lock of the group's ordering keys (shared), except for a handler's own transaction.
 create function forebay._release_keys(
     p_lease_id bigint, p_claim_no bigint, p_lane bigint, p_group_id bigint, p_keys text[], p_tails smallint[],
     p_parked_no bigint, p_flush_no integer, p_offsets smallint[], p_outcomes "char"[])
@@ -55,7 +55,7 @@ declare
                             and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
 begin
     if v_looks then
-        perform pg_advisory_xact_lock_shared(forebay._lock_class(), forebay._keys_lock(p_group_id));
+        perform forebay._lock_keys(p_group_id, true);
         -- No job was parked since the claim, and no job of these keys continues or was requeued.
         if p_outcomes is null and p_parked_no = coalesce(pg_sequence_last_value('forebay.parked_seq'), 0)
            and not exists (select from forebay.settlement s

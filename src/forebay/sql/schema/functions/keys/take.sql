@@ -35,7 +35,7 @@ declare
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
+    -- include: lock_lane
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
     -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
@@ -101,7 +101,7 @@ begin
     end if;
 
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
-    perform pg_advisory_xact_lock(forebay._lock_class(), forebay._keys_lock(p_group_id));
+    perform forebay._lock_keys(p_group_id, false);
 
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then

@@ -3,7 +3,8 @@
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
 -- after another, and the limiter's row and the batch are one commit.
--- Locks, in order: the limiter, then as any claim.
+-- Locks, in order: the limiter, then as any claim. It waits for the lock of the first lane only. Without waiting it takes those of
+-- further lanes, or passes over these: forebay.sweep_v1() has several such locks, and waits for more.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -16,9 +17,9 @@ declare
     v_jobs text;
     v_took record;
     v_gone bigint[] := '{}';
+    v_has_lock boolean := false;
 begin
-    perform set_config('synchronous_commit', 'off', true),
-            pg_advisory_xact_lock(forebay._lock_class(), hashint8(hashtextextended('limiter', p_group_id)));
+    perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id);
     -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -36,6 +37,12 @@ begin
         select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
         limit 200
     loop
+        if v_has_lock then
+            continue when not forebay._try_lock_lane(p_group_id, v_try.lane);
+        else
+            perform forebay._lock_lane(p_group_id, v_try.lane);
+            v_has_lock := true;
+        end if;
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
         if v_jobs = '' then
             return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
@@ -57,7 +64,7 @@ end
 $$;
 
 
--- The claim of one lane behind a limiter: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
+-- The claim of one lane behind a limiter, whose lock is held: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
 create function forebay._claim_one(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
 returns text
@@ -71,7 +78,6 @@ begin
     if p_keyed then
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_lane));
     -- include: claim_one_lane
     if v_jobs is null and v_rows is null then
         return '';

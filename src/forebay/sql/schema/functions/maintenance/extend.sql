@@ -7,7 +7,7 @@
 --
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the log.
+-- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -21,7 +21,7 @@ declare
     v_id      bigint;
     v_made    integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);

@@ -3,7 +3,7 @@
 -- CREATE TABLE (LIKE) + CHECK + ATTACH takes SHARE UPDATE EXCLUSIVE on the log, which waits for no
 -- reader or writer (PARTITION OF would wait for all of them).
 --
--- Locks: the caller holds the maintenance key.
+-- Locks: the caller holds the maintenance lock.
 create function forebay._make_segment(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
 language plpgsql volatile
 as $$

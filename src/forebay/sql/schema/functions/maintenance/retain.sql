@@ -7,7 +7,7 @@
 -- no session waits for it. The empty table stays in place; nothing is detached.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
--- Locks: the maintenance key, ACCESS EXCLUSIVE on the leaf.
+-- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
 create function forebay.retain_v1() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -20,7 +20,7 @@ declare
     v_bytes   bigint := forebay._setting_value('retention_bytes');
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 4) then
+    if not forebay._try_lock('retention') then
         return null;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total

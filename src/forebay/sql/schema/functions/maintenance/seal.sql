@@ -7,7 +7,7 @@
 -- taken then would not do: a writer may have drawn its xid without showing it yet.)
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
--- Locks: the maintenance key.
+-- Locks: the maintenance lock.
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -18,7 +18,7 @@ declare
 begin
     perform forebay._require_alone('forebay.seal_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 1) then
+    if not forebay._try_lock('maintenance') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);

@@ -6,7 +6,7 @@
 -- are read from end to end.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
--- Locks: the maintenance key; SHARE UPDATE EXCLUSIVE on the segment.
+-- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
 create function forebay.summarize_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -16,7 +16,7 @@ declare
     v_segment bigint;
     v_added   integer := 0;
 begin
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 6) then
+    if not forebay._try_lock('summary') then
         return 0;
     end if;
     for v_segment in

@@ -3,7 +3,7 @@
 -- Expire jobs that no worker claims; returns their number.
 --
 -- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's key, so that a claim and the
+-- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
 -- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
 -- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
 --
@@ -22,7 +22,6 @@ declare
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_before  bigint;
     v_count   bigint := 0;
     v_at      constant timestamptz := forebay._now();
     v_rows       forebay.log[] := '{}';
@@ -38,7 +37,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 3) then
+    if not forebay._try_lock('sweep') then
         return 0;
     end if;
     -- A queue that was never served has no group yet; its jobs expire for the default one.
@@ -101,13 +100,9 @@ begin
         order by random()
         limit p_lanes
     loop
-        select coalesce(max(b.skipped_total), 0) into v_before
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
-        perform forebay._take(null, null, null, v_place.group_id, v_place.lane, p_most, true);
-        select v_count + coalesce(max(b.skipped_total), 0) - v_before into v_count
-        from (select i.skipped_total from forebay.batch i
-              where i.group_id = v_place.group_id and i.lane = v_place.lane order by i.no desc limit 1) b;
+        -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
+        exit when v_count >= p_most;
+        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
     end loop;
 
     return v_count;
@@ -115,7 +110,38 @@ end
 $$;
 
 
--- Expire one job of a group under its lane's key, unless the cursor has passed it; returns 1 or 0.
+-- Move the cursor of a lane over expired jobs at its head; returns their number.
+--
+-- A lane that another session claims from needs no sweep. The lock of a lane without such jobs is released at once, by the
+-- rollback to a savepoint: other lanes may have the same lock, and their claims wait.
+create function forebay._sweep_lane(p_group_id bigint, p_lane bigint, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_before record;
+    v_after  record;
+begin
+    if not forebay._try_lock_lane(p_group_id, p_lane) then
+        return 0;
+    end if;
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_before
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    perform forebay._take(null, null, null, p_group_id, p_lane, p_most, true);
+    select max(b.no) as no, max(b.skipped_total) as skipped into v_after
+    from (select i.no, i.skipped_total from forebay.batch i
+          where i.group_id = p_group_id and i.lane = p_lane order by i.no desc limit 1) b;
+    if v_after.no is not distinct from v_before.no then
+        raise no_data_found;
+    end if;
+    return coalesce(v_after.skipped, 0) - coalesce(v_before.skipped, 0);
+exception when no_data_found then
+    return 0;
+end
+$$;
+
+
+-- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns 1 or 0.
 create function forebay._expire_one(
     p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
 returns integer
@@ -124,7 +150,7 @@ as $$
 declare
     v_cur record;
 begin
-    perform pg_advisory_xact_lock(forebay._lock_class(), hashint8(p_group_id # p_row.lane));
+    perform forebay._lock_lane(p_group_id, p_row.lane);
     select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
     from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
     where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;

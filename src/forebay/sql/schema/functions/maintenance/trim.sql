@@ -45,7 +45,7 @@ declare
     v_total  bigint;
 begin
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 5) then
+    if not forebay._try_lock('trim') then
         return 0;
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);

@@ -3,7 +3,7 @@
 -- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
 --
 -- Parameters: as for forebay.mirror_status.
--- Locks: the maintenance key 21, only tried: if another session has it, that one samples.
+-- Locks: the lock of samples, only tried: if another session has it, that one samples.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean
@@ -15,7 +15,7 @@ declare
     v_now constant timestamptz := forebay._now();
 begin
     if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
-       or not pg_try_advisory_xact_lock(forebay._lock_class(), 21) then
+       or not forebay._try_lock('mirror_sample') then
         return false;
     end if;
     perform set_config('synchronous_commit', 'off', true);

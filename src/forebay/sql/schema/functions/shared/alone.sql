@@ -1,9 +1,3 @@
--- Advisory keys: the two-integer form under the schema's oid, so that users' keys cannot collide.
-create function forebay._lock_class() returns integer
-language sql stable
-as $$ select 'forebay'::regnamespace::oid::integer $$;
-
-
 -- Is the call alone: autocommitted, READ COMMITTED, with no earlier write? See forebay._require_alone().
 create function forebay._is_alone() returns boolean
 language sql volatile

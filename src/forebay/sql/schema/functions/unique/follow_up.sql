@@ -4,7 +4,7 @@
 -- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
--- Locks: advisory key 7; the rows of the generations, without waiting.
+-- Locks: the follow-up lock; the rows of the generations, without waiting.
 create function forebay._follow_up(p_rows forebay.log[]) returns void
 language plpgsql volatile
 as $$
@@ -27,7 +27,7 @@ begin
     if cardinality(v_keys) = 0 then
         return;
     end if;
-    perform pg_advisory_xact_lock(forebay._lock_class(), 7);
+    lock table only forebay.lock_follow_up in share update exclusive mode;
     foreach v_key in array v_keys loop
         -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u

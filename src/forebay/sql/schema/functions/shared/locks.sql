@@ -1,0 +1,51 @@
+-- Locks until the end of the transaction; see tables/lock.sql and the table "Locks" in docs/design/engine.md. What a lock protects
+-- must be read by a later statement: that one sees what the last holder committed.
+
+-- Take the lock of that name, or return false when another session has it.
+create function forebay._try_lock(p_name text) returns boolean
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_%s in share update exclusive mode nowait', p_name);
+    return true;
+exception when lock_not_available then
+    return false;
+end
+$$;
+
+
+-- Take the lock of a group's lane; see also fragments/lock_lane.sql.
+create function forebay._lock_lane(p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    -- include: lock_lane
+end
+$$;
+
+
+-- Take the lock of a group's lane, or return false when another session has it.
+create function forebay._try_lock_lane(p_group_id bigint, p_lane bigint) returns boolean
+language sql volatile
+as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
+
+
+-- Take the lock of a group's limiter.
+create function forebay._lock_limiter(p_group_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
+end
+$$;
+
+
+-- Take the lock of a group's ordering keys: alone to decide about them, shared to read what was decided.
+create function forebay._lock_keys(p_group_id bigint, p_shared boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
+                   case when p_shared then 'row exclusive' else 'share row exclusive' end);
+end
+$$;
