@@ -538,7 +538,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'follow_up', 'mirror_sample', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'migration']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -5714,7 +5714,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.forget_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 8) then
+    if not forebay._try_lock('forgetting') then
         return 0;
     end if;
     v_count := forebay._wake_lanes(p_most);

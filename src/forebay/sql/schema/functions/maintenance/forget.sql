@@ -32,7 +32,7 @@ begin
     end if;
     perform forebay._require_alone('forebay.forget_v1()');
     perform forebay._require_same_cluster();
-    if not pg_try_advisory_xact_lock(forebay._lock_class(), 8) then
+    if not forebay._try_lock('forgetting') then
         return 0;
     end if;
     v_count := forebay._wake_lanes(p_most);
