@@ -102,6 +102,7 @@ class Maintenance:
             _Task("drop", 5.0, self._drop),
             _Task("trim", 15.0, self._trim),
             _Task("close", 2.0, self._close),
+            _Task("forget", 10.0, self._forget),
             _Task("count", 60.0, self._count),
             _Task("locks", 60.0, self._watch_locks),
         ]
@@ -284,6 +285,11 @@ class Maintenance:
         count = await self._session.run(queues.continue_closing())
         self._record("closed", count)
         return count > 0
+
+    async def _forget(self) -> bool:
+        lanes = await self._session.run(protocol.forget())
+        self._record("forgotten", lanes)
+        return lanes > 0
 
     async def _count(self) -> bool:
         deep = await self._session.run(protocol.count())

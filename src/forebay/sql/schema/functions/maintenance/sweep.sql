@@ -94,7 +94,7 @@ begin
         select g.group_id, l.lane
         from forebay.queue_group g
         join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed' and i.state <> 'dormant') l on true
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
