@@ -6052,6 +6052,7 @@ $$;
 --   a segment in the registry before it was emptied has ended since.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+-- pages: 300 + 2000 a segment
 create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6177,6 +6178,7 @@ $$;
 -- One step has at most p_most lanes. While a transaction is open that is older than the barrier, nothing happens.
 -- Parameters: p_most, at least 1.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 100 + 60 a lane
 create function forebay.forget_v1(p_most integer default 1000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6228,14 +6230,16 @@ declare
     v_places  forebay._place[];
     v_moved   boolean[];
     v_oldest  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
     v_segment bigint;
 begin
     -- A lane without a group to read it has had nothing read; a private lane without its group is over.
     select array_agg(row(p.group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.group_id is null and p.audience = 0 or p.snap_to is not null
                      or p.lease_id is not null and p.claimed_at > v_since),
-           min(pg_snapshot_xmin(p.snap)::text::bigint)::text::xid8
-    into v_places, v_moved, v_oldest
+           min(pg_snapshot_xmin(p.snap)::text::bigint)::text::xid8, pg_current_snapshot()
+    into v_places, v_moved, v_oldest, v_now
     from (select g.group_id, l.lane, l.audience, b.snap_to, b.lease_id, b.claimed_at,
                  coalesce(b.snap_from, case when l.audience = 0 then g.start_after end, '1:1:') as snap
           from (select distinct i.lane, i.queue, i.audience from unnest(p_lanes) u (lane)
@@ -6244,6 +6248,7 @@ begin
           left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
           left join lateral (select c.snap_from, c.snap_to, c.lease_id, c.claimed_at from forebay.batch c
                              where c.group_id = g.group_id and c.lane = l.lane order by c.no desc limit 1) b on true) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     for v_segment in
         select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
@@ -6251,7 +6256,7 @@ begin
         order by s.segment_id desc
     loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
     return array(
         select p.lane from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
@@ -7607,6 +7612,8 @@ returns table (queue text, kind text, reason text, error_type text, kept bigint,
                keep_days integer)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
     select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
            max(u.died_on), forebay._days_of_dead(u.queue)
@@ -8285,6 +8292,8 @@ $$;
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
@@ -8378,6 +8387,8 @@ $$;
 create function forebay.pause_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_count integer;
@@ -8543,6 +8554,8 @@ $$;
 create function forebay.resume_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_count integer;
