@@ -3,6 +3,7 @@
 pytest_plugins = [
     "tests.support.fix_db",
     "tests.support.fix_groonga",
+    "tests.support.fix_hostile",
     "tests.support.fix_log",
     "tests.support.fix_loop",
     "tests.support.fix_pooler",

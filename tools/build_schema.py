@@ -49,12 +49,16 @@ _TITLE: Final = """\
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 """
 BODIES_UNCHECKED: Final = """\
--- Functions are created in the order of their files, so some call functions that do not exist yet.
+-- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
+-- of a function would look like drift.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
-       set_config('check_function_bodies', 'off', true);
+       set_config('forebay.quote_all_identifiers_before', current_setting('quote_all_identifiers'), true),
+       set_config('check_function_bodies', 'off', true),
+       set_config('quote_all_identifiers', 'off', true);
 """
 BODIES_CHECKED: Final = """\
-select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true),
+       set_config('quote_all_identifiers', current_setting('forebay.quote_all_identifiers_before'), true);
 """
 
 

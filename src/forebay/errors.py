@@ -21,6 +21,7 @@ ForebayError
 │   ├── BackfillChanged       the jobs differ from those that were counted
 │   └── BackfillNotFound      the backfill does not exist, or another role began it
 ├── GroupNotFound             the queue or group does not exist
+├── GroupInUse                workers serve the group that should be closed, or it is being closed
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -61,8 +62,8 @@ __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
-    "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied",
-    "JobNotFound", "KeyBusy", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep",
+    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
+    "JobDied", "JobNotFound", "KeyBusy", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep",
     "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout", "SchemaError",
     "ServerStartError", "SoftTimeout", "TargetUnavailable", "TransactionStateError",
     "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate",
@@ -397,6 +398,15 @@ class GroupNotFound(ForebayError, kw_only=True):
     group: str | None = None
 
 
+class GroupInUse(ForebayError, kw_only=True):
+    """The group is not closed, since workers serve it, or not opened, since it is being closed."""
+
+    sqlstate = "JQ017"
+    template = "group {group!r} of queue {queue!r} is in use"
+    queue: str
+    group: str
+
+
 class DeadLetterError(ForebayError):
     """A dead letter cannot be redriven or shown."""
 
@@ -563,8 +573,6 @@ def error_from_sqlstate(
 
     >>> error_from_sqlstate("JQ010", "lease 7 is closed", detail='{"lease": 7}').lease
     7
-    >>> error_from_sqlstate("23505", "duplicate key") is None
-    True
     """
     cls = SQLSTATES.get(sqlstate, ForebayError)
     if sqlstate == QueueFull.sqlstate and "queue" in _facts_in(detail):
@@ -574,14 +582,9 @@ def error_from_sqlstate(
     return cls.from_sql(message, detail=detail, hint=hint, column=column)
 
 
-class _Shown(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 80
-        self.maxlong = 40
-
-
-_SHOWN: Final = _Shown()
+_SHOWN: Final = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 80
+_SHOWN.maxlong = 40
 
 
 def shown(value: object) -> str:
@@ -593,6 +596,5 @@ def shown(value: object) -> str:
     try:
         text = _SHOWN.repr(value)
     except Exception:
-        # A value that cannot be shown must not hide the error.
         text = f"<{type(value).__name__}>"
     return text.replace("\n", " ").replace("\x00", "\\x00")

@@ -111,6 +111,22 @@ def test_every_mix_ends_what_it_began(place, mix):
         assert report.figures[name]["jobs"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", ["hard", "hard-queues"])
+def test_a_hard_run_has_its_number_of_jobs(place, mix):
+    """
+    A tenth of them in each turn, whose figures are all in the report; in every queue of them.
+    """
+    report = held.run(place, Options(scale=0.005, compare=(), mix=mix), lambda _: None)
+    ours = report.figures["ours"]
+    assert ours["jobs"] >= 15_000
+    assert len(ours["turns"]) == 10
+    assert all(
+        turn.keys() == {"throughput", "claim_p50_ms", "pickup_p50_ms"} for turn in ours["turns"]
+    )
+    assert [len(table.rows) for table in report.tables] == [1, 10]
+
+
 def test_a_mix_that_does_not_exist_is_refused(place):
     """
     The error names the mixes there are.

@@ -17,6 +17,7 @@ from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
     DeadLetterNotFound,
+    GroupInUse,
     GroupNotFound,
     InvalidJob,
     JobNotFound,
@@ -162,8 +163,30 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     assert client.limit_queue("mail", key_rate=3) is None
     assert client.limit_queue("mail", key_rate=None) == Limits(key_rate=3)
     assert client.limits("mail") == []
+    assert client.keep_dead("mail", days=30) is None
+    assert client.keep_dead("mail", inherit=True) == 30
+    assert client.dead_summary() == []
+    client.open_group("mail")
+    (group,) = client.groups()
+    assert (group.queue, group.group, group.unread, group.is_served) == (
+        "mail",
+        "default",
+        0,
+        False,
+    )
+    with face.connect(database) as conn:
+        assert client.close_group("mail", conn=conn).cancelled == 0
+        conn.rollback()
+    assert client.close_group("mail", dry_run=True).segments == 0
+    assert client.groups("mail")[0].closing_at is None
+    client.close_group("mail", force=True)
+    with pytest.raises(GroupInUse) as caught:
+        client.open_group("mail")
+    assert caught.value.group == "default"
     with pytest.raises(GroupNotFound):
-        client.resume_queue("mail")
+        client.close_group("mail", "other")
+    with pytest.raises(GroupNotFound):
+        client.resume_queue("nowhere")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from forebay.errors import (
     BackfillChanged,
     BackfillNotFound,
     ForeignCluster,
+    GroupInUse,
     GroupNotFound,
     InvalidJob,
     JobNotFound,
@@ -89,6 +90,16 @@ CASES = {
         GroupNotFound,
         {"queue": "nowhere", "group": "g"},
     ),
+    "a group that is being closed": (
+        ["open_group('q', 'old')"],
+        GroupInUse,
+        {"queue": "q", "group": "old"},
+    ),
+    "a group that workers serve": (
+        ["close_group('q', 'busy')"],
+        GroupInUse,
+        {"queue": "q", "group": "busy"},
+    ),
     "redriven before": (
         ["redrive((select max(d.dead_id) from forebay.dead_letter d))"],
         AlreadyRedriven,
@@ -143,6 +154,9 @@ def test_the_facts_of_an_error_are_its_attributes(conn, call, expected, facts):
         " enqueued_at, attempt, kind, args, errors, redriven_at, redriven_as)"
         " values (1, 7, 7, 'permanent', now(), 'q', 0, now(), 1, 'send', '{}', '[]', now(), 9)"
     )
+    conn.execute("select forebay.open_group('q', 'old')")
+    conn.execute("select forebay.close_group('q', 'old')")
+    conn.execute("select forebay.lead_v1(1, array[forebay.open_group('q', 'busy')], 60)")
     assert_has(refused(conn, *call), expected, facts)
 
 

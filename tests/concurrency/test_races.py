@@ -319,11 +319,8 @@ def test_claim_and_late_commit_breaks_without_the_late_part(stage):
     """Some order loses the slow writer's job when windows have no late part."""
     break_function(
         stage.dsn,
-        "_take",
-        (
-            "case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'",
-            "case when true then '{}'",
-        ),
+        "_xid_ranges",
+        ("if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then", "if false then"),
     )
     with violation():
         claim_and_late_commit(stage)
@@ -497,7 +494,7 @@ def test_sweep_and_cancel(stage):
         return one(conn, "select forebay.cancel(%s)", context.job)
 
     def sweep(conn, context):
-        return one(conn, "select forebay.sweep_v1()")
+        return one(conn, "select expired from forebay.sweep_v1()")
 
     def check(context, outcome):
         assert stage.remaining(context) == []
@@ -642,7 +639,7 @@ def test_retain_and_open_batch(stage):
     def maintenance(conn, context):
         conn.execute("set lock_timeout = '1s'")
         one(conn, "select forebay.seal_v1()")
-        return sqlstate(conn, "select forebay.retain_v1()")
+        return sqlstate(conn, "select emptied from forebay.retain_v1()")
 
     def check(context, outcome):
         assert outcome.returned["worker.settle"] == "settled"
@@ -651,7 +648,7 @@ def test_retain_and_open_batch(stage):
         context.other.finish(batch)
         for _ in range(30):
             one(stage.conn, "select forebay.seal_v1()")
-            if one(stage.conn, "select forebay.retain_v1()") is None:
+            if one(stage.conn, "select emptied from forebay.retain_v1()") is None:
                 break
 
     stage.race(
@@ -681,7 +678,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
     # Retention stops after its look for as long as somebody holds this lock.
     break_function(
         stage.dsn,
-        "_segment_held_by",
+        "_segment_needed_by",
         (
             "    return null;\nend",
             "    perform pg_advisory_xact_lock(1, 1);\n    return null;\nend",
@@ -699,7 +696,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         one(conn, "select forebay.seal_v1()")
         context.other.claim_all()
         conn.execute("set lock_timeout = '10s'")
-        return sqlstate(conn, "select forebay.retain_v1()")
+        return sqlstate(conn, "select emptied from forebay.retain_v1()")
 
     def check(context, outcome):
         assert outcome.returned["maintenance.retain"] in (None, "55P03")

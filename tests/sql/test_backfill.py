@@ -176,6 +176,7 @@ def test_a_query_may_end_with_a_comment_and_have_any_names(conn):
 # --- whose rights ---
 
 
+@pytest.mark.usual("every role may read the tables that tests make")
 def test_the_query_is_read_with_the_rights_and_the_path_of_the_caller(database, conn):
     """
     A producer backfills from tables of its own, and reads nobody else's through the owner's functions.

@@ -9,7 +9,16 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, lane_of, one, shift_clock, small_segments
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    lane_of,
+    one,
+    shift_clock,
+    small_segments,
+    trim,
+)
 
 _WAITING = 100_000
 
@@ -286,7 +295,7 @@ def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
                 meter._once()
                 for _ in meter._once():
                     pass
-            one(conn, "select forebay.trim_v1(p_pass => true)")
+            trim(conn)
             one(conn, "select forebay.seal_v1()")
             compare(small, meter.measure())
         meter.close()
@@ -482,7 +491,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
     """
     trim = "select forebay.trim_v1(p_pass => false)"
     with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         enqueue(late, delay="1 millisecond")
         touched = []
         due = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s::int]), delay => '1 ms')"
@@ -501,5 +510,5 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
         left = "select count(*) from forebay.deferred"
         one(conn, trim)
         assert one(conn, left) == 1
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         assert one(conn, left) == 0

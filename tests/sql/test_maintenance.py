@@ -1,5 +1,7 @@
 """Promotion, sweep, retention, trimming and revocation at their edges."""
 
+from datetime import timedelta
+
 import psycopg
 import pytest
 
@@ -12,6 +14,7 @@ from tests.support.engine import (
     small_segments,
     sqlstate,
     state,
+    trim,
 )
 from tests.support.restore import create_database, drop_database
 from tests.support.waiting import wait_for
@@ -154,6 +157,75 @@ def test_a_claim_is_a_sign_of_life(database, conn):
         assert revoked_by_maintenance(conn) == (reader.lease_id, 1)
 
 
+@pytest.mark.parametrize(
+    ("observed", "is_lost"), [(0.0, False), (0.05, False), (20.0, True), (None, True)]
+)
+def test_only_observed_silence_counts(database, conn, observed, is_lost):
+    """
+    The clock says that a lease is silent for a minute. It is revoked only by a caller that has seen the clock run evenly for
+    long enough.
+    """
+    old_enough(conn)
+    with Reader(database, lease_seconds=30, suspect_seconds=0.1) as silent:
+        enqueue(conn)
+        silent.claim(1)
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
+        age_heartbeats(conn, silent, 60)
+    call = "select lease_id from forebay.revoke_lost_v1(%s, %s)"
+    now = one(conn, "select clock_timestamp()")
+    hour = timedelta(hours=1)
+    if observed is not None:
+        for clock in (now - hour, now + hour):
+            assert conn.execute(call, [observed, clock]).fetchall() == [], "the clock was set since"
+    now = one(conn, "select clock_timestamp()")
+    found = conn.execute(call, [observed, None if observed is None else now]).fetchall()
+    assert found == ([(silent.lease_id,)] if is_lost else [])
+
+
+def test_without_observation_a_connected_lease_is_not_revoked_by_the_clock(database, conn):
+    """
+    Its connection lives, and the caller has watched for longer than suspect_seconds, but not for lease_seconds.
+    """
+    old_enough(conn)
+    with Reader(database, lease_seconds=30, suspect_seconds=0.1) as living:
+        enqueue(conn)
+        living.claim(1)
+        conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
+        age_heartbeats(conn, living, 60)
+        call = "select lease_id from forebay.revoke_lost_v1(%s)"
+        assert conn.execute(call, [20.0]).fetchall() == []
+        assert conn.execute(call, [31.0]).fetchall() == [(living.lease_id,)]
+
+
+@pytest.mark.parametrize("observed", [None, 0.05, 20.0])
+def test_signs_of_life_from_the_future_prove_nothing(database, conn, observed):
+    """
+    After the clock was set back a dead worker's last heartbeats and claims are in the future; a living worker's newer
+    heartbeats are not.
+    """
+    old_enough(conn)
+    dead, living = (Reader(database, lease_seconds=30, suspect_seconds=0.1) for _ in range(2))
+    for reader in (dead, living):
+        enqueue(conn)
+        reader.claim(1)
+        reader.conn.close()
+    conn.execute("update forebay.batch set claimed_at = claimed_at + interval '1 hour'")
+    for reader in (dead, living):
+        age_heartbeats(conn, reader, -3600)
+    conn.execute("select forebay.heartbeat_v1(array[%s::bigint])", [living.lease_id])
+    call = "select lease_id from forebay.revoke_lost_v1(%s)"
+    expected = [(dead.lease_id,)] if observed == 20.0 else []
+    assert conn.execute(call, [observed]).fetchall() == expected
+    trim(conn)
+    assert (
+        one(
+            conn,
+            "select count(*) from forebay.heartbeat where heartbeat_at > now() + interval '1 minute'",
+        )
+        == 0
+    )
+
+
 def test_jobs_expire_where_nobody_claims(conn):
     """The sweep ends expired jobs of a queue without workers, wherever they stand in the lane."""
     stays = enqueue(conn, queue="forlorn", kind="stays")
@@ -162,11 +234,11 @@ def test_jobs_expire_where_nobody_claims(conn):
         "update forebay.log set expires_at = clock_timestamp() - interval '1 s' where seq = %s",
         [goes],
     )
-    assert one(conn, "select forebay.sweep_v1()") == 1
-    assert one(conn, "select forebay.sweep_v1()") == 0
+    assert one(conn, "select expired from forebay.sweep_v1()") == 1
+    assert one(conn, "select expired from forebay.sweep_v1()") == 0
     assert (state(conn, stays), state(conn, goes)) == ("ready", "expired")
     shift_clock(conn, 31 * 86400)
-    assert one(conn, "select forebay.sweep_v1()") > 0
+    assert one(conn, "select expired from forebay.sweep_v1()") > 0
     assert state(conn, stays) == "expired"
     assert one(conn, "select count(*) from forebay.dead_letter where reason = 'expired'") == 2
 
@@ -193,14 +265,14 @@ def test_the_sweep_is_not_blinded_by_jobs_that_were_done_in_time(database, conn)
     waiting = [enqueue(conn) for _ in range(25)]
     expire_now(conn, done + waiting)
     passes = 0
-    while one(conn, "select forebay.sweep_v1(null, 10)") >= 10:
+    while one(conn, "select expired from forebay.sweep_v1(null, null, 10)") >= 10:
         passes += 1
     assert passes == 2
     assert {state(conn, i) for i in waiting} == {"expired"}
     assert {state(conn, i) for i in done} == {"done"}
     assert state(conn, head) == "ready"
     assert one(conn, "select count(*) from forebay.dead_letter") == 25
-    assert sqlstate(conn, "select forebay.sweep_v1(null, 0)") == "JQ001"
+    assert sqlstate(conn, "select expired from forebay.sweep_v1(null, null, 0)") == "JQ001"
 
 
 def test_a_cancellation_is_remembered_for_as_long_as_its_job_waits(database, conn):
@@ -219,7 +291,7 @@ def test_a_cancellation_is_remembered_for_as_long_as_its_job_waits(database, con
             conn.execute("select forebay.cancel(%s)", [job])
         assert other.claim_all() == []
         assert state(conn, over) == "cancelled"
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         kept = conn.execute("select job_id from forebay.tombstone order by 1").fetchall()
         assert kept == [(waiting,), (deferred,), (running,)]
         assert reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
@@ -263,10 +335,10 @@ def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, 
         one(conn, "select forebay.seal_v1()")
         reader.claim_all()
         emptied = 0
-        while one(conn, "select forebay.retain_v1()") is not None:
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
             emptied += 1
         assert emptied == 5
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         assert one(conn, "select count(*) from forebay.batch where seqs is not null") < 10
         assert state(conn, ids[0]) is None
         assert state(conn, running) == "claimed"

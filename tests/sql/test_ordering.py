@@ -15,9 +15,11 @@ from tests.support.engine import (
     depth,
     enqueue,
     one,
+    open_group,
     shift_clock,
     small_segments,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
@@ -567,6 +569,79 @@ def test_without_their_common_lock_the_job_would_be_forgotten(database):
         parked_while_settled(database)
 
 
+def segment_begun_during_a_claim(database: str) -> None:
+    """A claim is held up before its snapshot; the log reaches the next segment, and a job is committed there."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        small_segments(conn, rows=100, reserve=1000)
+        (met,) = put(conn, 1)
+        segment_end = "select min(hi) from forebay.segment where hi > %s"
+        one(conn, "select setval('forebay.log_seq', %s)", one(conn, segment_end, met) - 1)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+        claim = threads.submit(reader.claim_ready, 10)
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_for(lambda: one(conn, blocked, reader.conn.info.backend_pid), 10)
+        (new,) = put(conn, 1)
+        brake.commit()
+        batch = claim.result(10)
+        reader.finish(batch)
+        assert batch.job_ids + drained(reader) == [met, new]
+
+
+def held_before_its_snapshot(database: str) -> None:
+    """Let claims of keyed lanes wait for a lock after they have read the log's last number."""
+    read = "v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);"
+    break_function(database, "_take_keyed", (read, f"{read} perform pg_advisory_xact_lock(4711);"))
+
+
+def test_a_job_of_a_segment_begun_during_a_claim_is_handed_out(database):
+    """The claim's snapshot shows the job, so the claim reads its segment too."""
+    held_before_its_snapshot(database)
+    segment_begun_during_a_claim(database)
+
+
+def test_a_job_is_lost_when_a_claim_chooses_its_segments_before_its_snapshot(database):
+    """The same where the claim reads the segments that were begun before its snapshot."""
+    held_before_its_snapshot(database)
+    break_function(
+        database,
+        "_take_keyed",
+        ("s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)", "s.lo <= v_low"),
+    )
+    with violation():
+        segment_begun_during_a_claim(database)
+
+
+def writer_from_before_its_group(database: str) -> None:
+    """A transaction enqueues, its segment is sealed, a group opens at the present, and the transaction commits."""
+    with connect(database) as conn, psycopg.connect(database) as slow:
+        small_segments(conn, rows=100, reserve=1000)
+        (late,) = put(slow, 1)
+        put(conn, 150, "other")
+        assert one(conn, "select forebay.seal_v1()") > 0
+        open_group(conn, "q", "new", "now")
+        slow.commit()
+        with Reader(database, "q", "new") as reader:
+            assert drained(reader) == [late]
+
+
+def test_a_group_gets_the_jobs_of_a_writer_that_began_before_it(database):
+    """The first window of a group reads the sealed segments of transactions that its beginning does not show."""
+    writer_from_before_its_group(database)
+
+
+def test_it_would_not_without_the_late_part_of_its_first_window(database):
+    """The same where only later windows have a late part."""
+    guard = "where pg_visible_in_snapshot(x.xid, p_to)"
+    break_function(database, "_window_keyed", (guard, f"{guard} and p_low > 0"))
+    with violation():
+        writer_from_before_its_group(database)
+
+
 def test_who_holds_a_key_gets_more_of_it(database, conn):
     """While nothing went wrong the next claim of the same lease goes on with the key, up to so many jobs; nothing is parked."""
     jobs = put(conn, 200)
@@ -644,9 +719,9 @@ def emptied(conn, reader: Reader) -> int:
     one(conn, "select forebay.seal_v1()")
     drained(reader)
     count = 0
-    while one(conn, "select forebay.retain_v1()") is not None:
+    while one(conn, "select emptied from forebay.retain_v1()") is not None:
         count += 1
-    one(conn, "select forebay.trim_v1(p_pass => true)")
+    trim(conn)
     return count
 
 
@@ -683,7 +758,7 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
         done = [batch.job_ids.index(job) + 1 for job in parked]
         assert first.settle(batch.claim_no, done, flush_no=2) == "settled"
         first.open_claims.discard(batch.claim_no)
-        one(conn, "select forebay.retain_v1()")
+        one(conn, "select emptied from forebay.retain_v1()")
         assert one(conn, oldest) == "jobs of it wait for their ordering key"
         assert drained(second) == [behind]
         shift_clock(conn, 1000000)
@@ -716,3 +791,115 @@ def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
         shift_clock(conn, 1000000)
         one(conn, "select forebay.promote_v1()")
         assert drained(reader) == [old, new]
+
+
+def claimed_while_retention_looks(database: str) -> None:
+    """A parked job is claimed between two looks of retention, at the batches and at the jobs that wait."""
+    with (
+        connect(database) as conn,
+        connect(database) as maintenance,
+        Reader(database, "q") as first,
+        Reader(database, "q") as second,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        put(conn, 1)
+        batch = first.claim_ready(10)
+        (parked,) = put(conn, 1)
+        assert take(second) == []
+        fill = (
+            "select setval('forebay.log_seq', (select min(hi) from forebay.segment where hi > %s))"
+        )
+        one(conn, fill, parked)
+        put(conn, 1, "other")
+        assert one(conn, "select forebay.seal_v1()") > 0
+        assert len(ids(take(second))) == 1
+        first.finish(batch)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+        emptying = threads.submit(one, maintenance, "select emptied from forebay.retain_v1()")
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_for(lambda: one(conn, blocked, maintenance.info.backend_pid), 10)
+        (batch,) = take(second)
+        assert batch.job_ids == [parked]
+        brake.commit()
+        emptying.result(10)
+        again = [ended(1, "retried")]
+        assert second.settle(batch.claim_no, [], ended=again) == "settled"
+        second.open_claims.discard(batch.claim_no)
+        assert drained(second) == [parked]
+
+
+def held_between_its_looks(database: str) -> None:
+    """Let retention wait for a lock between the batches and the jobs that wait."""
+    look = "if pg_sequence_last_value('forebay.key_seq') is not null"
+    brake = "perform pg_advisory_xact_lock(4711);"
+    break_function(database, "_segment_needed_by", (look, f"{brake} {look}"))
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_job_that_is_claimed_while_retention_looks_keeps_its_segment(database):
+    """Retention sees the job where it was: all its looks share a snapshot."""
+    held_between_its_looks(database)
+    claimed_while_retention_looks(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_without_a_common_snapshot_retention_would_empty_its_segment(database):
+    """The same where each look has a snapshot: the job is in none of them."""
+    held_between_its_looks(database)
+    break_function(database, "_segment_needed_by", (" STABLE", " VOLATILE"))
+    with violation(psycopg.Error):
+        claimed_while_retention_looks(database)
+
+
+def cancelled_retry_is_trimmed(database: str) -> None:
+    """The first job of a key is retried and cancelled meanwhile; its key runs leave the archive one after another."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        put(conn, 1)
+        drained(reader)
+        for _ in range(15):
+            put(conn, 20, "other")
+            drained(reader)
+        (job,) = put(conn, 1)
+        batch = reader.claim_ready(1)
+        going = [ended(1, "retried", after=60)]
+        assert reader.settle(batch.claim_no, [], ended=going) == "settled"
+        reader.open_claims.discard(batch.claim_no)
+        one(conn, "select forebay.cancel(%s)", job)
+        wait_over(conn)
+        assert drained(reader) == []
+        assert emptied(conn, reader) > 1
+        (new,) = put(conn, 1)
+        assert drained(reader) == [new]
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_key_whose_retry_was_cancelled_is_free_after_trimming(database):
+    """Trimming takes the oldest key runs first, so that the newest one has the state of the key."""
+    cancelled_retry_is_trimmed(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
+    """A key run without jobs has no numbers; it must not go before those that are older."""
+    break_function(database, "_trim_key_runs", ("o.high_seq >= v_first", "false"))
+    with violation():
+        cancelled_retry_is_trimmed(database)
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_cancellation_is_remembered_while_its_job_waits_for_its_key(database, conn):
+    """Parked, or requeued behind a retry: trimming keeps the request, and the job does not run."""
+    with Reader(database, "q") as first, Reader(database, "q") as second:
+        (head, requeued) = put(conn, 2)
+        batch = first.claim_ready(10)
+        (parked,) = put(conn, 1)
+        assert take(second) == []
+        going = [ended(1, "retried", after=60), ended(2, "released")]
+        assert first.settle(batch.claim_no, [], ended=going) == "settled"
+        for job in (requeued, parked):
+            one(conn, "select forebay.cancel(%s)", job)
+        trim(conn)
+        wait_over(conn)
+        assert drained(second) == [head]
+        assert [state(conn, job) for job in (requeued, parked)] == ["cancelled", "cancelled"]

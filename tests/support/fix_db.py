@@ -24,7 +24,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from forebay.embedded import EmbeddedServer, temporary_server
 from forebay.upgrade.migrate import migrate
+from tests.support.hostile import Hostile
 from tests.support.pgbouncer import PgBouncer
+from tests.support.subscriber import SETTINGS as LOGICAL
 
 _SETTINGS = {"max_connections": "200", "max_prepared_transactions": "20"}
 _LOSSY_SETTINGS = {
@@ -57,24 +59,29 @@ def pg_bin(pytestconfig: pytest.Config) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def server(pg_bin: str | None) -> Iterator[EmbeddedServer]:
+def server(pg_bin: str | None, hostile: Hostile | None) -> Iterator[EmbeddedServer]:
     """The server of the session. Its databases come and go, the server stays."""
     with temporary_server(
-        pg_bin, parent=fast_folder(), extra_settings=_SETTINGS | _LOSSY_SETTINGS
+        pg_bin,
+        parent=fast_folder(),
+        extra_settings=_SETTINGS | _LOSSY_SETTINGS | ({} if hostile is None else LOGICAL),
     ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def template(server: EmbeddedServer) -> str:
+def template(server: EmbeddedServer, hostile: Hostile | None) -> str:
     """The name of a database on ``server`` with the migrated schema and few segments, and nothing else."""
-    name = make_migrated(server, "forebay_template")
+    make = make_migrated if hostile is None else hostile.make
+    name = make(server, "forebay_template")
     _keep_few_segments(server.dsn(name))
     return name
 
 
 @pytest.fixture
-def database(server: EmbeddedServer, template: str, via_pooler: PgBouncer | None) -> Iterator[str]:
+def database(
+    server: EmbeddedServer, template: str, via_pooler: PgBouncer | None, hostile: Hostile | None
+) -> Iterator[str]:
     """The address of a fresh database with the migrated schema, dropped afterwards."""
     with fresh_database(server, template) as dsn:
         with psycopg.connect(dsn) as conn:
@@ -83,7 +90,12 @@ def database(server: EmbeddedServer, template: str, via_pooler: PgBouncer | None
                 "update forebay.cluster set database_oid ="
                 " (select oid from pg_database where datname = current_database())"
             )
-        yield dsn if via_pooler is None else via_pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
+        if hostile is not None:
+            yield hostile.address(dsn)
+        elif via_pooler is not None:
+            yield via_pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
+        else:
+            yield dsn
 
 
 @pytest.fixture
@@ -101,8 +113,10 @@ def own_server(pg_bin: str | None) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def own_database(own_server: EmbeddedServer) -> str:
+def own_database(own_server: EmbeddedServer, hostile: Hostile | None) -> str:
     """The address of a migrated database on ``own_server``."""
+    if hostile is not None:
+        return hostile.address(own_server.dsn(hostile.make(own_server, "test")))
     return own_server.dsn(make_migrated(own_server, "test"))
 
 

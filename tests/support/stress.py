@@ -1,4 +1,4 @@
-"""A stress run: writers that commit in random order, readers that settle in parts, leases taken away.
+"""A stress run: writers that commit in random order, readers that settle in parts, leases taken away or closed.
 
 Everything runs through plain psycopg in threads; the record is kept by a ``Ledger``. All random
 choices come from one seed. Thread timing does not, so a seed repeats the choices of a failure and
@@ -10,16 +10,57 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
-from tests.support.engine import Reader, connect, depth, enqueue, enqueue_many, one, open_group
+from tests.support.engine import Reader, Row, connect, depth, enqueue, enqueue_many, one, open_group
 from tests.support.ledger import Ledger
 
 QUEUE = "stress"
 _RETRYABLE = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure)
+
+# What the sessions of an application may have set.
+_SETTINGS = (
+    "search_path = public",
+    "standard_conforming_strings = off",
+    "client_encoding = 'LATIN1'",
+    "timezone = 'Asia/Kathmandu'",
+    "datestyle = 'German'",
+    "intervalstyle = 'sql_standard'",
+    "plan_cache_mode = force_generic_plan",
+    "plan_cache_mode = force_custom_plan",
+    "enable_indexscan = off",
+    "enable_nestloop = off",
+    "extra_float_digits = -15",
+    "bytea_output = escape",
+    "synchronous_commit = off",
+    "default_transaction_deferrable = on",
+    "work_mem = '64kB'",
+    "array_nulls = off",
+    "row_security = off",
+    "xmloption = document",
+)
+_LEVELS = (
+    *[psycopg.IsolationLevel.READ_COMMITTED] * 3,
+    psycopg.IsolationLevel.REPEATABLE_READ,
+    psycopg.IsolationLevel.SERIALIZABLE,
+)
+# What administrators, dumps and dashboards run meanwhile.
+_ADMINISTRATION = (
+    "vacuum forebay.batch",
+    "vacuum (freeze) forebay.lane",
+    "vacuum full forebay.lane",
+    "vacuum forebay.deferred",
+    "analyze forebay.log",
+    "analyze forebay.batch",
+    "reindex table concurrently forebay.settlement",
+    "cluster forebay.batch using batch_pkey",
+    "select count(*) from forebay.depth()",
+    "select count(*) from forebay.jobs(most => 20)",
+)
 
 
 @dataclass
@@ -31,6 +72,10 @@ class StressRun:
         revocations_per_second: how often a random live lease is taken away.
         deferred_share: the share of jobs enqueued with a short delay.
         outcomes: the weights of the ends that readers choose from.
+        keyed_share: the share of enqueue calls with an ordering key.
+        abandoned_share: the share of claims whose reader closes its lease with the jobs in it.
+        has_other_sessions: whether writers have unusual settings and isolation levels, and other
+            sessions hold snapshots and do administrative work.
     """
 
     dsn: str
@@ -41,6 +86,9 @@ class StressRun:
     groups: tuple[str, ...] = ("first", "second")
     revocations_per_second: float = 2
     deferred_share: float = 0.1
+    keyed_share: float = 0
+    abandoned_share: float = 0
+    has_other_sessions: bool = False
     jobs_per_second: float = 1500
     outcomes: dict[str, float] = field(
         default_factory=lambda: {
@@ -70,8 +118,11 @@ class StressRun:
             *((f"claimer {n}", self._claimer(n)) for n in range(self.claimers)),
             ("maintenance", self._keep_up),
             ("revoker", self._revoke),
-            ("counter", self._count),
         ]
+        if not self.keyed_share:  # The independent count knows nothing of parked jobs.
+            duties.append(("counter", self._count))
+        if self.has_other_sessions:
+            duties += [("snapshots", self._hold_snapshots), ("administrator", self._administer)]
         threads = [
             threading.Thread(target=self._guarded, args=(duty, f"{self.seed}/{name}"), name=name)
             for name, duty in duties
@@ -114,7 +165,15 @@ class StressRun:
         pause_seconds = self.writers * 12 / self.jobs_per_second
         with psycopg.connect(self.dsn) as conn:
             while self._writing.is_set():
-                self._write_once(conn, rng)
+                if self.has_other_sessions:
+                    for setting in rng.sample(_SETTINGS, 2):
+                        conn.execute(f"set {setting}")
+                    conn.commit()
+                    conn.isolation_level = rng.choice(_LEVELS)
+                try:
+                    self._write_once(conn, rng)
+                except psycopg.errors.SerializationFailure:
+                    conn.rollback()
                 time.sleep(rng.expovariate(1 / pause_seconds))
 
     def _write_once(self, conn: psycopg.Connection[Any], rng: random.Random) -> None:
@@ -158,21 +217,24 @@ class StressRun:
         self.ledger.record_committed(kept, began_at)
 
     def _put(self, conn: psycopg.Connection[Any], rng: random.Random) -> list[int]:
+        has_key = self.keyed_share and rng.random() < self.keyed_share
+        key = {"ordering_key": f"key {rng.randrange(12)}"} if has_key else {}
         if rng.random() < 0.5:
             (entry,) = self.ledger.draw(1)
             delay = {"delay": f"{rng.random() * 0.6} seconds"} if self._defers(rng) else {}
-            enqueue(conn, queue=QUEUE, args={"entry": entry}, **delay)
+            enqueue(conn, queue=QUEUE, args={"entry": entry}, **key, **delay)
             return [entry]
         entries = self.ledger.draw(rng.randint(1, 20))
         if rng.random() < 0.3:
             conn.execute(
                 "select forebay.enqueue_many('work', array_agg(jsonb_build_object('entry', e)),"
-                " queue => %s) from unnest(%s::bigint[]) e",
-                [QUEUE, entries],
+                " queue => %s, ordering_key => %s) from unnest(%s::bigint[]) e",
+                [QUEUE, key.get("ordering_key"), entries],
             )
             return entries
         jobs = [
             {"kind": "work", "queue": QUEUE, "args": {"entry": e}}
+            | key
             | ({"delay": rng.random() * 0.6} if self._defers(rng) else {})
             for e in entries
         ]
@@ -196,6 +258,8 @@ class StressRun:
                         if not self._claim_once(reader, rng):
                             time.sleep(0.005)
                     except psycopg.Error as error:
+                        if error.sqlstate == "JQ012":  # The machine delayed the call for seconds.
+                            continue
                         if error.sqlstate != "JQ010":
                             raise
                         reader.open_lease()
@@ -206,15 +270,54 @@ class StressRun:
         lanes = reader.ready()
         if not lanes:
             return False
+        claimed = self._claim(reader, rng, lanes)
+        if claimed is None:
+            return False
+        if self.abandoned_share and rng.random() < self.abandoned_share:
+            if self._close(reader) is not None:
+                self.ledger.record_rerun(reader.group, list(claimed[1].values()))
+            reader.open_lease()
+            return True
+        behind = (
+            self._claim(reader, rng, lanes) if self.keyed_share and rng.random() < 0.3 else None
+        )
+        if behind is None:
+            self._settle_all(reader, rng, *claimed, in_parts=rng.random() < 0.6)
+        else:  # Of a key the jobs of the earlier claim end first.
+            self._settle_all(reader, rng, *claimed, in_parts=False)
+            self._settle_all(reader, rng, *behind, in_parts=True)
+        return True
+
+    def _close(self, reader: Reader) -> int | None:
+        """Close a reader's lease; return how many jobs went back, None when it was closed already."""
+        while True:
+            try:
+                return one(reader.conn, "select forebay.close_lease_v1(%s)", reader.lease_id)
+            except psycopg.errors.LockNotAvailable:  # A table is being rewritten.
+                continue
+
+    def _claim(self, reader: Reader, rng: random.Random, lanes: list[Row]):
+        """Claim from one of the lanes; return the claim's number and its entries by offset."""
         batch = reader.claim(rng.choice([1, 3, 10, 50, 400]), rng.choice(lanes)["lane"])
         if not batch.jobs:
-            return False
+            return None
         entry = {n: job["args"]["entry"] for n, job in enumerate(batch.jobs, 1)}
         self.ledger.record_handed(reader.group, list(entry.values()))
+        return batch.claim_no, entry
+
+    def _settle_all(
+        self,
+        reader: Reader,
+        rng: random.Random,
+        claim_no: int,
+        entry: dict[int, int],
+        *,
+        in_parts: bool,
+    ) -> None:
         left = list(entry)
         flush_no = 0
-        if rng.random() < 0.4:
-            self._settle(reader, batch.claim_no, None, [], 1, entry)
+        if not in_parts:
+            self._settle(reader, claim_no, None, [], 1, entry)
             left = []
         rng.shuffle(left)
         while left:
@@ -228,11 +331,10 @@ class StressRun:
                 else:
                     after = rng.choice([0, 0, 0.1])
                     ended.append({"offset": offset, "outcome": outcome, "after": after})
-            self._settle(reader, batch.claim_no, done, ended, flush_no, entry)
+            self._settle(reader, claim_no, done, ended, flush_no, entry)
             if rng.random() < 0.2:
                 time.sleep(rng.random() * 0.02)
-        reader.open_claims.discard(batch.claim_no)
-        return True
+        reader.open_claims.discard(claim_no)
 
     def _settle(self, reader, claim_no, done, ended, flush_no, entry) -> None:
         status = reader.settle(claim_no, done, flush_no=flush_no, ended=ended)
@@ -255,6 +357,10 @@ class StressRun:
                     count = one(conn, f"select forebay.{call}_v1({limit})")
                 except _RETRYABLE:
                     count = 0
+                except psycopg.DatabaseError as error:
+                    if error.sqlstate != "JQ012":
+                        raise
+                    count = 0
                 self.maintenance_done[call] = self.maintenance_done.get(call, 0) + int(bool(count))
                 time.sleep(0.005)
 
@@ -274,15 +380,37 @@ class StressRun:
             sent = one(conn, "select forebay._revoke(%s, 'revoked', true)", lease_id)
             if not sent:
                 return
-            # What was sent back may run once more: read from the rows that carry it on.
+            # What was sent back may run once more, and what was requeued behind it.
             again = conn.execute(
-                "select g.name, array_agg((l.args ->> 'entry')::bigint) from forebay.log l"
-                " join (select distinct lane, audience from forebay.lane) i using (lane)"
-                " join forebay.queue_group g on g.group_id = -i.audience"
-                " where l.xid = pg_current_xact_id() group by 1"
+                "select g.name, array_agg((l.args ->> 'entry')::bigint) from forebay.settlement s"
+                " join forebay.batch b using (lease_id, claim_no)"
+                " join forebay.queue_group g using (group_id)"
+                " cross join unnest(s.offsets) u (place)"
+                " join forebay.log l on l.seq = b.seqs[u.place]"
+                " where s.lease_id = %s and s.xmin = pg_current_xact_id()::xid group by 1",
+                [lease_id],
             ).fetchall()
         for group, entries in again:
             self.ledger.record_rerun(group, entries)
+
+    def _hold_snapshots(self, rng: random.Random) -> None:
+        """Read a table in a snapshot that is then kept for a while, as a report or a dump does."""
+        with psycopg.connect(self.dsn) as conn:
+            conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            while self._writing.is_set():
+                # A snapshot with locks on all segments keeps them from being emptied.
+                table = rng.choice(["log", "batch", "lane"])
+                conn.execute(f"select count(*) from forebay.{table}")
+                time.sleep(rng.random())
+                conn.commit()
+                time.sleep(rng.random() * 0.3)
+
+    def _administer(self, rng: random.Random) -> None:
+        with connect(self.dsn) as conn:
+            while self._writing.is_set():
+                with suppress(psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
+                    conn.execute(rng.choice(_ADMINISTRATION))
+                time.sleep(rng.random() * 0.3)
 
     def _count(self, rng: random.Random) -> None:
         """Compare forebay.depth() with a count of its own, in one snapshot, all the time."""

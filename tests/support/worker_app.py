@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -217,6 +218,26 @@ def hang_in_process(ctx: forebay.Context, entry: int, how: str) -> None:
             ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
         elif how == "patient":
             time.sleep(0.01)
+
+
+@app.job
+async def read_words(ctx: forebay.Context, entry: int, words: list[str]) -> None:
+    assert len(words) == 40_000
+    ended(ctx, entry)
+
+
+@app.job(executor="process", timeout=2)
+def start_programs(ctx: forebay.Context, entry: int, end: str = "") -> None:
+    """Start a program, which starts another one, and wait for them."""
+    program = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 120 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    note("program", entry, program.pid)
+    note("program", entry, int(program.stdout.readline()))
+    started(ctx, entry)
+    if end == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    program.wait()
 
 
 @app.job(executor="process", memory_bytes=50_000_000, cpu_seconds=1, timeout=60)

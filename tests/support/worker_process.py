@@ -26,7 +26,6 @@ FAST = {
     "heartbeat_seconds": 0.2,
     "poll_seconds": 0.02,
     "grace_seconds": 5.0,
-    "reconnect_seconds_max": 1.0,
     "connect_timeout_seconds": 2.0,
 }
 

@@ -47,6 +47,7 @@ def way(request, app, database) -> forebay.App:
     return forebay.App(pooled, settings=Settings(worker=WorkerSettings(**FAST)))
 
 
+@pytest.mark.usual("its handlers take the rights of other roles")
 @pytest.mark.direct
 @pytest.mark.parametrize("flavour", ["async", "thread"])
 @pytest.mark.parametrize("fate", ["done", "failed", "snoozed"])

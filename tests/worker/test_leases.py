@@ -66,8 +66,8 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
     Among two hundred a pause of seconds; the job that ends it does not wait for its end to be known of.
     """
     conn.execute(
-        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at)"
-        " select 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+        "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at)"
+        " select forebay._random_name(), 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
     )
     go_on = asyncio.Event()
 
@@ -221,13 +221,13 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
 async def test_a_loop_that_is_blocked_too_long_gives_the_lease_up(app, conn, workers, effects):
     """
     A coroutine that blocks its worker for longer than the lease loses it, another worker runs the job, and the late
-    end changes nothing.
+    end changes nothing. That other worker has to observe the silence for the whole lease first.
     """
     blocked = workers.start()
-    conn.execute("select forebay.enqueue('block_the_loop', '{\"entry\": 1, \"seconds\": 9}')")
+    conn.execute("select forebay.enqueue('block_the_loop', '{\"entry\": 1, \"seconds\": 20}')")
     await wait_for_async(lambda: len(effects.all("start")) == 1)
     workers.start(environment={"TEST_DO_NOT_BLOCK": "1"})
-    await wait_for_async(lambda: len(effects.all("end")) == 2, 30)
+    await wait_for_async(lambda: len(effects.all("end")) == 2, 45)
     await wait_for_async(lambda: "LeaseLost" in blocked.log, 20)
     first, second = (e for e in effects.all("end"))
     assert first.pid != blocked.pid

@@ -132,6 +132,26 @@ def test_a_worker_that_stops_takes_its_processes_along(conn, workers, effects):
     assert errors(conn, job) == []
 
 
+@pytest.mark.parametrize("how", ["timeout", "its own death", "worker stops", "worker is killed"])
+@pytest.mark.slow
+def test_programs_that_a_handler_started_end_with_its_process(conn, workers, effects, how):
+    """
+    Also those that they started: they must not work on while the job runs again elsewhere.
+    """
+    worker = workers.start(concurrency=1, grace_seconds=0.2)
+    put(conn, "start_programs", 1, end="die" if how == "its own death" else "")
+    wait_for(lambda: effects.all("start"), 30, lambda: workers.logs)
+    programs = [event.job_id for event in effects.all("program")]
+    assert len(programs) == 2
+    if how == "worker stops":
+        worker.terminate()
+    elif how == "worker is killed":
+        worker.kill()
+    wait_for(lambda: not any(is_running(pid) for pid in programs), 15, lambda: workers.logs)
+    (event,) = effects.all("start")
+    wait_for(lambda: not is_running(event.pid), 5)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -12,7 +12,8 @@ import forebay
 from forebay import Cancel, Dead, RetryPolicy
 from forebay.config import Settings, WorkerSettings
 from forebay.errors import ConfigError, JobDied, JobNotFound, NoResult, ResultTimeout
-from tests.support.engine import connect, one, shift_clock, state
+from forebay.ops.results import kept
+from tests.support.engine import connect, one, shift_clock, state, trim
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import FAST
@@ -115,6 +116,22 @@ async def test_a_result_that_cannot_be_kept_fails_no_job(app, conn, value, probl
     assert caught.value.state == "done"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"ann@s3cr3t.example": object()}, {("s3cr3t", 1): 2}, "s3cr3t\ud800", ["s3cr3t\x00"], {"s3cr3t": float("nan")},
+        {"s3cr3t": b"s3cr3t"},
+    ],
+)  # fmt: skip
+async def test_the_reason_why_a_result_is_not_kept_repeats_nothing_of_it(value):
+    """
+    The reason is shown to everyone who can read the job; the value might be a secret.
+    """
+    made = kept(value, 60)
+    assert "what the handler returned" in made.problem
+    assert "s3cr3t" not in made.problem
+
+
 async def test_results_go_when_their_time_is_over(app, conn):
     """
     Past its time a result is not shown, and maintenance deletes it; jobs that keep nothing leave nothing.
@@ -136,7 +153,7 @@ async def test_results_go_when_their_time_is_over(app, conn):
     shift_clock(conn, 3700)
     with pytest.raises(NoResult):
         app.handle(job).result(0)
-    one(conn, "select forebay.trim_v1()")
+    trim(conn)
     assert one(conn, "select count(*) from forebay.result") == 0
 
 

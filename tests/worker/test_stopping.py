@@ -138,7 +138,7 @@ def test_it_ends_while_it_waits_for_a_database_that_is_not_there(database, worke
     A worker that never got a lease obeys too.
     """
     worker = workers.start(dsn=f"host={tmp_path} dbname=none user=postgres", wait=False)
-    worker.wait_for_log("no lease")
+    worker.wait_for_log("database unavailable")
     worker.terminate()
     worker.wait(BEYOND_GRACE_SECONDS)
     assert worker.process.returncode == 0, worker.log

@@ -36,6 +36,7 @@ SCENARIOS: Final = {
     "fleet": "1 to 64 worker processes on one queue",
     "lanes": "1 to 1,000 lanes, one of them busy",
     "crash": "load with kills, then a full audit",
+    "outage": "how soon jobs run again after the server was away",
 }
 
 

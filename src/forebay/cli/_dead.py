@@ -1,4 +1,4 @@
-"""forebay dead: dead letters; list, show, redrive, purge."""
+"""forebay dead: dead letters; list, show, summary, redrive, keep, purge."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
-commands = typer.Typer(help="Dead letters: list, show, redrive, purge.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Dead letters: list, show, summary, redrive, keep, purge.", no_args_is_help=True
+)
 
 ReasonOption = Annotated[
     str | None,
@@ -140,6 +142,80 @@ def show(
             out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
 
 
+@commands.command("summary")
+def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Count dead letters by queue, kind, reason and error, with those that were deleted.
+
+    Open are those that exist and were not redriven; last is the day of the last death.
+    """
+    found = Client(dsn).dead_summary(queue)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No dead letters.", style="dim")
+        return
+    rows = table(
+        "queue", "kind", "reason", "last error", "open", "deleted", "last",
+        right=("open", "deleted"), loose=("last error",),
+    )  # fmt: skip
+    for line in found:
+        rows.add_row(
+            line.queue,
+            line.kind,
+            Text(line.reason, style="red"),
+            one_line(line.error_type.rpartition(".")[2] or "-"),
+            f"{line.not_redriven:,}",
+            f"{line.deleted:,}",
+            line.last_died_on.isoformat(),
+        )
+    out.print(rows)
+
+
+@commands.command("keep")
+def keep(
+    *,
+    queue: Queue = None,
+    days: Annotated[
+        int | None,
+        typer.Option(
+            "--days",
+            metavar="N",
+            min=1,
+            max=36_500,
+            help="Delete after N days.",
+            show_default=False,
+        ),
+    ] = None,
+    forever: Annotated[bool, typer.Option("--forever", help="Never delete them.")] = False,
+    inherit: Annotated[
+        bool, typer.Option("--inherit", help="Remove the setting of the queue.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Set how long dead letters are kept: of all queues, or of one. Default: forever.
+
+    Workers delete older dead letters, redriven or not, and count them: see `forebay dead summary`.
+    """
+    if (days is not None) + forever + inherit != 1:
+        raise ConfigError(
+            "dead keep",
+            "takes --days, --forever or --inherit: exactly one of them",
+            hint="`forebay dead keep --days 90`, or `forebay dead keep --queue mail --forever`.",
+        )
+    if inherit and queue is None:
+        raise ConfigError("dead keep", "--inherit needs --queue")
+    before = Client(dsn).keep_dead(queue, days=days, inherit=inherit)
+    if as_json:
+        print_json({"queue": queue, "days": days, "inherit": inherit, "before": before})
+        return
+    which = f"queue {queue}" if queue else "all queues without their own setting"
+    rule = f"{days:,} days" if days else "forever" if forever else "like other queues"
+    console().print(f"dead letters of {which} are kept {rule if not days else 'for ' + rule}")
+
+
 @commands.command("redrive")
 def redrive(
     dead_ids: Annotated[
@@ -221,7 +297,7 @@ def purge(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old dead letters permanently. Nothing else deletes them."""
+    """Delete old dead letters permanently, now. See `forebay dead keep` for a rule."""
     age = duration(older_than, "older_than")
     assert age is not None
     which = f" of queue {queue}" if queue else ""

@@ -20,6 +20,7 @@ from forebay.cli import (
     _dev,
     _doctor,
     _enqueue,
+    _groups,
     _guard,
     _jobs,
     _mirror,
@@ -71,6 +72,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
+program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)
 

@@ -78,7 +78,7 @@ class WorkerSettings:
         "auto: new jobs wake the worker, except through such a pooler; never: only polling, with one connection less",
     )
     connect_timeout_seconds: float = setting(5.0, "maximum time to connect")
-    reconnect_seconds_max: float = setting(30.0, "maximum pause between two attempts to connect")
+    reconnect_seconds_max: float = setting(1.0, "maximum pause between two attempts to connect")
 
     def __post_init__(self) -> None:
         if self.queue is not None:

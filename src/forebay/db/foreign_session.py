@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.db.own import run_own
+from forebay.db.server_settings import OF_CALLS
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable, SchemaError
 
@@ -77,7 +78,7 @@ class ForeignSession:
                 await session.close()
 
     def _session(self) -> Session:
-        return Session(self._address(), name=self._name, call_seconds=self._seconds)
+        return Session(self._address(), name=self._name, call_seconds=self._seconds, base=OF_CALLS)
 
     def _address(self) -> str:
         if not isinstance(self._dsn, str):

@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from forebay.config import masked_dsn
 from forebay.db.errors import translate
+from forebay.db.server_settings import ENCODING, OF_CALLS, for_one_transaction
 from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
 from forebay.ops.enqueue import Chunks, database_clock
@@ -42,14 +43,12 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
     """
     try:
         with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
-            cursor = conn.execute(operation.sql, operation.params)
-            rows = cursor.fetchall() if cursor.description else []
+            return _call(conn, operation)
     except psycopg.Error as error:
         ours = translate(error)
         if ours is None:
             raise
         raise ours from error
-    return operation.decode(rows)
 
 
 def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
@@ -64,7 +63,7 @@ def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
     with _translated(), psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
 
         def run(operation: Operation[T]) -> T:
-            return operation.decode(conn.execute(operation.sql, operation.params).fetchall())
+            return _call(conn, operation)
 
         for call in calls:
             if chunks.needs_clock(call):
@@ -92,14 +91,12 @@ async def run_own_async(dsn: str, operation: Operation[T]) -> T:
     try:
         connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
         async with await connecting as conn:
-            cursor = await conn.execute(operation.sql, operation.params)
-            rows = await cursor.fetchall() if cursor.description else []
+            return await _call_async(conn, operation)
     except psycopg.Error as error:
         ours = translate(error)
         if ours is None:
             raise
         raise ours from error
-    return operation.decode(rows)
 
 
 def await_own(
@@ -133,15 +130,14 @@ def await_own(
         with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
             while True:
                 operation = look(pauses.listening_seconds)
-                cursor = conn.execute(operation.sql, operation.params)
-                answer = operation.decode(cursor.fetchall())
+                answer = _call(conn, operation)
                 if is_final(answer) or pauses.is_over:
                     return answer
                 if pauses.is_notified is None:
                     (pid,) = conn.execute(_WHO).fetchall()[0]
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
-                        conn.execute(f'listen "{channel}"')
+                        conn.execute(_LISTEN.format(channel))
                         continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
@@ -175,15 +171,14 @@ async def await_own_async(
         async with await connecting as conn:
             while True:
                 operation = look(pauses.listening_seconds)
-                cursor = await conn.execute(operation.sql, operation.params)
-                answer = operation.decode(await cursor.fetchall())
+                answer = await _call_async(conn, operation)
                 if is_final(answer) or pauses.is_over:
                     return answer
                 if pauses.is_notified is None:
                     (pid,) = (await (await conn.execute(_WHO)).fetchall())[0]
                     pauses.is_notified = pid == conn.info.backend_pid
                     if pauses.is_notified:
-                        await conn.execute(f'listen "{channel}"')
+                        await conn.execute(_LISTEN.format(channel))
                         continue  # The job may have ended before LISTEN.
                 pause = pauses.draw()
                 if not pauses.is_notified:
@@ -201,7 +196,8 @@ async def await_own_async(
         raise ours from error
 
 
-_WHO: Final = "select pg_backend_pid()"
+_WHO: Final = "select pg_catalog.pg_backend_pid()"
+_LISTEN: Final = 'set idle_session_timeout = 0; listen "{}"'
 
 #: Pauses between calls: the first, the longest while listening, the longest without notifications.
 _PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
@@ -231,6 +227,26 @@ class _Pauses:
         return max(0.0, pause)
 
 
+def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
+    """Run an operation with the settings that it relies on, in one message: settings outlive no call, in a pooler neither."""
+    cursor = psycopg.ClientCursor(conn, row_factory=tuple_row)
+    cursor.execute(_in_one_message(conn) + operation.sql, operation.params)
+    cursor.set_result(-1)
+    return operation.decode(cursor.fetchall() if cursor.description else [])
+
+
+async def _call_async(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
+    """Do as ``_call``, asynchronously."""
+    cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
+    await cursor.execute(_in_one_message(conn) + operation.sql, operation.params)
+    await cursor.set_result(-1)
+    return operation.decode(await cursor.fetchall() if cursor.description else [])
+
+
+def _in_one_message(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
+    return for_one_transaction(OF_CALLS, conn.info.server_version)
+
+
 def _options(dsn: str) -> dict[str, Any]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
@@ -243,11 +259,10 @@ def _options(dsn: str) -> dict[str, Any]:
         ) from None
     options = {
         "application_name": "forebay client",
-        "client_encoding": "utf8",
         "connect_timeout": _CONNECT_SECONDS,
         **KEEPALIVE,
     }
     # Preparing one statement does not pay, and a pooler may not know a prepared statement.
-    return {"autocommit": True, "prepare_threshold": None} | {
+    return {"autocommit": True, "prepare_threshold": None, **ENCODING} | {
         name: value for name, value in options.items() if name not in given
     }

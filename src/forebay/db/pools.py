@@ -10,6 +10,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from forebay.db.errors import translate
+from forebay.db.server_settings import ENCODING
 from forebay.db.session import KEEPALIVE
 from forebay.errors import DatabaseUnavailable
 
@@ -60,7 +61,7 @@ def sync_pool(
 
 def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
     """Return the options of every handler connection."""
-    options = {"application_name": name, "connect_timeout": 5, **KEEPALIVE}
+    options = {"application_name": name, "connect_timeout": 5, **ENCODING, **KEEPALIVE}
     if is_pooled:
         # A statement prepared in one server session does not exist in the next.
         options["prepare_threshold"] = None

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 from forebay.db.errors import translate
+from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transaction, known
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -45,19 +46,18 @@ KEEPALIVE: Final[dict[str, Any]] = {
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
 #: invalid_sql_statement_name and duplicate_prepared_statement.
 _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
-#: A migration replaced a function by one with another result type.
+#: Among others: a migration replaced a function by one with another result type. Only the message would tell, and servers
+#: translate messages.
 _NOT_SUPPORTED: Final = "0A000"
-_OTHER_RESULT: Final = "cached plan must not change result type"
 _CONNECTION_EXCEPTION: Final = "08"
 
-#: The engine's calls need READ COMMITTED, whatever the default of the role or the database is.
-_ISOLATION: Final = {"default_transaction_isolation": "read committed"}
-
 #: One round trip: read the server's process id, and apply the settings only if it is the id reported on connecting.
+#: Its names are qualified, since it runs before the search_path is set.
 _GREETING: Final = """\
-select pg_backend_pid(), case when pg_backend_pid() = coalesce(%(reported)s, pg_backend_pid()) then (
-    select count(set_config(s.name, s.value, false))
-    from unnest(%(names)s::text[], %(values)s::text[]) s (name, value)) end"""
+select pg_catalog.pg_backend_pid(),
+       case when pg_catalog.pg_backend_pid() operator(pg_catalog.=) coalesce(%(reported)s, pg_catalog.pg_backend_pid()) then (
+    select pg_catalog.count(pg_catalog.set_config(s.name, s.value, false))
+    from rows from (pg_catalog.unnest(%(names)s::pg_catalog.text[]), pg_catalog.unnest(%(values)s::pg_catalog.text[])) s (name, value)) end"""
 
 #: An id that no process has: used if a pooler is configured, so that the session counts as pooled.
 _NO_PROCESS: Final = -1
@@ -71,8 +71,9 @@ class Session:
         name: application_name, shown in ``pg_stat_activity``.
         connect_seconds: deadline for connecting.
         call_seconds: deadline of one operation; after it the connection is dropped.
-        lock_timeout: server-side limit for waiting for a lock; None keeps the server's setting.
+        lock_timeout: server-side limit for waiting for a lock; None leaves it to ``base``.
         settings: other server settings that its calls need.
+        base: the server settings of this sort of connection; see ``forebay.db.server_settings``.
         pooler: "transaction": there is a pooler in transaction mode; "session": there is no pooler, or one that keeps the
             server session; "auto": detect it.
     """
@@ -86,17 +87,18 @@ class Session:
         call_seconds: float = 30.0,
         lock_timeout: str | None = None,
         settings: Mapping[str, str] | None = None,
+        base: Mapping[str, str] = OF_SERVICES,
         pooler: str = "auto",
     ) -> None:
         self._dsn = dsn
         self._name = name
         self._connect_seconds = connect_seconds
         self._call_seconds = call_seconds
-        self._settings = _ISOLATION | dict(settings or {})
+        self._settings = {**base, **(settings or {})}
         if lock_timeout is not None:
             self._settings["lock_timeout"] = lock_timeout
         self._pooler = pooler
-        self._in_one_message = "".join(map(_set_local, self._settings, self._settings.values()))
+        self._in_one_message = ""
         #: Whether the transactions of this connection run in changing server sessions; known once connected.
         self.is_pooled = False
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
@@ -131,9 +133,8 @@ class Session:
         if error.sqlstate in _OTHER_SESSION:
             # The prepared statement is in another session: there is a pooler that reports the server's process id.
             self._pooler = "transaction"
-        elif not (error.sqlstate == _NOT_SUPPORTED and _OTHER_RESULT in str(error)):
-            return False
-        return True
+            return True
+        return error.sqlstate == _NOT_SUPPORTED
 
     async def _run(self, operation: Operation[T], seconds: float | None) -> T:
         async with self._lock:
@@ -168,7 +169,7 @@ class Session:
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         if not self.is_pooled or operation.outside_block:
             return await conn.execute(operation.sql, operation.params)
-        # Several statements in one message are one transaction; "set local" ends with it.
+        # Several statements in one message are one transaction; its settings end with it.
         cursor = psycopg.AsyncClientCursor(conn)
         await cursor.execute(self._in_one_message + operation.sql, operation.params)
         await cursor.set_result(-1)
@@ -226,6 +227,7 @@ class Session:
             settings=self._settings,
             pooler=self._pooler,
         )
+        self._in_one_message = for_one_transaction(self._settings, self._conn.info.server_version)
         self.connects += 1
         return self._conn
 
@@ -256,15 +258,6 @@ def _sqlstate(error: BaseException) -> str | None:
     return error.sqlstate
 
 
-def _set_local(name: str, value: str) -> str:
-    """Return the statement that applies a default setting to one transaction."""
-    if name == "default_transaction_isolation":
-        return f"set transaction isolation level {value}; "
-    if name == "default_transaction_read_only":
-        return f"set transaction read {'only' if value == 'on' else 'write'}; "
-    return f"set local {name} = '{value}'; "
-
-
 async def open_connection(
     dsn: str,
     *,
@@ -288,8 +281,10 @@ async def open_connection(
                 autocommit=True,
                 application_name=name,
                 connect_timeout=max(2, int(seconds)),
+                **ENCODING,
                 **KEEPALIVE,
             )
+            settings = known(settings, conn.info.server_version)
             reported = {"session": None, "transaction": _NO_PROCESS}.get(
                 pooler, conn.pgconn.backend_pid
             )

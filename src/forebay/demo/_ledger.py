@@ -130,7 +130,7 @@ select (select count(*) from demo.document), (select count(*) from demo.effect),
        (select count(*) from demo.docstring),
        (select count(*) from forebay.settlement where 'l' = any (outcomes)),
        array(select split_part(l.worker, ':', 2)::int from forebay.lease l
-             where l.closed_at is null order by l.lease_id),
+             where l.closed_at is null order by l.opened_at, l.lease_id),
        array(select (
            select coalesce(sum(cardinality(b.seqs) - (
                select case when bool_or(s.offsets is null) then cardinality(b.seqs)
@@ -138,7 +138,7 @@ select (select count(*) from demo.document), (select count(*) from demo.effect),
                from forebay.settlement s
                where s.lease_id = b.lease_id and s.claim_no = b.claim_no)), 0)::int
            from forebay.batch b where b.lease_id = l.lease_id)
-             from forebay.lease l where l.closed_at is null order by l.lease_id)
+             from forebay.lease l where l.closed_at is null order by l.opened_at, l.lease_id)
 """
 
 

@@ -25,8 +25,8 @@ _SHOWN_MAX: Final = 12
 CATALOG_SQL: Final = r"""
 with relation as (
     select c.oid, c.relkind, c.relname, c.relrowsecurity, c.relforcerowsecurity,
-           case when c.relname ~ '^log_\d+$' then 'log_#' else c.relname::text end as name,
-           c.relname ~ '^log_\d+$' as is_leaf
+           case when c.relname ~ '^log_[0-9]+$' then 'log_#' else c.relname::text end as name,
+           c.relname ~ '^log_[0-9]+$' as is_leaf
     from pg_class c where c.relnamespace = 'forebay'::regnamespace),
 leaves as (select count(*) as count from relation where is_leaf),
 part (is_leaf, object, definition) as (
@@ -41,17 +41,24 @@ part (is_leaf, object, definition) as (
     where r.relkind in ('r', 'p', 'v', 'm', 'f', 'c')
     union all
     select r.is_leaf,
-           format('constraint %%s.%%s', r.name, regexp_replace(n.conname, '^log_\d+', 'log_#')),
-           case when r.is_leaf then regexp_replace(pg_get_constraintdef(n.oid), '\d+', '#', 'g')
+           format('constraint %%s.%%s', r.name, regexp_replace(n.conname, '^log_[0-9]+', 'log_#')),
+           case when r.is_leaf then regexp_replace(pg_get_constraintdef(n.oid), '[0-9]+', '#', 'g')
                 else pg_get_constraintdef(n.oid) end
     from relation r join pg_constraint n on n.conrelid = r.oid
     where n.contype <> 'n'
     union all
     select r.is_leaf,
-           format('index %%s.%%s', r.name, regexp_replace(x.relname, '^log_\d+', 'log_#')),
-           regexp_replace(pg_get_indexdef(i.indexrelid), 'log_\d+', 'log_#', 'g')
+           format('index %%s.%%s', r.name, regexp_replace(x.relname, '^log_[0-9]+', 'log_#')),
+           regexp_replace(pg_get_indexdef(i.indexrelid), 'log_[0-9]+', 'log_#', 'g')
                || case when i.indisvalid then '' else ' invalid' end
     from relation r join pg_index i on i.indrelid = r.oid join pg_class x on x.oid = i.indexrelid
+    union all
+    -- Without one, a publication of the table makes UPDATE and DELETE fail.
+    select r.is_leaf, format('replica identity of %%s', r.name),
+           concat_ws(' ', case c.relreplident when 'f' then 'full' when 'i' then 'index' when 'n' then 'nothing' end, x.relname)
+    from relation r join pg_class c on c.oid = r.oid
+    left join (pg_index i join pg_class x on x.oid = i.indexrelid) on i.indrelid = r.oid and i.indisreplident
+    where c.relkind in ('r', 'p') and c.relreplident <> 'd'
     union all
     select r.is_leaf, format('trigger %%s.%%s', r.name, t.tgname), pg_get_triggerdef(t.oid)
     from relation r join pg_trigger t on t.tgrelid = r.oid where not t.tgisinternal
@@ -68,18 +75,18 @@ part (is_leaf, object, definition) as (
     select false, format('sequence %%s', r.name),
            concat_ws(' ', q.seqtypid::regtype, q.seqincrement, q.seqcache, q.seqcycle)
     from relation r join pg_sequence q on q.seqrelid = r.oid
-    where r.name !~ '^leader_[1-9]\d*$'
+    where r.name !~ '^leader_[1-9][0-9]*$'
     union all
-    select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_\d+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_arrivals)_\d+$', '\1_#'),
+    select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_[0-9]+$',
+           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_arrivals)_[0-9]+$', E'\\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
            md5(concat_ws('|',
                          -- A claim's own function for a segment also has its border, its number and the seal before.
-                         case when p.proname ~ '^_take_\d+$'
+                         case when p.proname ~ '^_take_[0-9]+$'
                               then regexp_replace(regexp_replace(p.prosrc,
-                                       'exists \(select from forebay\.seal f where f\.segment_id = \d+ and'
-                                       ' f\.xid <= pg_snapshot_xmax\(s\.stop\)\)', 'true'), '\m(log_)?\d+\M', '\1#', 'g')
-                              else regexp_replace(p.prosrc, '(forebay\.log)_\d+', '\1_#', 'g') end,
+                                       E'exists \\(select from forebay[.]seal f where f[.]segment_id = [0-9]+ and'
+                                       ' f[.]xid <= pg_snapshot_xmax\\(s[.]stop\\)\\)', 'true'), E'\\m(log_)?[0-9]+\\M', E'\\1#', 'g')
+                              else regexp_replace(p.prosrc, '(forebay[.]log)_[0-9]+', E'\\1_#', 'g') end,
                          pg_get_function_result(p.oid), pg_get_function_arguments(p.oid),
                          p.provolatile, p.prosecdef,
                          (select string_agg(o, ',' order by o) from unnest(p.proconfig) o)))

@@ -25,8 +25,8 @@ locked as (
     group by 1, 2)
 select case when a.backend_type <> 'client backend' then 'background process'
             -- Host, pid and a token; a long host name is cut off.
-            when a.application_name ~ '^forebay (\\S+:[0-9]+|\\S{55})'
-                 and (a.state ~ '^idle in' or a.query !~ 'forebay\\.\\w+_v1\\(') then 'handler'
+            when a.application_name ~ '^forebay ([^[:space:]]+:[0-9]+|[^[:space:]]{55})'
+                 and (a.state ~ '^idle in' or a.query !~ 'forebay[.][a-z0-9_]+_v1[(]') then 'handler'
             when a.state ~ '^idle in' then 'idle in transaction'
             else 'session' end as sort,
        a.pid::text as name, a.usename::text as user, nullif(a.application_name, '') as application,
@@ -38,7 +38,7 @@ select case when a.backend_type <> 'client backend' then 'background process'
        a.backend_xid::text::bigint as xid, false as catalog_only, k.segments, k.locks,
        a.backend_type = 'client backend'
        and (h.super or (r.rolsuper is false and (h.signals or pg_has_role(a.usesysid, 'usage')))) as may_end,
-       a.pid, a.backend_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200) as query, h.next
+       a.pid, a.backend_start, left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 200) as query, h.next
 from here h
 cross join pg_stat_activity a
 left join pg_roles r on r.oid = a.usesysid

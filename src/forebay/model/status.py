@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from forebay.model.job import JobState
@@ -157,3 +157,27 @@ class DeadLetter:
     errors: Sequence[Failure] = field(repr=False)
     redriven_at: datetime | None
     redriven_as: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadSummary:
+    """Dead letters of one queue, kind, reason and error.
+
+    Attributes:
+        error_type: the class of the last error; empty if there was none.
+        kept: dead letters that exist.
+        not_redriven: those of them that were not redriven.
+        deleted: deleted ones, of jobs that died in the last 400 days.
+        last_died_on: the day of the last death, in UTC.
+        keep_days: how many days the queue keeps dead letters; None forever.
+    """
+
+    queue: str
+    kind: str
+    reason: str
+    error_type: str
+    kept: int
+    not_redriven: int
+    deleted: int
+    last_died_on: date
+    keep_days: int | None

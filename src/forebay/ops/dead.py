@@ -1,4 +1,4 @@
-"""Dead letters: list, show, redrive, purge."""
+"""Dead letters: list, show, summarize, redrive, purge, keep."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final, Literal, get_args
 
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
-from forebay.model.status import DeadLetter
+from forebay.model.status import DeadLetter, DeadSummary
 from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, checked_id
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
 
 Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 
@@ -26,7 +26,9 @@ select json_build_object(
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
     'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
     'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as)::text
-from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id"""
+from forebay.dead_letter d
+join (select group_id, name from forebay.queue_group
+      union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
 
 _ONE: Final = f"{_LETTER}\nwhere d.dead_id = %(dead_id)s::bigint"
 
@@ -138,6 +140,33 @@ def purge_dead(age: float | timedelta, queue: str | None = None) -> Operation[in
         "make_interval(secs => %(age)s::double precision), queue => %(queue)s)",
         _number,
         {"age": checks.checked_seconds(age, "age"), "queue": queue},
+    )
+
+
+def keep_dead(
+    queue: str | None = None, *, days: int | None = None, inherit: bool = False
+) -> Operation[int | None]:
+    """Return the call that sets how long dead letters are kept; it returns the previous number of days."""
+    return Operation(
+        "select forebay.keep_dead("
+        "queue => %(queue)s, days => %(days)s::integer, inherit => %(inherit)s::boolean)",
+        scalar_or_none,
+        {
+            "queue": queue,
+            "days": (
+                None if days is None else checks.checked_integer(days, "days", least=1, most=36_500)
+            ),
+            "inherit": inherit,
+        },
+    )
+
+
+def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
+    """Return the call that counts dead letters by queue, kind, reason and error."""
+    return Operation(
+        "select row_to_json(s)::text from forebay.dead_summary(only_queue => %(queue)s) s",
+        lambda rows: rows_as(DeadSummary, rows),
+        {"queue": queue},
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ class ClaimedJob(msgspec.Struct, array_like=True):
 
     Attributes:
         enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
-        args: the arguments as decoded JSON.
+        args: the arguments as decoded JSON; of a large claim as text, until ``decode_args``.
         attempt, pauses: None is none.
         offset: its place in the batch, from 1.
+        size: about how many characters the job had in the answer to its claim.
     """
 
     seq: int
@@ -67,6 +68,20 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     headers: dict[str, str] | None = None
     ordering_key: str | None = None
     offset: int = 0
+    size: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the arguments are not decoded yet."""
+        return type(self.args) is msgspec.Raw
+
+    def decode_args(self) -> None:
+        """Decode the arguments if they are text."""
+        if self.is_text:
+            try:
+                self.args = msgspec.json.decode(self.args)
+            except msgspec.ValidationError:
+                self.args = json.loads(bytes(self.args))
 
     @property
     def attempts_used(self) -> int:
@@ -96,6 +111,37 @@ def _instant(micros: int) -> datetime:
 
 
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
+
+#: An answer of at most this many characters is decoded as a whole. Decoding more would stop the event loop for too long, and
+#: decoded arguments take up to twenty times the memory of their text.
+_DECODED_AT_ONCE: Final = 262_144
+
+
+class _TextJob(msgspec.Struct, array_like=True):
+    """A claimed row whose arguments are not decoded; the fields of ``ClaimedJob`` in their order."""
+
+    seq: int
+    kind: str
+    enqueued_micros: int
+    args: msgspec.Raw
+    job_id: int = 0
+    expires_micros: int | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    pauses: int | None = None
+    tag: str | None = None
+    correlation_id: str | None = None
+    headers: dict[str, str] | None = None
+    ordering_key: str | None = None
+
+    def job(self) -> ClaimedJob:
+        # A copy: the view would keep the whole answer in memory.
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values["args"] = self.args.copy()
+        return ClaimedJob(**values, size=len(bytes(self.args)))
+
+
+_CLAIMED_TEXTS: Final = msgspec.json.Decoder(list[_TextJob])
 
 
 @dataclass(slots=True)
@@ -158,6 +204,7 @@ class HeartbeatAnswer:
     cancelled_jobs: frozenset[int]
     leaderless: frozenset[int] = frozenset()
     lease_count: int | None = None
+    server_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +248,7 @@ def heartbeat(
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, leaderless, lease_count"
+        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
         _heartbeat_answer,
         {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
@@ -258,16 +305,27 @@ def claim(
 
 
 def claimed_jobs(text: str | None) -> list[ClaimedJob]:
-    """Decode the answer to a claim: one JSON array for each job, without an enclosing array."""
+    """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
+
+    The arguments in a large answer stay text until their jobs start.
+    """
     if text is None:
         return []
+    if len(text) > _DECODED_AT_ONCE:
+        jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
+        for offset, job in enumerate(jobs, 1):
+            job.offset = offset
+            job.job_id = job.job_id or job.seq
+        return jobs
     try:
         jobs = _CLAIMED.decode(f"[{text}]")
     except msgspec.ValidationError:
         # A number is beyond the range of floats; the standard decoder makes it infinite.
         jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
+    size = len(text) // len(jobs)
     for offset, job in enumerate(jobs, 1):
         job.offset = offset
+        job.size = size
         job.job_id = job.job_id or job.seq
     return jobs
 
@@ -299,11 +357,18 @@ def missing_batches(lease_id: int, claim_nos: Collection[int]) -> Operation[list
     )
 
 
-def revoke_lost() -> Operation[RevokedLease | None]:
-    """Revoke at most one lost lease."""
+def revoke_lost(observed_seconds: float, clock: datetime) -> Operation[RevokedLease | None]:
+    """Revoke at most one lost lease.
+
+    Args:
+        observed_seconds: for how long the caller has seen the server's clock run evenly.
+        clock: the time of the server, read just before.
+    """
     return Operation(
-        "select lease_id, worker, jobs, silent_seconds from forebay.revoke_lost_v1()",
+        "select lease_id, worker, jobs, silent_seconds"
+        " from forebay.revoke_lost_v1(%(observed)s, %(clock)s)",
         lambda rows: RevokedLease(*rows[0]) if rows else None,
+        {"observed": observed_seconds, "clock": clock},
     )
 
 
@@ -312,9 +377,9 @@ def promote(limit: int = 5000) -> Operation[int]:
     return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
 
 
-def extend() -> Operation[int]:
-    """Create segments in advance; return how many."""
-    return Operation("select forebay.extend_v1()", scalar)
+def extend(most: int = 64) -> Operation[int]:
+    """Create at most so many segments in advance; return how many."""
+    return Operation("select forebay.extend_v1(%(most)s)", scalar, {"most": most})
 
 
 def seal() -> Operation[int]:
@@ -322,19 +387,34 @@ def seal() -> Operation[int]:
     return Operation("select forebay.seal_v1()", scalar)
 
 
-def sweep(since: datetime | None) -> Operation[int]:
-    """Expire jobs that no worker claims; return how many."""
-    return Operation("select forebay.sweep_v1(%(since)s)", scalar, {"since": since})
+def sweep(
+    since: datetime | None, after: str | None, most: int
+) -> Operation[tuple[int, str | None]]:
+    """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
+    return Operation(
+        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s)",
+        _step,
+        {"since": since, "after": after, "most": most},
+    )
 
 
-def retain() -> Operation[int | None]:
-    """Empty one segment past its retention; return its number, or None."""
-    return Operation("select forebay.retain_v1()", scalar_or_none)
+def retain(after: int | None) -> Operation[tuple[int | None, int | None]]:
+    """Empty one segment past its retention; return its number, and where to continue."""
+    return Operation(
+        "select emptied, next from forebay.retain_v1(%(after)s)", _step, {"after": after}
+    )
 
 
-def summarize() -> Operation[int]:
-    """Update the block range index on numbers; return how many page ranges were added."""
-    return Operation("select forebay.summarize_v1()", scalar)
+def drop_segments() -> Operation[int]:
+    """Drop the table of a segment that was emptied a while ago; return how many were dropped."""
+    return Operation("select forebay.drop_segments_v1()", scalar)
+
+
+def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
+    """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
+    return Operation(
+        "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
+    )
 
 
 def count() -> Operation[list[tuple[str, str, int]]]:
@@ -345,9 +425,22 @@ def count() -> Operation[list[tuple[str, str, int]]]:
     )
 
 
-def trim() -> Operation[int]:
-    """Delete rows behind the cursors; return how many."""
-    return Operation("select forebay.trim_v1()", scalar)
+def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
+    """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
+    return Operation(
+        "select rows, next from forebay.trim_v1(%(part)s, %(after)s, %(most)s)",
+        _step,
+        {"part": part, "after": after, "most": most},
+    )
+
+
+def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
+    """Record for how long a duty of maintenance fails or is behind; without seconds, that it is well."""
+    return Operation(
+        "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",
+        nothing,
+        {"name": name, "seconds": seconds, "error": error},
+    )
 
 
 def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation[int]:
@@ -365,7 +458,16 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count),) = rows
+    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time),) = rows
     return HeartbeatAnswer(
-        frozenset(open_leases), frozenset(cancelled_jobs), frozenset(leaderless), lease_count
+        frozenset(open_leases),
+        frozenset(cancelled_jobs),
+        frozenset(leaderless),
+        lease_count,
+        server_time,
     )
+
+
+def _step(rows: ResultRows) -> Any:
+    ((done, after),) = rows
+    return done, after

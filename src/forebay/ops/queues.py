@@ -6,11 +6,27 @@ import json
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
 
 Start = Literal["beginning", "now"]
+
+_GROUPS: Final = """\
+select json_build_object(
+    'queue', g.queue, 'group', g.group_name, 'is_implied', g.is_implied, 'is_served', g.is_served,
+    'created_at', g.created_at, 'paused_at', g.paused_at, 'closing_at', g.closing_at,
+    'unread', g.unread, 'oldest_unread_at', g.oldest_unread_at, 'running', g.running,
+    'open_batches', g.open_batches, 'held_segments', g.held_segments,
+    'held_bytes', g.held_bytes, 'claimed_at', g.claimed_at)::text
+from forebay.groups(only_queue => %(queue)s) g order by g.queue, g.group_name"""
+
+_CLOSE_GROUP: Final = """\
+select row_to_json(c)::text
+from forebay.close_group(
+    queue => %(queue)s, name => %(name)s, force => %(force)s::boolean,
+    dry_run => %(dry_run)s::boolean) c"""
 
 #: The limits, with the SQL types of their parameters.
 _LIMIT_TYPES: Final = {
@@ -42,6 +58,27 @@ def open_group(queue: str, name: str = "default", start: Start | None = None) ->
         _number,
         {"queue": queue, "name": name, "start": start},
     )
+
+
+def groups(queue: str | None = None) -> Operation[list[GroupOverview]]:
+    """Return the call that lists consumer groups; it visits every waiting job."""
+    return Operation(_GROUPS, lambda rows: rows_as(GroupOverview, rows), {"queue": queue})
+
+
+def close_group(
+    queue: str, name: str = "default", *, force: bool = False, dry_run: bool = False
+) -> Operation[ClosedGroup]:
+    """Return the call that begins to close a consumer group, or with ``dry_run`` only reports."""
+    return Operation(
+        _CLOSE_GROUP,
+        lambda rows: rows_as(ClosedGroup, rows)[0],
+        {"queue": queue, "name": name, "force": force, "dry_run": dry_run},
+    )
+
+
+def continue_closing() -> Operation[int]:
+    """Return the call that continues to close groups, in steps; 0 when nothing is left to do now."""
+    return Operation("select forebay.close_groups()", _number)
 
 
 def pause_queue(queue: str, group: str | None = None) -> Operation[int]:

@@ -12,6 +12,9 @@ STRATEGIES: Final[tuple[str, ...]] = get_args(Strategy)
 #: The power of "polynomial": cubic, between linear and exponential over the first dozen attempts.
 POLYNOMIAL_POWER: Final = 3
 
+#: The longest wait between two attempts to connect, before jitter.
+RECONNECT_SECONDS_MAX: Final = 1.0
+
 #: Exponents beyond this would overflow a double; every cap is reached long before.
 _EXPONENT_MAX: Final = 1000
 
@@ -68,8 +71,12 @@ def jittered(seconds: float, u: float) -> float:
     return seconds / 2 + u * seconds / 2
 
 
-def reconnect_seconds(failures: int, u: float, *, cap_seconds: float = 30.0) -> float:
+def reconnect_seconds(
+    failures: int, u: float, *, cap_seconds: float = RECONNECT_SECONDS_MAX
+) -> float:
     """Return the wait before connecting again: 0.1 s, doubled by each failure, then jittered.
+
+    The cap is low, because jobs wait for the first connection after an outage, and an attempt that is refused costs little.
 
     Args:
         failures: failed attempts in a row, from 1.
@@ -77,7 +84,7 @@ def reconnect_seconds(failures: int, u: float, *, cap_seconds: float = 30.0) -> 
         cap_seconds: the longest wait.
 
     >>> reconnect_seconds(1, 0.0), reconnect_seconds(50, 0.5)
-    (0.05, 22.5)
+    (0.05, 0.75)
     """
     full = backoff_seconds(
         max(failures, 1), strategy="exponential", base_seconds=0.1, cap_seconds=cap_seconds

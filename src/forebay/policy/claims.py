@@ -22,6 +22,12 @@ CLAIM_ROWS_MAX: Final = 1000
 #: Most work, in time, that is claimed in advance. It waits in this process while other workers may be idle.
 AHEAD_SECONDS: Final = 0.1
 
+#: About how many characters of jobs a claim may have. The database ends a claim at this size (``forebay._claim_bytes()``).
+CLAIM_SIZE: Final = 2 * 1024 * 1024
+
+#: Jobs of this size wait in this process: no more are claimed in advance.
+AHEAD_SIZE_MAX: Final = 2 * CLAIM_SIZE
+
 #: Most lanes that a worker remembers between claims; beyond it the older half is forgotten.
 _LANES_REMEMBERED: Final = 10_000
 
@@ -35,6 +41,7 @@ def claim_size(
     mean_seconds: float | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
     rows_max: int = CLAIM_ROWS_MAX,
+    buffered_size: int = 0,
 ) -> int:
     """Return how many jobs to claim.
 
@@ -48,6 +55,7 @@ def claim_size(
             nothing is claimed in advance.
         ahead_seconds: how much work, in time, may wait in the process.
         rows_max: most jobs of one claim.
+        buffered_size: characters of the jobs already claimed and not started.
 
     >>> claim_size(3, concurrency=10)
     3
@@ -67,9 +75,11 @@ def claim_size(
     0
     >>> claim_size(9, concurrency=10, buffered=800, waiting_for_key=800, mean_seconds=5.0)
     9
+    >>> claim_size(0, concurrency=10, buffered=4, mean_seconds=0.001, buffered_size=5_000_000)
+    0
     """
     ahead = 0
-    if mean_seconds is not None:
+    if mean_seconds is not None and buffered_size < AHEAD_SIZE_MAX:
         if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
         # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond rows_max decides anyway.
@@ -100,6 +110,39 @@ def mean_duration(
     if jobs == 1:
         return mean_seconds + (seconds - mean_seconds) / memory
     return mean_seconds + (seconds - mean_seconds) * (1.0 - (1.0 - 1.0 / memory) ** jobs)
+
+
+class LaneSizes:
+    """How large the jobs of each lane were in its last claim.
+
+    A claim asks for about half of its largest size: the database looks at each requested job, and is fast if all of them
+    are certain to fit.
+
+    >>> sizes = LaneSizes()
+    >>> sizes.rows(7, 1000)
+    1000
+    >>> sizes.record(7, size=2_000_000, jobs=20)
+    >>> sizes.rows(7, 1000)
+    10
+    >>> sizes.record(7, size=2_000, jobs=20)
+    >>> sizes.rows(7, 1000)
+    1000
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, int] = {}
+
+    def rows(self, lane: int, count: int) -> int:
+        """Return how many of ``count`` jobs the next claim from a lane should ask for."""
+        mean = self._means.get(lane)
+        return count if mean is None else min(count, max(1, CLAIM_SIZE // (2 * mean)))
+
+    def record(self, lane: int, *, size: int, jobs: int) -> None:
+        """Record the size of all jobs of a claim."""
+        if size * CLAIM_ROWS_MAX > jobs * (CLAIM_SIZE // 2):
+            self._means[lane] = size // jobs
+        else:
+            self._means.pop(lane, None)
 
 
 @dataclass(frozen=True, slots=True, order=True)

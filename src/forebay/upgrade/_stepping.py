@@ -34,7 +34,7 @@ from psycopg.rows import tuple_row
 from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
 from forebay.sql import Migration, migrations, required_version, split_statements
-from forebay.upgrade._blockers import holder_of, session_running_since
+from forebay.upgrade._blockers import holder_of, moment, session_running_since
 from forebay.upgrade._statements import (
     CLOSING,
     MIGRATOR_LOCK,
@@ -233,11 +233,11 @@ class Stepper:
         """Apply one migration once its locks are granted; False when another migrator applied it."""
         until = time.monotonic() + self._lock_policy.patience_seconds
         reported_at = -_REPORT_SECONDS
-        (began_at,) = _row(self._conn, "select clock_timestamp()")
+        now = moment(self._conn)
         for seconds in self._lock_policy.attempts():
             waited_for: object | None = holder_of(self._conn, step.locks)
             if waited_for is None and (step.is_post or step.is_after_all):
-                waited_for = session_running_since(self._conn, began_at, writers=step.is_after_all)
+                waited_for = session_running_since(self._conn, now, writers=step.is_after_all)
             if waited_for is None:
                 try:
                     if step.is_outside:
@@ -397,7 +397,9 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
             # With a snapshot from before the wait, the second migrator would not see the schema.
             conn.execute("set transaction isolation level read committed")
             if _has_migrator_lock(conn):
-                conn.execute(f"set local search_path = {SEARCH_PATH}")
+                conn.execute(
+                    f"set local search_path = {SEARCH_PATH}; set local statement_timeout = 0"
+                )
                 yield
                 return
         if time.monotonic() >= until:

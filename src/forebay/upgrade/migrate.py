@@ -21,6 +21,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forebay.db.errors import translate
+from forebay.db.server_settings import ENCODING
 from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
 from forebay.sql import latest_version, migrations
 from forebay.upgrade._statements import CLOSING, OPENING, in_a_transaction, recording
@@ -154,7 +155,11 @@ def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Con
         yield target
     elif isinstance(target, str):
         with psycopg.connect(
-            target, autocommit=True, application_name="forebay migrate", prepare_threshold=None
+            target,
+            autocommit=True,
+            application_name="forebay migrate",
+            prepare_threshold=None,
+            **ENCODING,
         ) as conn:
             yield conn
     else:

@@ -48,7 +48,7 @@ _OLDER_RUN: Final = "JQ020"
 
 #: An index is locked with its table; only the table counts.
 _TABLES: Final = r"""
-select c.oid, regexp_replace(c.relname, '^log_\d+', 'log_#')
+select c.oid, regexp_replace(c.relname, '^log_[0-9]+', 'log_#')
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname !~ '^pg_' and n.nspname <> 'information_schema' and c.relkind <> all ('{i,I}')
   and (n.nspname <> 'forebay' or c.relname !~ '^lock_')

@@ -16,17 +16,18 @@ import locale
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
 from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
-from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive
+from forebay.worker._messages import ChildReport, Start, Stop, decode_work, framed, receive
 from forebay.worker._resource_limits import limit_resources
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ async def _main(descriptor: int) -> None:
                 executor.cancel([stop.job_id])
                 continue
             try:
-                work = msgspec.json.decode(message, type=Work)
+                work = decode_work(message)
                 batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
                 helds = []
                 for row, offset in zip(work.rows, work.offsets, strict=True):
@@ -171,7 +172,7 @@ def _watch_and_run(descriptor: int, parent: int) -> None:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
         # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
-        os._exit(0)
+        _end()
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
@@ -181,6 +182,13 @@ def _end_with_parent(descriptor: int, parent: int) -> None:
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
         pass
+    _end()
+
+
+def _end() -> NoReturn:
+    """End this process and the programs that its handlers started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

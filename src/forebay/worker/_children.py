@@ -76,19 +76,25 @@ class _Child:
         return f"exit code {code}"
 
     async def hang_up(self) -> None:
-        """Wait until the process has ended, then end the stream of its messages.
+        """Wait until the process has ended, end the programs that it started, then end the stream of its messages.
 
         Processes that the child forked keep its end of the socket open while they live.
         """
         await self.process.wait()
+        self._kill_group()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        if self.process.returncode is None:
+            self._kill_group()
         self.writer.close()
         await self.process.wait()
+
+    def _kill_group(self) -> None:
+        # The child leads a process group. Programs that a handler started are in it, unless they left it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Children:

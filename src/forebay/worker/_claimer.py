@@ -11,11 +11,24 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable, ForeignCluster, LeaseLost, SchemaError
+from forebay.errors import (
+    DatabaseUnavailable,
+    ForeignCluster,
+    GroupNotFound,
+    LeaseLost,
+    SchemaError,
+)
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.claims import Fairness, LaneName, claim_size, plan_claims
+from forebay.policy.claims import (
+    CLAIM_SIZE,
+    Fairness,
+    LaneName,
+    LaneSizes,
+    claim_size,
+    plan_claims,
+)
 from forebay.worker._held import Batch, HeldJob
 from forebay.worker._lock_warnings import holders_after_timeout
 
@@ -102,6 +115,7 @@ class Claimer:
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
+        self._sizes = LaneSizes()
         #: The only ready lanes, as far as is known until ``_only_until``.
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
@@ -113,6 +127,11 @@ class Claimer:
         """Record the notification of a producer for a queue."""
         self._notified.add(queue)
         self._signals.wake.set()
+
+    def forget_lanes(self) -> None:
+        """Forget the known lanes: the groups that read them have other ids now."""
+        self._public_lanes.clear()
+        self._freed.clear()
 
     def free(self, batches: Iterable[Batch]) -> None:
         """Record that the settlement of some batches may have made other jobs ready."""
@@ -152,24 +171,21 @@ class Claimer:
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
+                self._signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
-            except (LeaseLost, DatabaseUnavailable) as error:
+            except LeaseLost:
+                failures += 1
+                if self._leases.current is not None:
+                    self._leases.lose(self._leases.current)
+                await self._signals.pause_in_outage(failures)
+            except DatabaseUnavailable as error:
                 failures += 1
                 self._stats.reconnects += 1
-                if isinstance(error, LeaseLost) and self._leases.current is not None:
-                    self._leases.lose(self._leases.current)
-                else:
-                    if failures in {1, 10, 100}:
-                        log.warning("claims interrupted: %s", error)
-                    self._leases.retire()
-                    self._must_check_batches = True
-                await self._signals.pause(
-                    min(
-                        reconnect_seconds(failures, random.random()),
-                        self._settings.reconnect_seconds_max,
-                    )
-                )
+                self._signals.outage.failed("claims", error)
+                self._leases.retire()
+                self._must_check_batches = True
+                await self._signals.pause_in_outage(failures)
             except (ForeignCluster, SchemaError) as error:
                 failures += 1
                 log.error("claims stopped: %s", error)
@@ -180,10 +196,13 @@ class Claimer:
                     log.error("cannot claim jobs: %s", error)
                     for holder in await holders_after_timeout(self._session, error):
                         log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
-                if not self._session.refused(error):
-                    # The server did not refuse the claim, but its answer could not be read: the claimed jobs are unknown.
+                if isinstance(error, GroupNotFound) or not self._session.refused(error):
+                    # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
+                    # be read: the claimed jobs are unknown.
                     self._leases.retire()
-                await self._signals.pause(min(reconnect_seconds(failures, random.random()), 5.0))
+                await self._signals.pause(
+                    reconnect_seconds(failures, random.random(), cap_seconds=5.0)
+                )
 
     async def _claim_once(self, lease: Lease) -> bool:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
@@ -314,7 +333,7 @@ class Claimer:
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(
-            max(0, settings.concurrency - executor.busy - coming),
+            max(0, settings.concurrency - executor.busy - executor.starting - coming),
             concurrency=settings.concurrency,
             buffered=executor.buffered + coming,
             waiting_for_key=executor.waiting_for_key,
@@ -322,6 +341,7 @@ class Claimer:
             mean_seconds=max(means) if means else None,
             ahead_seconds=settings.ahead_seconds,
             rows_max=settings.claim_rows_max,
+            buffered_size=executor.buffered_size,
         )
         if executor.busy < settings.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
@@ -343,14 +363,16 @@ class Claimer:
         if lane.is_limited:
             return await self._claim_limited(lease, lane, count)
         taken = 0
+        count = self._sizes.rows(lane.lane, count)
         claim = asyncio.create_task(self._claim(lease, lane, count))
         try:
             while True:
                 batch, rows = await claim
                 taken += len(rows)
-                if len(rows) == count and time.monotonic() < again_until:
+                is_full = len(rows) == count or sum(row.size for row in rows) >= CLAIM_SIZE // 2
+                if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._wanted(coming=len(rows))
+                    count = self._sizes.rows(lane.lane, self._wanted(coming=len(rows)))
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
                     again = False
@@ -376,7 +398,7 @@ class Claimer:
             free = self._settings.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
-            batch, rows = await self._claim(lease, lane, count - taken)
+            batch, rows = await self._claim(lease, lane, self._sizes.rows(lane.lane, count - taken))
             if batch is None or lease.lost:
                 break
             taken += len(rows)
@@ -407,6 +429,7 @@ class Claimer:
             raise
         if not rows:
             return None, []
+        self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
         if lease.lost:
             return (
                 None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.db.pools import spoils_connection
@@ -22,6 +21,7 @@ from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
 from forebay.worker import _running
+from forebay.worker._call_queue import CallQueue
 from forebay.worker._key_queues import KeyQueues
 from forebay.worker._reporter import OutcomeReporter
 from forebay.worker._slots import Slots
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
+    from forebay.worker._call_queue import WaitingCall
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
     from forebay.worker._messages import ChildReport
@@ -92,9 +93,9 @@ class Executor:
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
-        self._waiting: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
-        #: The number of jobs in ``_waiting``.
-        self._queued = 0
+        self._waiting = CallQueue()
+        #: Whether this iteration of the event loop has decoded large arguments.
+        self._has_decoded = False
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
@@ -119,7 +120,17 @@ class Executor:
     @property
     def buffered(self) -> int:
         """Jobs that wait for a slot or for an earlier job of their ordering key."""
-        return self._queued + self._keys.waiting
+        return self._waiting.jobs + self._keys.waiting
+
+    @property
+    def buffered_size(self) -> int:
+        """About how many characters the buffered jobs had in the answers to their claims."""
+        return self._waiting.size + self._keys.waiting_size
+
+    @property
+    def starting(self) -> int:
+        """The number of calls that wait for their arguments to be decoded; they may start although no slot is taken yet."""
+        return self._waiting.texts
 
     @property
     def waiting_for_key(self) -> int:
@@ -163,37 +174,35 @@ class Executor:
 
     def take(self, helds: Iterable[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
-        batches: dict[str, tuple[Kind, list[HeldJob], list[Any]]] = {}
+        batches: dict[str, WaitingCall] = {}
         helds = list(helds)
         keys = self._keys
         if helds:
             keys.forget_settled(helds[0].batch)
         firsts = [held for held in helds if held.row.ordering_key is None or keys.is_first(held)]
         for held in firsts:
-            prepared = self.prepare(held)
-            if prepared is None:
+            found = _running.decode(self._kinds, held, self._group, later=True)
+            if isinstance(found, Ended):
+                self._reporter.finish(held, found)
                 continue
-            kind, item = prepared
-            self._queued += 1
+            kind, item = found
             if kind.batch_size is None:
-                self._waiting.append((kind, [held], [item]))
+                self._waiting.append(kind, held, item)
                 continue
-            unit = batches.get(kind.name)
-            if unit is None or len(unit[1]) >= kind.batch_size:
-                unit = batches[kind.name] = (kind, [], [])
-                self._waiting.append(unit)
-            unit[1].append(held)
-            unit[2].append(item)
+            call = batches.get(kind.name)
+            if call is None or len(call[1]) >= kind.batch_size:
+                batches[kind.name] = self._waiting.append(kind, held, item)
+            else:
+                self._waiting.extend(call, held, item)
         self._start_waiting()
 
     def release_waiting(self) -> int:
         """Release the jobs that have not started; return how many."""
         count = 0
         while self._waiting:
-            for held in self._waiting.popleft()[1]:
+            for held in self._waiting.pop()[1]:
                 self._release(held)
                 count += 1
-        self._queued = 0
         return count + self._keys.release_all()
 
     def _release(self, held: HeldJob) -> None:
@@ -202,7 +211,7 @@ class Executor:
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
         """Start the next job of an ordering key, or release the later ones if the ended job will run again."""
         while (follower := self._keys.next_after(held, ended)) is not None:
-            found = _running.decode(self._kinds, follower, self._group)
+            found = _running.decode(self._kinds, follower, self._group, later=True)
             if not isinstance(found, Ended):
                 self._append(follower, *found)
                 return
@@ -212,14 +221,11 @@ class Executor:
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
         # If the next jobs of several keys start at the same time, those of one batch handler form one call.
         if kind.batch_size is not None and self._waiting:
-            last, helds, items = self._waiting[-1]
+            last, helds, _ = self._waiting.last
             if last is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
-                helds.append(held)
-                items.append(item)
-                self._queued += 1
+                self._waiting.extend(self._waiting.last, held, item)
                 return
-        self._waiting.append((kind, [held], [item]))
-        self._queued += 1
+        self._waiting.append(kind, held, item)
 
     def release_running(self) -> int:
         """Interrupt the running jobs and release them without using an attempt; return how many."""
@@ -236,15 +242,7 @@ class Executor:
         def lost(held: HeldJob) -> bool:
             return held.lease is lease and (gone is None or held.batch.claim_no in gone)
 
-        dropped: list[int] = []
-        kept: deque[tuple[Kind, list[HeldJob], list[Any]]] = deque()
-        for unit in self._waiting:
-            if lost(unit[1][0]):
-                dropped.extend(held.row.job_id for held in unit[1])
-                self._queued -= len(unit[1])
-            else:
-                kept.append(unit)
-        self._waiting = kept
+        dropped = self._waiting.drop(lost)
         dropped += self._keys.drop(lost, whole_lease=gone is None)
         return dropped + self._slots.drop(lost)
 
@@ -286,8 +284,16 @@ class Executor:
         pause_at = time.monotonic() + self._loop_seconds()
         slots = self._slots
         while self._waiting and slots.busy < self._concurrency:
-            kind, helds, items = self._waiting.popleft()
-            self._queued -= len(helds)
+            if self._waiting.starts_with_text:
+                if self._has_decoded:
+                    # Other tasks first: each iteration of the loop decodes the arguments of one call.
+                    await asyncio.sleep(0)
+                    continue
+                kind, helds, items = self._decoded(self._waiting.pop())
+                if not helds:
+                    continue
+            else:
+                kind, helds, items = self._waiting.pop()
             call = slots.begin(kind, helds, items, task)
             try:
                 await self._run(call, helds)
@@ -301,6 +307,19 @@ class Executor:
             if self._waiting and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + self._loop_seconds()
+
+    def _decoded(self, waiting: WaitingCall) -> WaitingCall:
+        """Decode the arguments of a call that is about to start; jobs whose arguments do not fit end here."""
+        kind, helds, _ = waiting
+        if kind.in_process and self._processes is not None:
+            return waiting  # The child process decodes them.
+        self._has_decoded = True
+        asyncio.get_running_loop().call_soon(self._allow_decoding)
+        prepared = [(held, found) for held in helds if (found := self.prepare(held)) is not None]
+        return kind, [held for held, _ in prepared], [item for _, (_, item) in prepared]
+
+    def _allow_decoding(self) -> None:
+        self._has_decoded = False
 
     def _loop_seconds(self) -> float:
         return _LOOP_SECONDS_MAX if len(self._runners) > 1 else _LONE_LOOP_SECONDS_MAX

@@ -28,6 +28,9 @@ log = logger("forebay.worker")
 #: Average time between two heartbeats of all idle workers of one database together, once they are many.
 _SECONDS_PER_LEASE: Final = 0.05
 
+#: Average pause after a heartbeat that did not reach the database.
+_RETRY_SECONDS: Final = 0.3
+
 
 class Held(NamedTuple):
     """What this process holds.
@@ -56,7 +59,9 @@ class Heartbeat:
         idle_seconds_max: longest pause while no job runs. The pause grows with the number of idle workers.
         stall_seconds: heartbeats stop if the worker's loop does not respond for this long.
         held: called in the worker's loop; returns what the process holds.
-        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, and when it was sent.
+        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, when it was sent and when
+            it was answered.
+        on_failure: called in the worker's loop with each error that means the database cannot be used.
         pooler: see ``Session``.
     """
 
@@ -70,7 +75,8 @@ class Heartbeat:
         idle_seconds_max: float,
         stall_seconds: float,
         held: Callable[[], Held],
-        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float], None],
+        on_answer: Callable[[HeartbeatAnswer, Sequence[int], float, float], None],
+        on_failure: Callable[[Exception], None] = lambda _: None,
         pooler: str = "auto",
     ) -> None:
         self._session = Session(
@@ -90,6 +96,7 @@ class Heartbeat:
         self._stall_seconds = stall_seconds
         self._held = held
         self._on_answer = on_answer
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._snapshot = Held([], [], [], is_busy=False)
         self._seen_at = time.monotonic()
@@ -154,15 +161,15 @@ class Heartbeat:
                     answer = await session.run(
                         protocol.heartbeat(held.leases, held.jobs, held.duties)
                     )
-                    self._loop.call_soon_threadsafe(self._on_answer, answer, held.leases, sent_at)
+                    self._loop.call_soon_threadsafe(
+                        self._on_answer, answer, held.leases, sent_at, time.monotonic()
+                    )
                     self._extra_seconds = self._extra_pause(answer.lease_count)
-                    if was_down:
-                        log.info("heartbeat is back")
                     was_down = False
                 except DatabaseUnavailable as error:
-                    if not was_down:
-                        log.warning("no heartbeat: %s", error)
                     was_down = True
+                    with contextlib.suppress(RuntimeError):
+                        self._loop.call_soon_threadsafe(self._on_failure, error)
                 except RuntimeError:
                     return
                 except Exception as error:
@@ -170,7 +177,7 @@ class Heartbeat:
                     log.warning("no heartbeat: %s", error)
             pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
             if was_down:
-                pause = min(pause, 0.3)
+                pause = min(pause, _RETRY_SECONDS * (0.5 + random.random()))
             await _wait(wake, pause)
             if self._extra_seconds and not (self._snapshot.is_busy or was_down or stalled):
                 self._is_in_long_pause = True

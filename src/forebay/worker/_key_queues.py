@@ -40,6 +40,8 @@ class KeyQueues:
         self._continuing: dict[Key, HeldJob] = {}
         #: The number of jobs that wait for the first one of their key.
         self.waiting = 0
+        #: The size of these jobs.
+        self.waiting_size = 0
 
     def forget_settled(self, batch: Batch) -> None:
         """A batch arrived: forget the keys whose jobs in this and later batches were not claimed too early."""
@@ -58,7 +60,7 @@ class KeyQueues:
         if queue is not None:
             held.key_queue = queue
             queue.waiting.append(held)
-            self.waiting += 1
+            self._count(held, 1)
             return False
         if key in self._continuing:
             # This job was claimed before the database knew that an earlier one will run again.
@@ -78,7 +80,7 @@ class KeyQueues:
             self._record_continuing(held)
         elif queue is not None and queue.first is held and queue.waiting:
             follower = queue.first = queue.waiting.popleft()
-            self.waiting -= 1
+            self._count(follower, -1)
             follower.follows = held
             return follower
         self.release_behind(held)
@@ -105,7 +107,8 @@ class KeyQueues:
         for queue in list(self._queues.values()):
             lost = [held for held in queue.waiting if is_lost(held)]
             dropped.extend(held.row.job_id for held in lost)
-            self.waiting -= len(lost)
+            for held in lost:
+                self._count(held, -1)
             queue.waiting = deque(held for held in queue.waiting if not is_lost(held))
             if is_lost(queue.first):
                 self._release_queue(queue)
@@ -119,10 +122,15 @@ class KeyQueues:
         if self._queues.get(queue.key) is queue:
             del self._queues[queue.key]
         count = len(queue.waiting)
-        self.waiting -= count
         while queue.waiting:
-            self._release_early(queue.waiting.popleft())
+            held = queue.waiting.popleft()
+            self._count(held, -1)
+            self._release_early(held)
         return count
+
+    def _count(self, held: HeldJob, change: int) -> None:
+        self.waiting += change
+        self.waiting_size += change * held.row.size
 
     def _release_early(self, held: HeldJob) -> None:
         # Until the release is settled the database counts this job as claimed here, and gives out the later ones.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from forebay.errors import DatabaseUnavailable, ForeignCluster, SchemaError
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
-from forebay.policy.backoff import reconnect_seconds
 from forebay.worker._held import Lease
 
 if TYPE_CHECKING:
@@ -29,6 +27,9 @@ log = logger("forebay.worker")
 
 #: Pause between two checks for leases without a confirmed heartbeat, and for empty retired leases.
 _CHECK_SECONDS = 0.25
+
+#: Pause after the database refused a lease: most of the causes need an operator.
+_REFUSED_SECONDS = 3.0
 
 
 class LeaseKeeper:
@@ -100,10 +101,10 @@ class LeaseKeeper:
             ForeignCluster: the schema was restored from another cluster and not adopted.
         """
         failures = 0
+        problem = ""
         while not self._signals.is_stopping:
             try:
-                if not self._groups:
-                    await self._open_groups()
+                await self._open_groups()
                 sent_at = time.monotonic()
                 lease_id = await self._session.run(
                     protocol.open_lease(
@@ -115,16 +116,19 @@ class LeaseKeeper:
                         else self._settings.suspect_seconds,
                     )
                 )
-            except (SchemaError, ForeignCluster) as error:
-                if first:
-                    raise
-                log.error("no lease: %s", error)
             except DatabaseUnavailable as error:
-                if failures in {0, 10, 100}:
-                    log.warning("no lease: %s", error)
+                self._signals.outage.failed("claims", error)
+                failures += 1
+                await self._signals.pause_in_outage(failures)
             except Exception as error:
-                log.error("no lease: %s", error)
+                if first and isinstance(error, (SchemaError, ForeignCluster)):
+                    raise
+                if str(error) != problem:
+                    problem = str(error)
+                    log.error("no lease: %s", error)
+                await self._signals.pause(_REFUSED_SECONDS)
             else:
+                self._signals.outage.answered("claims")
                 lease = Lease(lease_id, sent_at + self._trusted_seconds)
                 self.open_leases[lease_id] = lease
                 self.current = lease
@@ -133,22 +137,17 @@ class LeaseKeeper:
                 if first and self._session.is_pooled:
                     log.info("connected through a pooler: the worker polls for jobs")
                 return
-            failures += 1
-            await self._signals.pause(
-                min(
-                    reconnect_seconds(failures, random.random()),
-                    self._settings.reconnect_seconds_max,
-                )
-            )
 
     async def _open_groups(self) -> None:
+        """Open the worker's groups, with each lease: the opening of a group may have been lost with its server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
         groups = {}
         for queue in self._queues:
             groups[await self._session.run(protocol.open_group(queue, self._group))] = queue
-        self._groups = groups
-        self._on_groups(groups)
+        if groups != self._groups:
+            self._groups = groups
+            self._on_groups(groups)
 
     @property
     def _trusted_seconds(self) -> float:
@@ -218,6 +217,7 @@ class LeaseKeeper:
                 try:
                     held = await self._session.run(protocol.close_lease(lease.lease_id))
                 except DatabaseUnavailable:
+                    await self._signals.outage.pause(1)
                     continue
                 except Exception as error:
                     log.info("lease %s is not closed yet: %s", lease.lease_id, error)

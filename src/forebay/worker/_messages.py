@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -34,6 +35,14 @@ class Work(msgspec.Struct):
     rows: list[ClaimedJob]
     offsets: list[int]
     lane: ReadyLane
+
+
+def decode_work(message: bytes) -> Work:
+    """Decode a message with jobs; a number beyond the range of floats becomes infinite."""
+    try:
+        return msgspec.json.decode(message, type=Work)
+    except msgspec.ValidationError:
+        return msgspec.convert(json.loads(message), Work)
 
 
 class ChildReport(msgspec.Struct):

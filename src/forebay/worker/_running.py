@@ -42,14 +42,14 @@ def attempt_of(job: Job) -> str:
 
 
 def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
-    """Return the job as a handler sees it."""
+    """Return the job as a handler sees it; without arguments if they are not decoded, as for a handler in a child process."""
     row = held.row
     return Job(
         job_id=row.job_id,
         kind=row.kind,
         queue=held.lane.queue,
         priority=held.lane.priority,
-        args=row.args,
+        args={} if row.is_text else row.args,
         attempt=row.attempts_used + 1,
         max_attempts=row.max_attempts or kind.retry.max_attempts,
         enqueued_at=row.enqueued_at,
@@ -134,14 +134,22 @@ async def run_in_thread(call: Call, threads: Threads) -> Any:
     return await call.thread_call.future
 
 
-def decode(kinds: Kinds, held: HeldJob, group: str) -> tuple[Kind, Any] | Ended:
-    """Return the handler of a job and its decoded arguments; if that fails, return how the job ended."""
+def decode(
+    kinds: Kinds, held: HeldJob, group: str, *, later: bool = False
+) -> tuple[Kind, Any] | Ended:
+    """Return the handler of a job and its decoded arguments; if that fails, return how the job ended.
+
+    With ``later``, arguments that are text remain so, and None is returned for them.
+    """
     row = held.row
     try:
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         log.warning("job %s postponed: no handler for %r in this worker", row.job_id, row.kind)
         return unknown_kind(row, error)
+    if later and row.is_text:
+        return kind, None
+    row.decode_args()
     try:
         return kind, decode_item(kind, held, group)
     except InvalidJob as error:

@@ -19,6 +19,7 @@ from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
+from forebay.worker._outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ class Settler:
         session: a connection that no other part uses.
         on_lease_lost: called with a lease that the database reports as closed.
         on_freed: called with batches whose settlement may have made other jobs ready: of an ordering key, or of a queue with limits.
+        outage: wakes the retries; None: only their pauses do.
     """
 
     def __init__(
@@ -46,7 +48,10 @@ class Settler:
         session: Session,
         on_lease_lost: Callable[[Lease], None],
         on_freed: Callable[[list[Batch]], None] = lambda _: None,
+        *,
+        outage: Outage | None = None,
     ) -> None:
+        self._outage = outage or Outage()
         self._session = session
         self._on_lease_lost = on_lease_lost
         self._on_freed = on_freed
@@ -105,17 +110,17 @@ class Settler:
             try:
                 await self._write()
                 failures = 0
+                self._outage.answered("settlements")
             except DatabaseUnavailable as error:
                 failures += 1
-                if failures in {1, 10, 100}:
-                    log.warning("cannot settle jobs, will retry: %s", error)
-                await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 2.0))
+                self._outage.failed("settlements", error)
+                await self._outage.pause(failures)
             except Exception as error:
                 # For example a full disk. Keep the flush; write the batches that can be written.
                 failures += 1
                 log.error("cannot settle jobs, will retry: %s", error)
                 await self._write_one_by_one()
-                await asyncio.sleep(min(reconnect_seconds(failures, random.random()), 5.0))
+                await asyncio.sleep(reconnect_seconds(failures, random.random(), cap_seconds=5.0))
             if not (self._under_way or self._set_aside or self._dirty or self._solo):
                 self._idle.set()
 

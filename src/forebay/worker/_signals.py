@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from forebay.worker._outage import Outage
+
 
 class Signals:
     """The events that the parts of a worker share.
@@ -22,6 +24,8 @@ class Signals:
         self.stop_event = asyncio.Event()
         #: Whether claiming has ended.
         self.is_stopping = False
+        #: Whether the database can be used.
+        self.outage = Outage()
         #: Whether running jobs get no grace time.
         self.at_once = False
 
@@ -31,6 +35,7 @@ class Signals:
         self.is_stopping = True
         self.stop_event.set()
         self.wake.set()
+        self.outage.wake()
 
     async def sleep(self, seconds: float | None) -> None:
         """Wait for a wake-up, at most this long; None means without limit."""
@@ -43,3 +48,8 @@ class Signals:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stop_event.wait()
+
+    async def pause_in_outage(self, failures: int) -> None:
+        """Wait before the next attempt to use the database, or until the worker must stop."""
+        if not self.is_stopping:
+            await self.outage.pause(failures)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import socket
 import time
@@ -28,8 +27,7 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.text import logger
 from forebay.ops import protocol
-from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.leadership import LEADER_IDS
+from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
@@ -135,10 +133,14 @@ class Worker:
         self._require_location(start)
         self._make_sessions()
         self._progress = ProgressReports()
-        self._settler = Settler(self._settles, self._on_lease_lost, self._on_freed)
+        outage = self._signals.outage
+        outage.pause_seconds_max = self._settings.reconnect_seconds_max
+        outage.on_end = self._on_outage_end
+        self._settler = Settler(self._settles, self._on_lease_lost, self._on_freed, outage=outage)
         self._maintenance = Maintenance(
             self._maintenance_session,
             on_work=self._signals.wake.set,
+            outage=outage,
             leader_id=None if until_idle else self._leader_id,
         )
         self._children = Children(start, self._settings, self._progress.record)
@@ -263,7 +265,7 @@ class Worker:
             name=self.name,
             queues=self._weights,
             group=self._group,
-            on_groups=self._leadership.set_groups,
+            on_groups=self._on_groups,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -278,6 +280,7 @@ class Worker:
             stall_seconds=trusted,
             held=self._held,
             on_answer=self._on_heartbeat,
+            on_failure=lambda error: self._signals.outage.failed("heartbeat", error),
             pooler=settings.pooler,
         )
 
@@ -313,6 +316,10 @@ class Worker:
 
     # --- what the parts report ---
 
+    def _on_groups(self, groups: Collection[int]) -> None:
+        self._leadership.set_groups(groups)
+        self._claimer.forget_lanes()
+
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)
 
@@ -330,14 +337,25 @@ class Worker:
         )
 
     def _on_heartbeat(
-        self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float
+        self,
+        answer: HeartbeatAnswer,
+        lease_ids: Sequence[int],
+        sent_at: float,
+        answered_at: float,
     ) -> None:
+        self._signals.outage.answered("heartbeat")
+        if answer.server_time is not None:
+            self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))
         if answer.leaderless:
             self._assume_leaderless(answer.leaderless)
+
+    def _on_outage_end(self) -> None:
+        # The leaders from before it may be gone.
+        self._assume_leaderless([MAINTENANCE, *self._leases.groups])
 
     def _assume_leaderless(self, duties: Collection[int]) -> None:
         self._maintenance.assume_leaderless(duties)
@@ -355,9 +373,9 @@ class Worker:
                     elif queue.isdecimal():  # Not the name of a queue: a leader resigned.
                         self._assume_leaderless([int(queue)])
             except DatabaseUnavailable as error:
-                failures += 1
                 log.debug("no notifications: %s", error)
-            await asyncio.sleep(min(reconnect_seconds(max(failures, 1), random.random()), 10.0))
+            failures += 1
+            await self._signals.outage.pause(failures)
 
     # --- the end ---
 

@@ -63,14 +63,20 @@ class Log:
         dsn: a migrated database.
         queue: whose group is opened.
         keys: jobs have ordering keys and unique keys in turns, of this number of keys each; None: neither.
+        queues: with more than one, plain jobs go to further queues in turns, and the group of each is read.
     """
 
-    def __init__(self, dsn: str, queue: str = "bench", *, keys: int | None = None) -> None:
+    def __init__(
+        self, dsn: str, queue: str = "bench", *, keys: int | None = None, queues: int = 1
+    ) -> None:
         self.queue = queue
         self._keys = keys
+        self._queues = [queue, *(f"{queue}_{number}" for number in range(2, queues + 1))]
+        #: By lane, when it was claimed from last.
+        self._served: dict[int, int] = {}
         self._written = self._newest = 0
         self.conn = psycopg.connect(dsn, autocommit=True)
-        self.group_ids = [self.run(protocol.open_group(queue, "default"))]
+        self.group_ids = [self.run(protocol.open_group(name, "default")) for name in self._queues]
         self.lane = int(self._value("select forebay._lane_id(%s, 100, 0)", queue))
         self.lease_id = self.run(
             protocol.open_lease(
@@ -89,7 +95,9 @@ class Log:
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
         """Enqueue this number of jobs in one statement; jobs whose unique key is taken are not counted."""
         if self._keys is None:
-            self.conn.execute(_ENQUEUE_MANY, [count, self.queue, delay_seconds], prepare=True)
+            queue = self._queues[self._written % len(self._queues)]
+            self._written += 1
+            self.conn.execute(_ENQUEUE_MANY, [count, queue, delay_seconds], prepare=True)
             return count
         first = self._written
         self._written += count
@@ -107,7 +115,7 @@ class Log:
     def claim(self, limit: int) -> list[Taken]:
         """Poll for ready lanes, as a worker does, and take jobs: retries first."""
         taken: list[Taken] = []
-        for lane in in_order(self.ready()):
+        for lane in self._in_order(self.ready()):
             taken += self._take(limit - len(taken), lane)
             if len(taken) >= limit:
                 break
@@ -117,7 +125,7 @@ class Log:
         """Poll and claim, and count the pages read. Each claim is a transaction, so each is counted separately."""
         taken: list[Taken] = []
         lanes, pages = counted(self.conn, self.ready)
-        for lane in in_order(lanes):
+        for lane in self._in_order(lanes):
             more, read = counted(self.conn, partial(self._take, limit - len(taken), lane))
             taken += more
             pages += read
@@ -211,8 +219,14 @@ class Log:
         """Return how many segments are full and closed."""
         return int(self._value("select count(*) from forebay.seal"))
 
+    def _in_order(self, lanes: Sequence[protocol.ReadyLane]) -> list[protocol.ReadyLane]:
+        """Return lanes in a worker's order: those of retries first, then the longest unserved."""
+        return sorted(in_order(lanes), key=lambda each: self._served.get(each.lane, 0))
+
     def _take(self, limit: int, lane: protocol.ReadyLane) -> list[Taken]:
         claim_no, jobs = self.claim_lane(limit, lane.lane, lane.group_id)
+        if not lane.is_private:
+            self._served[lane.lane] = claim_no
         return [
             Taken(
                 (claim_no, len(jobs), job.offset),

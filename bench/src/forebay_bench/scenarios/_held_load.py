@@ -28,6 +28,8 @@ LOAD: Final = 0.5
 #: Maximum number of jobs in a measurement of the speed.
 _SPEED_JOBS_MAX: Final = 40_000
 _FAILING: Final = 5
+#: A turn of a number of jobs ends after this many times the time that they need at the offered rate.
+_LATE: Final = 10
 
 #: The original load.
 _ORIGINAL_PER_SECOND: Final = 50
@@ -128,8 +130,13 @@ class Engine:
                 time.sleep(0.001)
         return self.finished / (enqueue_seconds + busy)
 
-    def take_turn(self, seconds: float) -> None:
-        """For a time, enqueue the jobs that are due by now, and take and end jobs."""
+    def take_turn(self, seconds: float, *, jobs: int | None = None) -> float:
+        """For a time, enqueue the jobs that are due by now, and take and end jobs; return how long that took.
+
+        With ``jobs`` the turn ends after this number of jobs, and at the latest after ten times the time that these need.
+        """
+        if jobs is not None:
+            seconds = _LATE * jobs / self.rate
         turn = Turn()
         self._starts.append(time.time())
         self._before.append(self._active)
@@ -137,9 +144,13 @@ class Engine:
         before, sampled, part = self._active, 0.0, Turn()
         while (elapsed := time.perf_counter() - started) < seconds:
             self._active = before + elapsed
-            if elapsed - sampled >= seconds / _SAMPLES_PER_TURN:
+            finished = turn.finished + part.finished
+            share = elapsed / seconds if jobs is None else finished / jobs
+            if share >= 1:
+                break
+            if share - sampled >= 1 / _SAMPLES_PER_TURN:
                 self._sample(turn, part)
-                sampled, part = elapsed, Turn()
+                sampled, part = share, Turn()
             owed = self.rate * self._active - self.enqueued
             if owed >= ENQUEUE_ROWS:
                 part.enqueues.append(self._enqueue(ENQUEUE_ROWS))
@@ -155,6 +166,7 @@ class Engine:
         self._sample(turn, part)
         turn.seconds = elapsed
         self.turns.append(turn)
+        return elapsed
 
     def _claim(self, part: Turn) -> list[Taken]:
         """Take jobs, and time it; some in each part of a turn are counted instead, since counting takes time."""
@@ -246,8 +258,9 @@ class Original(Engine):
         del seconds
         self.rate = _ORIGINAL_PER_SECOND
 
-    def take_turn(self, seconds: float) -> None:
+    def take_turn(self, seconds: float, *, jobs: int | None = None) -> float:
         """Enqueue one by one while the workers work."""
+        assert jobs is None
         turn = Turn()
         self._starts.append(time.time())
         self._before.append(self._active)
@@ -273,6 +286,7 @@ class Original(Engine):
             self._sample(turn, part)
         turn.seconds = time.perf_counter() - started
         self.turns.append(turn)
+        return turn.seconds
 
     def _work(self, worker: Queue, part: Turn, before: float, started: float, until: float) -> None:
         while time.perf_counter() < until:

@@ -18,6 +18,11 @@ Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (i
 ``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
 rest a unique key, of a thousand each, for Forebay only.
 
+``hard`` and ``hard-queues`` take longer, about ten minutes each: plain jobs, 3,100,000 of them while the holder holds, in one
+queue and in a hundred. A turn is a tenth of these jobs. The segments of the log have their real size, a million numbers, and
+three of them are passed. Autovacuum has its default settings, and nothing is analyzed otherwise. The report has the figures of each
+tenth. The other engines get turns of the same length.
+
 Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut into segments of 1,000 rows, so
 that hundreds are written, and the ratios compare with the time before the other sessions began.
 
@@ -75,7 +80,13 @@ if TYPE_CHECKING:
     from forebay_bench._run import Options
     from forebay_bench.engines.queue import Queue
 
-MIXES: Final = ("plain", "delayed", "failing", "keyed", "original")
+MIXES: Final = ("plain", "delayed", "failing", "keyed", "original", "hard", "hard-queues")
+
+#: The mixes that run for a number of jobs: more than three segments of the log at their real size.
+_HARD: Final = ("hard", "hard-queues")
+_HARD_JOBS: Final = 3_100_000
+_HARD_SEGMENTS: Final = 3
+_QUEUES: Final = 100
 
 #: Labels and colours of the engines in a plot.
 LABELS: Final = {
@@ -129,7 +140,13 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     segments: dict[str, int] = {}
     for mix in mixes:
         more, found[mix], segments[mix] = _hold_up(
-            place, holder, mix, runs[mix], seconds, progress=progress
+            place,
+            holder,
+            mix,
+            runs[mix],
+            seconds,
+            jobs=int(_HARD_JOBS * options.scale) // _TURNS if mix in _HARD else None,
+            progress=progress,
         )
         notes += [note for note in more if note not in notes]
     figures: dict[str, Any] = {"holder": holder, "mix": mixes[0]}
@@ -147,15 +164,17 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database"
         if mixes != ["original"]
         else "50 jobs a second, one at a time, 8 workers, 10 ms each",
-        f"{_TURNS} turns of {seconds:.1f} s each under the holder {holder}, in alternating order; in between a clock stands still",
+        f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in alternating order; in between a clock stands still",
         "Forebay also polls for ready lanes, records claims, keeps done jobs; its maintenance runs during all turns",
+        *([f"{', '.join(set(mixes) & set(_HARD))}: a turn of Forebay is a tenth of the jobs; the others get the same time"]
+          if set(mixes) & set(_HARD) else []),
         *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command to disk"]
           if "staged" in runs[mixes[0]] else []),
     ]  # fmt: skip
     first = found[mixes[0]]
     return Report(
         figures,
-        [_table(mix, found[mix]) for mix in mixes],
+        [table for mix in mixes for table in _tables(mix, found[mix])],
         bars,
         notes,
         draw=partial(_draw, first, HOLDERS[holder]),
@@ -198,6 +217,7 @@ def _hold_up(
     names: Sequence[str],
     seconds: float,
     *,
+    jobs: int | None,
     progress: Callable[[str], None],
 ) -> tuple[list[str], dict[str, Engine], int]:
     """Let the engines take their turns; return notes, the figures of each, and how many segments were filled."""
@@ -241,19 +261,28 @@ def _hold_up(
                 for engine in engines.values():
                     engine.enqueue_worst = 0.0
                 notes += stack.enter_context(hold(holder, place, held))
-            order = list(engines) if number % 2 else list(reversed(engines))
+            order = list(engines) if number % 2 or jobs else list(reversed(engines))
+            length = seconds
             for name in order:
                 progress(f"{mix}, turn {number} of {_TURNS}: {name}")
                 if name == "ours" and holder == "other_sessions":
                     # Ten segments a second are more than maintenance makes, which is designed for a million rows in each.
                     forebay_log.extend(log.conn)
-                engines[name].take_turn(seconds)
+                if jobs is not None and name == "ours" and number > 0:
+                    length = engines[name].take_turn(seconds, jobs=jobs)
+                else:
+                    engines[name].take_turn(length)
         return notes, engines, log.sealed_segments() - sealed
 
 
 def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
     if name == "ours":
-        return partial(forebay_log.Log, dsn, keys=_KEYS if mix == "keyed" else None)
+        return partial(
+            forebay_log.Log,
+            dsn,
+            keys=_KEYS if mix == "keyed" else None,
+            queues=_QUEUES if mix == "hard-queues" else 1,
+        )
     if name == "classic":
         return partial(ClassicQueue, dsn)
     if name == "staged":
@@ -282,6 +311,14 @@ def _figures(engine: Engine) -> dict[str, Any]:
         "enqueue_worst_ms": round_figure(engine.enqueue_worst * 1000),
         "waiting_last": engine.samples[-1]["waiting"],
         "dead_rows": engine.samples[-1]["dead_rows"],
+        "turns": [
+            {
+                "throughput": round_figure(turn.throughput),
+                "claim_p50_ms": round_figure(turn.claim_ms),
+                "pickup_p50_ms": round_figure(turn.pickup_ms),
+            }
+            for turn in turns
+        ],
         "samples": engine.samples,
     }
 
@@ -306,7 +343,13 @@ def _bars(
                 at_most=1.2,
             )
         )
-    if options.full and mix != "original":
+    if mix in _HARD:
+        # What makes the run hard: without it the ratios say nothing.
+        bars += [
+            Bar(f"{mix}: jobs done while held", sum(turn.finished for turn in turns), at_least=int(0.96 * _HARD_JOBS * options.scale)),
+            Bar(f"{mix}: segments filled while held", segments, at_least=int(_HARD_SEGMENTS * options.scale)),
+        ]  # fmt: skip
+    elif options.full and mix != "original":
         jobs = sum(turn.finished for turn in turns)
         # Small segments are written at half the speed.
         enough = 200_000 if holder == "other_sessions" else 500_000
@@ -331,6 +374,32 @@ def _bars(
 
 def _ratio(last: float | None, first: float | None) -> float | None:
     return last / first if last is not None and first else None
+
+
+def _longest(found: Mapping[str, Mapping[str, Engine]]) -> float:
+    return max(
+        turn.seconds
+        for of_mix in found.values()
+        for engine in of_mix.values()
+        for turn in engine.turns[_TURNS_BEFORE:]
+    )
+
+
+def _tables(mix: str, found: Mapping[str, Engine]) -> list[Table]:
+    """Return the table of a mix; of a hard one also the figures of each tenth."""
+    tables = [_table(mix, found)]
+    if mix in _HARD:
+        columns = ["tenth", "jobs", "jobs/s", "get a job, ms", "pickup ms"]
+        rows = [
+            (
+                f"{number}",
+                f"{turn.finished:,}",
+                *(_cell(value) for value in (turn.throughput, turn.claim_ms, turn.pickup_ms)),
+            )
+            for number, turn in enumerate(found["ours"].turns[_TURNS_BEFORE:], 1)
+        ]
+        tables.append(Table(columns, rows, title=f"mix: {mix}, {LABELS['ours']}", right=columns))
+    return tables
 
 
 def _table(mix: str, found: Mapping[str, Engine]) -> Table:

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.status import DeadLetter
+from forebay.model.status import DeadLetter, DeadSummary
 from forebay.ops import dead
 
 
 class DeadLetters(ClientBase):
-    """List, redrive and purge dead letters."""
+    """List, summarize, redrive, keep and purge dead letters."""
 
     def dead_letters(
         self,
@@ -132,3 +132,38 @@ class DeadLetters(ClientBase):
             conn: the connection whose transaction to use.
         """
         return self._run(conn, dead.purge_dead(age, queue))
+
+    def keep_dead(
+        self,
+        queue: str | None = None,
+        *,
+        days: int | None = None,
+        inherit: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> int | None:
+        """Set how long dead letters are kept; return the previous number of days, None forever.
+
+        Without this call dead letters are kept forever. The workers' maintenance deletes older ones, redriven or not;
+        ``dead_summary`` counts what it deleted.
+
+        Args:
+            queue: the queue; None for all queues without their own setting.
+            days: days since the death of the job, 1 to 36,500; None forever.
+            inherit: remove the setting of the queue, so that the one for all queues applies.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: a bad name or number; nothing was changed.
+        """
+        return self._run(conn, dead.keep_dead(queue, days=days, inherit=inherit))
+
+    def dead_summary(
+        self, queue: str | None = None, *, conn: SyncConnection | None = None
+    ) -> list[DeadSummary]:
+        """Return how many dead letters are kept and were deleted, by queue, kind, reason and error.
+
+        Args:
+            queue: only this queue.
+            conn: the connection to use.
+        """
+        return self._run(conn, dead.dead_summary(queue))

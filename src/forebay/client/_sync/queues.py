@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
+from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops import queues
 
@@ -30,6 +31,47 @@ class Queues(ClientBase):
             conn: the connection whose transaction to use.
         """
         return self._run(conn, queues.open_group(queue, name, start))
+
+    def groups(
+        self, queue: str | None = None, *, conn: SyncConnection | None = None
+    ) -> list[GroupOverview]:
+        """Return the consumer groups: what each has unread, runs, and keeps in the log.
+
+        The call reads every waiting job.
+
+        Args:
+            queue: only this queue.
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.groups(queue))
+
+    def close_group(
+        self,
+        queue: str,
+        name: str = "default",
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> ClosedGroup:
+        """Close a consumer group; return what that gives up and releases.
+
+        From the commit on the group gets no jobs. Running jobs finish; jobs that wait for the group are cancelled for it.
+        The workers' maintenance does the rest in steps, and then the group is gone. Its dead letters stay. If it is the
+        queue's only group, jobs that are enqueued later wait for the next group that is opened.
+
+        Args:
+            queue: the queue.
+            name: the name of the group.
+            force: close it although workers serve it. They get no more jobs of it.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            GroupNotFound: the queue does not have this group.
+            GroupInUse: workers serve the group; nothing was changed.
+        """
+        return self._run(conn, queues.close_group(queue, name, force=force, dry_run=dry_run))
 
     def pause_queue(
         self, queue: str, *, group: str | None = None, conn: SyncConnection | None = None

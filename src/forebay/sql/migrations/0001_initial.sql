@@ -1,11 +1,25 @@
 -- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
 
--- Functions are created in the order of their files, so some call functions that do not exist yet.
+-- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
+-- of a function would look like drift.
 select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
-       set_config('check_function_bodies', 'off', true);
+       set_config('forebay.quote_all_identifiers_before', current_setting('quote_all_identifiers'), true),
+       set_config('check_function_bodies', 'off', true),
+       set_config('quote_all_identifiers', 'off', true);
 
 
 -- schema.sql
+
+-- In another encoding a job could hold text that workers cannot read, and the claim of its lane would fail each time.
+do $$
+begin
+    if current_setting('server_encoding') <> 'UTF8' then
+        raise exception using errcode = 'JQ020',
+            message = format('database %s has the encoding %s; Forebay needs UTF8', current_database(), current_setting('server_encoding')),
+            hint = 'Use a database that was created with encoding UTF8.';
+    end if;
+end
+$$;
 
 create schema forebay;
 revoke all on schema forebay from public;
@@ -41,7 +55,7 @@ $$;
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
 -- a chunk also marks the chunk done.
 create table forebay.backfill (
-    backfill_id bigint generated always as identity primary key,
+    backfill_id bigint primary key,      -- random
     made_at     timestamptz not null,
     made_by     name not null,           -- only this login may continue it,
     made_as     name not null,           -- and only in this role: the query runs with its rights
@@ -189,6 +203,23 @@ create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
+create table forebay.dead_retention (
+    queue text primary key,              -- empty: all queues without their own row
+    days  integer check (days between 1 and 36500)  -- null: forever
+);
+
+-- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.
+create table forebay.dead_deletion (
+    died_on    date not null,
+    queue      text not null,
+    kind       text not null,
+    reason     text not null,
+    error_type text not null,            -- class of the last error; empty: none
+    deleted    bigint not null,
+    primary key (died_on, queue, kind, reason, error_type)
+);
+
 
 -- tables/deferred.sql
 
@@ -214,9 +245,10 @@ create table forebay.deferred (
     ordering_key   text collate "C",
     unique_key     text
 );
-create index deferred_due on forebay.deferred (run_at, deferred_id);
+create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
+alter table forebay.deferred replica identity using index deferred_due;
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
@@ -255,20 +287,35 @@ create table forebay.failure (
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 create index failure_by_time on forebay.failure (failed_at);
+alter table forebay.failure replica identity full;
 
 
 -- tables/group.sql
 
 -- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
-    group_id    bigint generated always as identity primary key,
+    group_id    bigint primary key,      -- random, so that no group has the id of a lost one; not 0
     queue       text not null,
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
+    is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
+    closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
+    closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
+    fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
     unique (queue, name)
 );
+
+-- Groups that were closed. Their names stay, for dead letters.
+create table forebay.closed_group (
+    group_id  bigint primary key,
+    queue     text not null,
+    name      text not null,
+    closed_at timestamptz not null,
+    lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
+);
+create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
 
 
 -- tables/guard.sql
@@ -278,7 +325,7 @@ create table forebay.queue_group (
 -- Each act has one row, committed before the act. outcome is filled in afterwards. In a row without an outcome the guard was
 -- stopped in between: the act may have happened or not.
 create table forebay.guard_event (
-    event_id      bigint generated always as identity primary key,
+    event_id      bigint primary key,    -- random
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
     server        text not null,         -- primary, or the name of the standby
@@ -382,11 +429,18 @@ create table forebay.lane (
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
+alter table forebay.lane replica identity full;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
+
+
+-- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
+create type forebay._cursor as (
+    nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
+    pos_seq bigint);
 
 
 -- tables/leadership.sql
@@ -401,7 +455,7 @@ create sequence forebay.leader_0 as bigint cache 1;
 -- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
 -- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
-    lease_id        bigint generated always as identity primary key,
+    lease_id        bigint primary key,  -- random, so that no lease has the id of a lost one
     worker          text not null,       -- a name for humans: host:pid:token
     version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
@@ -421,6 +475,7 @@ create table forebay.heartbeat (
     running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
+alter table forebay.heartbeat replica identity full;
 
 
 -- tables/limiter.sql
@@ -543,9 +598,14 @@ create table forebay.log (
     ordering_key   text collate "C",
     unique_key     text
 ) partition by range (seq);
+alter table forebay.log replica identity full;
 
 comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
+
+
+-- Transaction ids from low, up to and without high.
+create type forebay._xid_range as (low xid8, high xid8);
 
 
 -- tables/max_waiting.sql
@@ -569,6 +629,7 @@ create table forebay.queue_count (
     total    bigint not null
 );
 create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+alter table forebay.queue_count replica identity full;
 
 
 -- tables/mirror.sql
@@ -592,6 +653,7 @@ create table forebay.mirror_count (
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
 create unique index mirror_count_of_all on forebay.mirror_count (mirror, outcome, tag, priority) nulls not distinct where level = 3;
+alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
@@ -603,6 +665,7 @@ create table forebay.mirror_sample (
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
 create index mirror_sample_by_age on forebay.mirror_sample (at);
+alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
@@ -615,10 +678,11 @@ create table forebay.mirror_breaker (
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 create index mirror_breaker_by_age on forebay.mirror_breaker (at);
+alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,
@@ -663,6 +727,7 @@ create table forebay.result (
 );
 create index result_by_job on forebay.result (job_id);
 create index result_by_age on forebay.result (kept_until);
+alter table forebay.result replica identity full;
 
 create table forebay.progress (
     job_id   bigint not null,
@@ -673,6 +738,7 @@ create table forebay.progress (
 );
 create index progress_by_job on forebay.progress (job_id, recorded_at);
 create index progress_by_age on forebay.progress (recorded_at);
+alter table forebay.progress replica identity full;
 
 
 -- tables/segment.sql
@@ -769,6 +835,7 @@ create table forebay.tombstone (
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
 create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
+alter table forebay.tombstone replica identity full;
 
 
 -- tables/trimming.sql
@@ -933,7 +1000,7 @@ begin
     -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
-        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+        perform forebay._imply_group(v_queue.queue);
     end loop;
 
     -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
@@ -945,7 +1012,7 @@ begin
     end if;
 
     -- Claimed and not settled.
-    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then
             resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
         else
@@ -1011,7 +1078,10 @@ begin
                 coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
                 v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
     end loop;
-    update forebay.queue_group g set start_after = '1:1:';
+    -- A group that was being closed stays, paused: its jobs have new rows, and closing it would give up all of them.
+    update forebay.queue_group g
+    set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
+    delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 
@@ -1150,6 +1220,10 @@ create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -1167,7 +1241,7 @@ begin
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
     end if;
     for v_row in execute pg_catalog.format(
-        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
+        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) ''{}''::pg_catalog.text[] as key,
                  pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
           from (%s\n) q order by q.%I', key, query, key)
     loop
@@ -1204,13 +1278,17 @@ $$;
 -- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 begin
     execute pg_catalog.format(
         E'select pg_catalog.count(*),
                  coalesce(pg_catalog.sum(pg_catalog.octet_length(
-                     coalesce(r.row operator(pg_catalog.->) \'args\'::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
+                     coalesce(r.row operator(pg_catalog.->) ''args''::pg_catalog.text, r.row)::pg_catalog.text)), 0)::pg_catalog.int8,
                  coalesce(pg_catalog.sum(pg_catalog.hashtextextended(r.row::pg_catalog.text collate pg_catalog."C", 0)), 0)
           from (select pg_catalog.to_jsonb(q.*) as row from (%s\n) q) r', query)
         into jobs, bytes, digest;
@@ -1398,9 +1476,10 @@ begin
         backfill_record_v1.kind, backfill_record_v1.options, v_jobs,
         coalesce((select sum(d) from unnest(backfill_record_v1.digests) d), 0), backfill_record_v1.token);
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
-    insert into forebay.backfill (made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
-    values (forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind, backfill_record_v1.query,
-            backfill_record_v1.options, backfill_record_v1.key, backfill_record_v1.token is not null, v_jobs)
+    insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
+    values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
+            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
+            backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
@@ -1421,6 +1500,10 @@ $$;
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $$
 #variable_conflict use_variable
 declare
@@ -1615,6 +1698,26 @@ end
 $$;
 
 
+-- functions/claim/bytes.sql
+
+-- A claim ends with the job that brings the texts of its jobs to this size, in bytes: a worker holds two claims, and while a claim
+-- is written and read, the worker is not served from another lane.
+create function forebay._claim_bytes() returns integer
+language sql immutable
+as $$ select 2097152 $$;
+
+
+-- The size of a job as text, in bytes, without its short fields. Of stored arguments beyond a quarter of a megabyte it is an
+-- estimate, at least one megabyte. The stored size alone says little: it can be that of a compressed value, or of a number with
+-- thousands of zeros.
+create function forebay._job_bytes(p_args jsonb, p_headers jsonb) returns integer
+language sql stable
+as $$
+    select case when pg_column_size(p_args) > 262144 then greatest(1048576, pg_column_size(p_args)) else octet_length(p_args::text) end
+           + case when p_headers is null then 0 else octet_length(p_headers::text) end
+$$;
+
+
 -- functions/claim/claim.sql
 
 -- Claim: the jobs that a group has not had yet, from one lane, in the order segment, xid, seq.
@@ -1646,6 +1749,7 @@ $$;
 -- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
 --   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
+-- pages: 110 + 4 a job + 3 an open transaction
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -1744,6 +1848,7 @@ $$;
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
+-- pages: 70 + 5 a lane + 5 an open transaction
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
@@ -1757,6 +1862,7 @@ declare
     v_places  forebay._place[];
     v_moved   boolean[];
     v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
     v_hi      bigint;
@@ -1810,9 +1916,10 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
 
     return query
@@ -1847,7 +1954,8 @@ begin
         perform setval(wakeup.flag, v_until)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        where coalesce(pg_sequence_last_value(wakeup.flag), 0) < v_until;
+        -- A time in the future is from before the clock was set back.
+        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
     end if;
 end
 $$;
@@ -1869,45 +1977,26 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
--- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+-- Lanes of limit keys of a queue (p_shelf) with rows in ranges of transactions, from at most p_most pairs of a transaction and a
+-- lane. It skips from one pair to the next, however many jobs each has.
 create or replace function forebay._arrivals_%1$s(
-    p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+    p_shelf bigint, p_ranges forebay._xid_range[], p_most integer, out pairs integer, out lanes bigint[])
 language plpgsql stable
 as $body$
 begin
-    pairs := 0;
-    if not exists (select from forebay.log_%1$s l
-                   where l.lane >> 48 = p_shelf and l.lane & 1 = 1
-                     and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
-       and p_late = '{}' then
-        return;
-    end if;
     with recursive step as (
-        (select i.xid, i.lane from forebay.log_%1$s i
-         where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-           and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
-         order by i.lane >> 48, i.xid, i.lane limit 1)
-        union all
-        select n.xid, n.lane from step s, lateral (
+        select f.xid, f.lane, r.high from unnest(p_ranges) r (low, high), lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-              and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
-            order by i.lane >> 48, i.xid, i.lane limit 1) n
-    ), late as (
-        select f.xid, f.lane from unnest(p_late) x (xid), lateral (
-            select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid >= r.low and i.xid < r.high
             order by i.lane >> 48, i.xid, i.lane limit 1) f
         union all
-        select n.xid, n.lane from late s, lateral (
+        select n.xid, n.lane, s.high from step s, lateral (
             select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < s.high
             order by i.lane >> 48, i.xid, i.lane limit 1) n
     )
-    select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
-    into pairs, lanes
-    from (select * from (select * from step union all select * from late) a limit p_most) u;
+    select count(*), array_agg(distinct u.lane) into pairs, lanes
+    from (select s.lane from step s limit p_most) u;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -1931,18 +2020,26 @@ $body$;
 
     execute format($segment$
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
-create or replace function forebay._moved_%1$s(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+create or replace function forebay._moved_%1$s(
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+returns boolean[]
 language plpgsql stable
 as $body$
 begin
     return array(
         select case
             when p.moved then true
-            when exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+            when exists (
+                select from unnest(p_ended) e (low, high), lateral (
+                    select from forebay.log_%1$s l
+                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
+                where e.high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
-                select from pg_snapshot_xip(p.snap) as late (xid)
-                where exists (select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid)) end
+                select from pg_snapshot_xip(p.snap) late (xid), lateral (
+                    select from forebay.log_%1$s l where l.lane = p.lane and l.xid = late.xid limit 1) f
+                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted') end
         from rows from (unnest(p_places), unnest(p_moved)) with ordinality
              as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
         order by p.nr);
@@ -1952,53 +2049,39 @@ $body$;
     execute format('revoke all on function forebay._moved_%s from public', p_segment_id);
 
     execute format($segment$
--- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids in progress at its start.
+-- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq). It ends with the row
+-- that brings the jobs to p_bytes or more.
 create or replace function forebay._read_%1$s(
-    p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
-    p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint,
+    out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
 declare
-    v_lo_xid xid8 := p_from_xmax;
-    v_lo_seq bigint := -1;
+    v_range forebay._xid_range;
+    v_row   forebay.log;
 begin
-    if p_pos_xid >= p_from_xmax then
-        v_lo_xid := p_pos_xid;
-        v_lo_seq := p_pos_seq;
-    end if;
-    if cardinality(p_late) = 0 then
-        return array(
-            select row(l.*)::forebay.log
+    rows := '{}';
+    bytes := 0;
+    foreach v_range in array p_ranges loop
+        continue when v_range.high <= p_pos_xid;
+        -- One lower bound, so that the index finds it: a second one would be compared with each row of the transaction.
+        for v_row in
+            select l.*
             from forebay.log_%1$s l
             where l.lane = p_lane
-              and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-              and l.xid < pg_snapshot_xmax(p_to)
-              and pg_visible_in_snapshot(l.xid, p_to)
+              and (l.xid, l.seq) > (greatest(v_range.low, p_pos_xid), case when p_pos_xid >= v_range.low then p_pos_seq else -1 end)
+              and l.xid < v_range.high
             order by l.xid, l.seq
-            limit p_limit);
-    end if;
-    return array(
-        select w.r
-        from (
-            (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
-             from unnest(p_late) as late (xid),
-                  lateral (select * from forebay.log_%1$s i
-                           where i.lane = p_lane and i.xid = late.xid
-                             and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
-                           order by i.seq limit p_limit) l)
-            union all
-            (select row(l.*)::forebay.log, l.xid, l.seq
-             from forebay.log_%1$s l
-             where l.lane = p_lane
-               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-               and l.xid < pg_snapshot_xmax(p_to)
-               and pg_visible_in_snapshot(l.xid, p_to)
-             order by l.xid, l.seq
-             limit p_limit)
-        ) w
-        order by w.x, w.s
-        limit p_limit);
+            limit p_limit - cardinality(rows)
+        loop
+            rows := rows || v_row;
+            bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+            if bytes >= p_bytes then
+                return;
+            end if;
+        end loop;
+        exit when cardinality(rows) >= p_limit;
+    end loop;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -2007,22 +2090,27 @@ $body$;
     execute format($segment$
 -- Rows of a lane of keyed jobs that a window covers, in the order of their numbers. Transactions that began after the window's
 -- start have numbers above p_low; those in progress at the start are searched by xid below it.
+-- It ends with the row that brings the jobs to p_bytes or more.
 create or replace function forebay._read_keyed_%1$s(
-    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer)
-returns forebay.log[]
+    p_lane bigint, p_from pg_snapshot, p_low bigint, p_to pg_snapshot, p_late xid8[], p_pos_seq bigint, p_limit integer,
+    p_bytes bigint, out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $body$
+declare
+    v_row forebay.log;
 begin
-    return array(
-        select w.r
+    rows := '{}';
+    bytes := 0;
+    for v_row in
+        select w.*
         from (
-            (select row(l.*)::forebay.log as r, l.seq as s
+            (select l.*
              from unnest(p_late) as late (xid),
                   lateral (select * from forebay.log_%1$s i
                            where i.lane = p_lane and i.xid = late.xid and i.seq > p_pos_seq and i.seq <= p_low
                            order by i.seq limit p_limit) l)
             union all
-            (select row(l.*)::forebay.log, l.seq
+            (select l.*
              from forebay.log_%1$s l
              where l.lane = p_lane and l.ordering_key is not null and l.seq > greatest(p_low, p_pos_seq)
                and pg_visible_in_snapshot(l.xid, p_to)
@@ -2030,8 +2118,13 @@ begin
              order by l.seq
              limit p_limit)
         ) w
-        order by w.s
-        limit p_limit);
+        order by w.seq
+        limit p_limit
+    loop
+        rows := rows || v_row;
+        bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+        exit when bytes >= p_bytes;
+    end loop;
 end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
@@ -2045,6 +2138,7 @@ $body$;
 --   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
+--   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
@@ -2060,7 +2154,11 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, case when b.whole then pg_current_snapshot() else b.snap_to end as upto, forebay._now() as at
+               b.whole, u.upto, forebay._now() as at,
+               case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
+                         and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
+                    then forebay._xid_ranges(b.snap_from, u.upto)
+                    else array[row(pg_snapshot_xmax(b.snap_from), pg_snapshot_xmax(u.upto))::forebay._xid_range] end as ranges
         from (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
                      n.skipped_total, s.stop,
                      pg_sequence_last_value('forebay.log_seq') < %2$s
@@ -2070,7 +2168,8 @@ begin
                      and %3$s as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane
-              order by n.no desc limit 1) b
+              order by n.no desc limit 1) b,
+             lateral (select case when b.whole then pg_current_snapshot() else b.snap_to end as upto) u
         where (b.snap_to is null
                or b.pos_segment = %1$s
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
@@ -2080,19 +2179,22 @@ begin
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
-               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
-               string_agg(t.job, ',') as jobs
+               array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
+               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
+                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
+            select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
-                                    case when cur.pos_xid >= pg_snapshot_xmax(cur.snap_from) then cur.pos_seq else -1 end)
-              and j.xid < pg_snapshot_xmax(cur.upto)
-              and pg_visible_in_snapshot(j.xid, cur.upto)
+              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
+              and j.xid < r.high
             order by j.xid, j.seq
+            limit p_limit) j
             limit p_limit) t
     ), written as (
         insert into forebay.batch (
@@ -2145,6 +2247,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
@@ -2168,14 +2271,7 @@ begin
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
-           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
-           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
-                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
-           end as late_in_hand,
-           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
-                else array(select x from pg_snapshot_xip(w.stop) x
-                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
-           end as late_in_next
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
@@ -2212,21 +2308,24 @@ begin
 
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
-                                    c.unsealed, c.seal_xid);
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+                                    c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_limit then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_limit and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
+                                    forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_limit;
+    v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
     -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
@@ -2320,46 +2419,49 @@ $$;
 
 -- functions/claim/window.sql
 
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
+-- The rows of one lane in a window, after a position, at most p_limit, up to the one that brings their size to p_bytes; how many segments
+-- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
--- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+-- p_ranges are the window's transactions, see forebay._xid_ranges().
 create function forebay._window(
-    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
 begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+    bytes := 0;
+    if p_last_seal > p_ranges[1].low then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+              and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
-            using p_lane, p_xmax, p_to, p_late,
+            using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
-                  p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+                  p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -2368,16 +2470,68 @@ $$;
 
 -- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
--- not read its uncommitted rows, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once in five minutes: if the writer is rolled back, later
+-- windows do not read what it left in the index. Each move costs a row and a transaction id, in every lane, so a busy writer
+-- elsewhere must not cause many.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and (p_moved_at is null
+            -- A time in the future is from before the clock was set back.
+            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
+$$;
+
+
+-- functions/claim/xid_ranges.sql
+
+-- The ids of the transactions that p_to shows and p_from does not, as ranges in ascending order. Rows are read by these ranges.
+--
+-- A scan of a longer range would visit the rows of each transaction that is in progress, and return none of them. Invariant "flat
+-- cost": no claim and no poll reads the rows of an open transaction, however many it has written. Transactions that were in
+-- progress at p_from and were rolled back since are left out too: their rows stay in the index until a vacuum.
+create function forebay._xid_ranges(p_from pg_snapshot, p_to pg_snapshot) returns forebay._xid_range[]
+language plpgsql stable
+as $$
+declare
+    v_ranges forebay._xid_range[] := '{}';
+    v_low    xid8 := pg_snapshot_xmax(p_from);
+    v_xid    xid8;
+begin
+    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
+        v_ranges := array(
+            select row(x, (x::text::numeric + 1)::text::xid8)::forebay._xid_range from pg_snapshot_xip(p_from) x
+            where pg_visible_in_snapshot(x, p_to) and pg_xact_status(x) is distinct from 'aborted'
+            order by x);
+    end if;
+    if pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then
+        -- Its text has them in order. A query would cost more.
+        foreach v_xid in array string_to_array(split_part(p_to::text, ':', 3), ',')::xid8[] loop
+            continue when v_xid < v_low;
+            if v_low < v_xid then
+                v_ranges := v_ranges || row(v_low, v_xid)::forebay._xid_range;
+            end if;
+            v_low := (v_xid::text::numeric + 1)::text::xid8;
+        end loop;
+    end if;
+    if v_low < pg_snapshot_xmax(p_to) then
+        v_ranges := v_ranges || row(v_low, pg_snapshot_xmax(p_to))::forebay._xid_range;
+    end if;
+    return v_ranges;
+end
+$$;
+
+
+-- The id of the caller's transaction, if it has one that its snapshot does not cover: a count includes the caller's own rows.
+create function forebay._own_xid_range() returns forebay._xid_range[]
+language sql stable
+as $$
+    select case when x.own >= pg_snapshot_xmax(pg_current_snapshot())
+                then array[row(x.own, (x.own::text::numeric + 1)::text::xid8)::forebay._xid_range] else '{}' end
+    from pg_current_xact_id_if_assigned() x (own)
 $$;
 
 
@@ -2395,6 +2549,7 @@ $$;
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the promotion lock, or returns 0 when another promoter has it.
+-- pages: 60 + 20 a job + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2406,6 +2561,7 @@ as $$
 declare
     v_cursor forebay.promotion;
     v_now    pg_snapshot;
+    v_ranges forebay._xid_range[];
     v_at     timestamptz;
     v_run_at timestamptz[];
     v_ids    bigint[];
@@ -2442,11 +2598,13 @@ begin
         v_cursor.deferred_id := 0;
     end if;
 
-    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at the snapshot.
+    v_ranges := forebay._xid_ranges(v_cursor.snap, v_now);
+    -- Mostly nothing is due and nothing was added: two probes, and one for each transaction in progress at either snapshot.
     if not exists (select from forebay.deferred d
                    where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id) and d.run_at <= v_at)
-       and not exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
-       and not exists (select from pg_snapshot_xip(v_cursor.snap) x, lateral (select from forebay.deferred j where j.xid = x) i)
+       and not exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        and not forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         return 0;
     end if;
@@ -2481,34 +2639,33 @@ begin
         get diagnostics v_due = row_count;
     end if;
 
-    -- At or below the old position, and visible only since: by xid from the snapshot's end on, and one probe for each
-    -- xid in progress at that time.
+    -- At or below the old position, and visible only since.
     insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
            d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
-    from (select i.* from forebay.deferred i
-          where i.xid >= pg_snapshot_xmax(v_cursor.snap) and i.xid < pg_snapshot_xmax(v_now)
-          union all
-          select i.* from pg_snapshot_xip(v_cursor.snap) x, lateral (select * from forebay.deferred j where j.xid = x) i
-          offset 0) d  -- Keeps the planner from reading everything below the position by time.
+    from unnest(v_ranges) r (low, high), lateral (
+        select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
+        offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-      and pg_visible_in_snapshot(d.xid, v_now)
     order by d.run_at, d.deferred_id;
     get diagnostics v_late = row_count;
 
     if v_due + v_late > 0
-       or exists (select from forebay.deferred d where d.xid >= pg_snapshot_xmax(v_cursor.snap))
+       or exists (
+           select from unnest(v_ranges) r (low, high), lateral (
+               select from forebay.deferred d where d.xid >= r.low and d.xid < r.high limit 1) f)
        or forebay._should_move(v_cursor.snap, v_now, v_cursor.promoted_at) then
         insert into forebay.promotion (no, snap, run_at, deferred_id, promoted, promoted_at)
         values (v_cursor.no + 1, v_now, v_position, v_position_id, v_due + v_late, v_at);
         if v_due + v_late > 0 then
             perform forebay._notify(q.queue)
-            from (select distinct l.queue from forebay.lane l where l.lane in (
-                      select d.lane from forebay.deferred d
-                      where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-                        and (d.run_at, d.deferred_id) <= (v_position, v_position_id))) q;
+            from (select distinct l.queue
+                  from (select distinct d.lane from forebay.deferred d
+                        where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+                          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)) d
+                  cross join lateral (select i.queue from forebay.lane i where i.lane = d.lane limit 1) l) q;
         end if;
     end if;
     return v_due + v_late;
@@ -2626,13 +2783,13 @@ begin
         return format('expires_at %s is not a time within 200 years', p_expires_at);
     elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
         return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
-    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ E'[\x01-\x1f\x7f]') then
         return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
-    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ E'[\x01-\x1f\x7f]') then
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
-    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ E'[\x01-\x1f\x7f]') then
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
-    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
     elsif p_limit_key is not null and p_ordering_key is not null then
         return 'ordering_key and limit_key exclude each other';
@@ -2759,6 +2916,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+-- pages: 150
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -2866,7 +3024,7 @@ begin
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
                and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
-               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ '[\x01-\x1f\x7f]')
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
               ) is not true
         order by u.ordinality
     loop
@@ -2900,6 +3058,7 @@ $$;
 --   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
 --   kind optional.
 -- Errors: as forebay.enqueue.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -2971,6 +3130,7 @@ $$;
 --   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
 --
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -3264,11 +3424,20 @@ as $$
 $$;
 
 
+-- Is the time of a flag sequence, in milliseconds since 1970, still to come? A worker sleeps, or a caller waits, until then.
+--
+-- At most for about a minute: a time further in the future was written before the clock was set back.
+create function forebay._is_ahead(p_millis bigint) returns boolean
+language sql volatile
+-- The parameter stands here once, so that the function is inlined.
+as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select forebay._is_ahead(pg_sequence_last_value(forebay._wakeup(p_queue)))
 $$;
 
 
@@ -3331,9 +3500,9 @@ begin
         raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
-    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+    insert into forebay.guard_event (event_id, at, acted_as, server, action, holder, name, user_name, application, database_name,
                                      state, xact_start, seconds, age, reason, query)
-    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+    values (forebay._random_name(), forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
             p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
             left(p_reason, 200), left(p_query, 200))
     returning event_id into v_event_id;
@@ -3352,6 +3521,9 @@ $$;
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     update forebay.guard_event e
@@ -3760,6 +3932,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
@@ -3771,14 +3944,18 @@ declare
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
+    -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
+    -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
            b.keys is not null and b.parked_no is null as has_waiting,
            coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
@@ -3816,20 +3993,24 @@ begin
 
     if c.snap_to is not null then
         v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
-                                          c.unsealed, c.seal_xid);
+                                          c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_most then
-        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_most and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_most;
+    v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -3998,10 +4179,14 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any.
-            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
-            from candidate i where i.runs
-            order by i.rank, i.nr limit v_limit
+            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
+            from (select w.*, (row_number() over o)::smallint as place,
+                         sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
+                  from candidate w where w.runs
+                  window o as (order by w.rank, w.nr)
+                  order by w.rank, w.nr limit v_limit) i
+            where i.rank = 1 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
@@ -4212,16 +4397,17 @@ $$;
 
 -- The rows of one keyed lane in a window, in the order of their numbers; see forebay._window().
 --
--- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low.
+-- Late are transactions up to the window's edge that had not ended at its start: their numbers may be below p_low, and their
+-- segments sealed before its start.
 create function forebay._window_keyed(
     p_lane bigint, p_from pg_snapshot, p_low bigint, p_edge xid8, p_to pg_snapshot,
     p_pos_segment bigint, p_pos_seq bigint, p_limit integer, p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
     v_xmax    constant xid8 := pg_snapshot_xmax(p_from);
     v_late    xid8[] := '{}';
@@ -4229,19 +4415,18 @@ begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if p_low > 0 then
-        v_late := array(
-            select x.xid
-            from (select pg_snapshot_xip(p_from) as xid
-                  union
-                  select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
-            where pg_visible_in_snapshot(x.xid, p_to)
-            order by x.xid);
-    end if;
+    bytes := 0;
+    v_late := array(
+        select x.xid
+        from (select pg_snapshot_xip(p_from) as xid
+              union
+              select i::text::xid8 from generate_series(v_xmax::text::bigint, p_edge::text::bigint) i) x
+        where pg_visible_in_snapshot(x.xid, p_to)
+        order by x.xid);
     if p_last_seal > v_xmax or p_last_seal > v_late[1] then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)
               and (s.xid > v_xmax or s.xid > v_late[1])
             order by s.segment_id) || v_needed;
@@ -4249,13 +4434,14 @@ begin
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
-            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+            using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -4268,6 +4454,7 @@ $$;
 
 -- Close a lease that its worker no longer needs. Jobs that it holds without knowing (the answer to their claim was lost)
 -- are released unstarted. Returns their number; null when the lease was closed already.
+-- pages: 40 + 20 a job
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4287,14 +4474,15 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null while the process runs jobs.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4322,6 +4510,7 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    server_time := clock_timestamp();
     return next;
 end
 $$;
@@ -4344,7 +4533,7 @@ as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130000 then
         return (v_value & 1048575)::integer;
     end if;
     return null;
@@ -4358,10 +4547,13 @@ $$;
 
 -- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
 -- claims. Their jobs are claimed again; the worker stops its handlers of them.
+-- pages: 10 + 5 a job
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
     select array(select c.claim_no from unnest(p_claim_nos) c (claim_no)
                  where not exists (select from forebay.batch b
@@ -4382,12 +4574,16 @@ $$;
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
+-- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_lease_id bigint;
@@ -4402,8 +4598,8 @@ begin
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -4424,7 +4620,7 @@ $$;
 -- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
-as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
 
 
 -- functions/lease/resign.sql
@@ -4579,11 +4775,20 @@ $$;
 -- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
 -- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
 -- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
--- their time to report. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
+-- their time to report. Where the schema's owner may not see when the session began, its age counts from its first call of this
+-- function. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
 -- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
 --
+-- Invariant "silence is observed": the clock of the server may have been set. It shows how long a lease is silent only as far as
+-- the caller has seen it run evenly; and signs of life from the future are from before it was set back, and prove nothing.
+--
+-- Parameters:
+--   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
+--   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
 -- Errors: JQ012 not called alone, JQ030 foreign cluster.
-create function forebay.revoke_lost_v1() returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
+-- pages: 40 + 12 an open lease
+create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
+returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4592,40 +4797,51 @@ set enable_bitmapscan = off
 set lock_timeout = '500ms'
 as $$
 declare
-    v_at      constant timestamptz := clock_timestamp();
-    v_session double precision;
+    v_at      timestamptz;
+    v_session double precision := forebay._observed_seconds(clock_timestamp());
     v_lost    record;
 begin
     perform forebay._require_alone('forebay.revoke_lost_v1()');
     perform forebay._require_same_cluster();
+    v_at := forebay._now();
+    if (clock_timestamp() - p_clock between interval '-1 second' and interval '1 second') is false then
+        return;
+    end if;
     for v_lost in
         select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
         from forebay.lease l
-        cross join lateral (
+        left join lateral (
             select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h
+            where b.lease_id = l.lease_id and b.heartbeat_at <= v_at + interval '1 second'
+            order by b.heartbeat_at desc limit 1) h on true
         left join lateral (
             select b.claimed_at, b.floor from forebay.batch b
             where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (select extract(epoch from v_at - greatest(h.heartbeat_at, c.claimed_at)) as silent) s
+        cross join lateral (
+            select coalesce(extract(epoch from v_at - greatest(
+                                h.heartbeat_at, case when c.claimed_at <= v_at + interval '1 second' then c.claimed_at end)),
+                            p_observed_seconds) as silent) s
         where l.closed_at is null
-          and extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds
-          and s.silent > l.suspect_seconds
-          and (s.silent > l.lease_seconds
+          and (extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds) is not false
+          and least(s.silent, p_observed_seconds) > l.suspect_seconds
+          and (least(s.silent, p_observed_seconds) > l.lease_seconds
                or exists (select from forebay.batch b
                           where b.lease_id = l.lease_id and b.claim_no >= c.floor
                             and not exists (select from forebay.settlement t
                                             where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.heartbeat_at
+        order by h.heartbeat_at nulls first
     loop
         -- Only now, since looking up one session means reading all of them.
         if v_session is null then
-            select extract(epoch from v_at - a.backend_start) into v_session
+            -- A session from the future began before the clock was set back: it is older than what the caller has observed.
+            select coalesce(case when a.backend_start <= clock_timestamp()
+                                 then extract(epoch from clock_timestamp() - a.backend_start) end, p_observed_seconds, 0)
+            into v_session
             from pg_stat_get_activity(pg_backend_pid()) a;
         end if;
         continue when v_session <= v_lost.suspect_seconds
-            or v_lost.silent <= v_lost.lease_seconds
-               and exists (select from pg_stat_get_activity(v_lost.backend_pid) a where a.pid is not null);
+            or least(v_lost.silent, p_observed_seconds) <= v_lost.lease_seconds
+               and exists (select from pg_stat_get_activity(coalesce(v_lost.backend_pid, 0)) a where a.pid is not null);
         begin
             jobs := forebay._revoke(v_lost.lease_id, 'revoked', true);
         exception when lock_not_available then
@@ -4639,6 +4855,33 @@ begin
             return;
         end if;
     end loop;
+end
+$$;
+
+
+-- Seconds since this session first called revoke_lost_v1; null where the owner of the schema may see when the session began, and
+-- when the clock was set back since.
+--
+-- PostgreSQL shows the start of a session to its own role and to pg_read_all_stats. Inside a function of the owner that is the
+-- owner, not the caller. So the session itself keeps the time of its first call, in a parameter without effect. The value has the
+-- process id, so that a default of the role or the database is not believed.
+create function forebay._observed_seconds(p_at timestamptz) returns double precision
+language plpgsql volatile
+as $$
+declare
+    v_since   text;
+    v_seconds double precision;
+begin
+    if pg_has_role(session_user, 'usage') or pg_has_role('pg_read_all_stats', 'usage') then
+        return null;
+    end if;
+    v_since := current_setting('forebay.observes_since', true);
+    if v_since is null or split_part(v_since, ' ', 1) <> pg_backend_pid()::text then
+        perform set_config('forebay.observes_since', format('%s %s', pg_backend_pid(), extract(epoch from p_at)), false);
+        return 0;
+    end if;
+    v_seconds := extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
+    return case when v_seconds >= 0 then v_seconds end;
 end
 $$;
 
@@ -4716,7 +4959,7 @@ as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 -- Parameters:
 --   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
 --   p_duties   0 is maintenance, any other number is the group of that number
---   p_seconds  how long the duties are kept unless renewed, at most 600
+--   p_seconds  how long the duties are kept unless renewed, at most 130
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
@@ -4727,9 +4970,9 @@ declare
     v_flag regclass;
     v_held     bigint[] := '{}';
 begin
-    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
     perform set_config('synchronous_commit', 'off', true);
@@ -4756,23 +4999,19 @@ language plpgsql volatile
 as $$
 declare
     v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
-    v_late    xid8[] := '{}';
+    v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
     v_segment bigint;
     v_found   record;
 begin
-    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
-        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
-    end if;
     for v_segment in
         select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+          and (f.xid is null or f.xid > v_ranges[1].low)
         order by s.segment_id desc
     loop
-        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
-            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3)' into v_found using v_shelf, v_ranges, v_left;
         v_left := v_left - v_found.pairs;
         if v_left <= 0 then
             return null;
@@ -4793,13 +5032,16 @@ declare
     v_moved   boolean[];
     v_segment bigint;
     v_before  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
 begin
     -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
-    into v_places, v_moved
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
     from (select l.lane, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -4808,6 +5050,7 @@ begin
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -4815,7 +5058,7 @@ begin
         order by s.segment_id
     loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
     return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
 end
@@ -5102,6 +5345,7 @@ $$;
 
 -- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
 -- whose jobs wait or may wait, and when the queue's rate lets the next job start.
+-- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
                key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,
@@ -5165,6 +5409,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -5183,7 +5428,7 @@ begin
     end if;
 
     if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -5192,30 +5437,28 @@ begin
                     else (select count(*) from forebay._all_parked() p
                           where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
         into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
+              from unnest(v_lanes) l (lane)
+              left join forebay.queue_group g on g.group_id = p_group_id
+              left join lateral (select i.* from forebay.batch i
+                                 where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+              left join forebay.segment s on s.segment_id = b.pos_segment) c
+        left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -5233,6 +5476,7 @@ create function forebay._require_below_max_waiting(p_queue text, p_more bigint) 
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_max     bigint;
@@ -5559,6 +5803,161 @@ end
 $$;
 
 
+-- functions/maintenance/close_groups.sql
+
+-- grant: worker, operator
+
+-- Continue to close groups; returns how much was done. 0: nothing is left to do, or running jobs of a closing group must end first.
+--
+-- forebay.close_group() stops the claims that begin later. This function then
+--   1. waits in each lane for a claim that began before, some lanes in each call: a claim holds the lock of its lane,
+--   2. when no unsettled job of the group is in an open batch, deletes the group and its private lanes, in one transaction,
+--   3. deletes the rows of the group, about p_most in each call.
+-- After 2. no other function meets these rows: segments, depth and claims know only groups and lanes that exist. A crash between two
+-- calls leaves the group in one of these states, and the next call continues.
+--
+-- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
+-- Parameters: p_most, 1 to 1000000.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the sweep's lock, and the locks of the lanes or the group's row.
+create function forebay.close_groups(p_most integer default 10000) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '2s'
+as $$
+declare
+    v_group  forebay.queue_group;
+    v_closed forebay.closed_group;
+    v_lanes  bigint[];
+    v_lane   bigint;
+    v_done   bigint := 0;
+begin
+    if (p_most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', message = format('%s is outside 1 to 1000000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.close_groups()');
+    perform forebay._require_same_cluster();
+    if not exists (select from forebay.queue_group g where g.closing_at is not null)
+       and not exists (select from forebay.closed_group c where c.lanes is not null) then
+        return 0;
+    end if;
+    -- Like the sweep it holds the locks of several lanes; only one of the two runs.
+    if not forebay._try_lock('sweep') then
+        return 0;
+    end if;
+
+    for v_group in select g.* from forebay.queue_group g where g.closing_at is not null order by g.group_id loop
+        v_lanes := array(
+            select distinct l.lane from forebay.lane l
+            where l.queue = v_group.queue and l.audience in (0, v_group.group_id, -v_group.group_id)
+              and l.lane > coalesce(v_group.fenced_lane, -9223372036854775808)
+            order by l.lane limit 200);
+        if v_lanes <> '{}' then
+            foreach v_lane in array v_lanes loop
+                perform forebay._lock_lane(v_group.group_id, v_lane);
+            end loop;
+            update forebay.queue_group g set fenced_lane = v_lanes[cardinality(v_lanes)] where g.group_id = v_group.group_id;
+            return cardinality(v_lanes);
+        end if;
+        continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);
+        perform forebay._delete_group(v_group);
+        return 1;
+    end loop;
+
+    for v_closed in select c.* from forebay.closed_group c where c.lanes is not null order by c.group_id loop
+        v_done := v_done + forebay._clear_group(v_closed.group_id, v_closed.lanes, p_most);
+        exit when v_done >= p_most;
+        update forebay.closed_group c set lanes = null where c.group_id = v_closed.group_id;
+        v_done := v_done + 1;
+    end loop;
+    return v_done;
+end
+$$;
+
+
+-- Delete a group and its private lanes. No claim of it runs, none can begin, and it has no open batch: no more rows are written
+-- for it.
+create function forebay._delete_group(v_group forebay.queue_group) returns void
+language plpgsql volatile
+as $$
+declare
+    v_lanes   bigint[];
+    v_heir_id bigint;
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    with gone as (
+        delete from forebay.lane l
+        where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)
+        returning l.lane)
+    select coalesce(array_agg(distinct n.lane), '{}') into v_lanes from gone n;
+    insert into forebay.closed_group (group_id, queue, name, closed_at, lanes)
+    values (v_group.group_id, v_group.queue, v_group.name, forebay._now(), v_lanes);
+    v_heir_id := forebay._imply_group(v_group.queue, v_group.closing_snap);
+    -- Where a claim read further than the snapshot of the closing, the implied group continues after it.
+    insert into forebay.batch (
+        group_id, lane, no, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total, claimed_at,
+        edge_from, low_from, edge_to, low_to)
+    select v_heir_id, b.lane, 1, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq, 0, 0, b.claimed_at,
+           b.edge_from, b.low_from, b.edge_to, b.low_to
+    from (select distinct i.lane from forebay.lane i where i.queue = v_group.queue and i.audience = 0) l
+    cross join lateral (select i.* from forebay.batch i
+                        where i.group_id = v_group.group_id and i.lane = l.lane order by i.no desc limit 1) b
+    cross join lateral (select coalesce(b.snap_to, b.snap_from) as snap) r
+    where v_heir_id is not null
+      and (pg_snapshot_xmax(r.snap) > pg_snapshot_xmax(v_group.closing_snap)
+           or exists (select from pg_snapshot_xip(v_group.closing_snap) x where pg_visible_in_snapshot(x, r.snap)));
+    execute format('drop sequence forebay.leader_%s', v_group.group_id);
+end
+$$;
+
+
+-- Delete rows of a group that is gone; returns their number: fewer than p_most when none is left.
+create function forebay._clear_group(p_group_id bigint, p_lanes bigint[], p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_rows  bigint;
+    v_total bigint;
+begin
+    with gone as (
+        delete from forebay.batch b
+        using (select i.lane, i.no from forebay.batch i where i.group_id = p_group_id order by i.lane, i.no limit p_most) o
+        where b.group_id = p_group_id and b.lane = o.lane and b.no = o.no
+        returning b.lease_id, b.claim_no),
+    settled as (
+        delete from forebay.settlement s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1),
+    started as (
+        delete from forebay.suspect_start s using gone g
+        where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
+    select count(*) into v_total from gone;
+    delete from forebay.deferred d
+    where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.parked p
+    where p.ctid = any (array(select i.ctid from forebay.parked i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.key_run t
+    where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limiter g
+    where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.queue_count c
+    where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    return v_total + v_rows;
+end
+$$;
+
+
 -- functions/maintenance/count.sql
 
 -- grant: worker
@@ -5568,19 +5967,21 @@ $$;
 -- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
+-- pages: 300 + 60 a lane
 create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
     v_group record;
 begin
     perform forebay._require_same_cluster();
-    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.group_id loop
+    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.created_at, g.group_id loop
         waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
         if waiting >= p_most then
             queue := v_group.queue;
@@ -5588,6 +5989,82 @@ begin
             return next;
         end if;
     end loop;
+end
+$$;
+
+
+-- functions/maintenance/drop_segments.sql
+
+-- grant: worker
+
+-- Drop the tables and functions of segments that were emptied a while ago; returns the number of segments.
+--
+-- Dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes meanwhile waits. So the lock is taken only
+-- when it is free at once: a request that waits in the queue of a lock would stop all enqueues behind it. And p_most is small:
+-- each segment takes about two milliseconds and the commit. While a session that used the log is in a transaction, nothing is
+-- dropped; call again.
+--
+-- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind, and the newest segment of the
+-- archive of another cluster, which marks the end of that archive.
+--
+-- Parameters: p_most, the maximum number of segments in this call; p_age, for how long they have been empty: a call that found
+--   a segment in the registry before it was emptied has ended since.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set lock_timeout = '100ms'
+as $$
+declare
+    v_segment  bigint;
+    v_function regprocedure;
+    v_dropped  integer := 0;
+    v_segments bigint[];
+begin
+    if (p_most between 1 and 1000 and p_age >= interval '0') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot drop %s segments that are empty for %s', coalesce(p_most::text, 'null'), coalesce(p_age::text, 'null')),
+            hint = 'The number is 1 to 1000, the age is not negative.';
+    end if;
+    perform forebay._require_alone('forebay.drop_segments_v1()');
+    perform forebay._require_same_cluster();
+    v_segments := array(
+        select s.segment_id from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at <= forebay._now() - p_age
+          and s.segment_id < (select i.segment_id from forebay.seal i order by i.segment_id desc offset 1 limit 1)
+          and not (f.xid = '0' and s.hi = forebay._archived_below())
+        order by s.segment_id limit p_most);
+    if v_segments = '{}' or not forebay._try_lock('retention') then
+        return 0;
+    end if;
+    -- No standby is waited for while the log is locked.
+    perform set_config('synchronous_commit', 'local', true);
+    begin
+        lock table only forebay.log in access exclusive mode nowait;
+    exception when lock_not_available then
+        return 0;
+    end;
+    foreach v_segment in array v_segments loop
+        begin
+            execute format('lock table forebay.log_%s in access exclusive mode nowait', v_segment);
+        exception when lock_not_available then
+            continue;
+        end;
+        execute format('drop table forebay.log_%s', v_segment);
+        for v_function in
+            select p.oid from pg_proc p
+            where p.pronamespace = 'forebay'::regnamespace and p.proname ~ format('^_[a-z_]+_%s$', v_segment)
+        loop
+            execute format('drop function %s', v_function);
+        end loop;
+        delete from forebay.seal f where f.segment_id = v_segment;
+        delete from forebay.segment s where s.segment_id = v_segment;
+        v_dropped := v_dropped + 1;
+    end loop;
+    return v_dropped;
 end
 $$;
 
@@ -5604,6 +6081,7 @@ $$;
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
 -- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
+-- pages: 60
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5656,11 +6134,12 @@ begin
         v_leaf, p_lo, p_hi);
     execute format('create index on %s (lane, xid, seq)', v_leaf);
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
-    execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s (expires_at, seq) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
     execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
+    execute format('alter table %s replica identity full', v_leaf);  -- Attaching does not pass it on.
     execute format('alter table forebay.log attach partition %s for values from (%s) to (%s)', v_leaf, p_lo, p_hi);
     -- It spared the attachment a scan of all rows; if kept, each INSERT would parse it again.
     execute format('alter table %s drop constraint seq_range', v_leaf);
@@ -5680,6 +6159,7 @@ $$;
 --
 -- Parameters: p_name, at most 100 characters; p_seconds, for how long; p_error, null when it is only behind.
 -- Errors: JQ001 no name, or seconds outside 0 to 100000000. Locks: none.
+-- pages: 20
 create function forebay.record_duty_v1(p_name text, p_seconds double precision default null, p_error text default null) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5709,7 +6189,8 @@ $$;
 
 -- grant: worker
 
--- Empty the oldest segment that may be emptied; returns its number, or null when there is none.
+-- Empty the oldest segment that may be emptied. emptied is its number, or null; a call looks at no more than twenty segments that
+-- must stay, and next is the p_after of the call that continues, or null when all were looked at.
 --
 -- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
 -- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
@@ -5717,9 +6198,13 @@ $$;
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
-create function forebay.retain_v1() returns bigint
+-- pages: 100
+create function forebay.retain_v1(p_after bigint default null, out emptied bigint, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '100ms'
 as $$
 declare
@@ -5727,25 +6212,34 @@ declare
     v_total   numeric;
     v_days    bigint := forebay._setting_value('retention_days');
     v_bytes   bigint := forebay._setting_value('retention_bytes');
+    v_kept    integer := 0;
 begin
     perform forebay._require_same_cluster();
     if not forebay._try_lock('retention') then
-        return null;
+        return;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
     from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     for v_segment in
         select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
-        where s.removed_at is null
+        where s.removed_at is null and s.segment_id > coalesce(p_after, -1)
         order by s.segment_id
     loop
         continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
-        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        if forebay._segment_held_by(v_segment.segment_id) is not null then
+            v_kept := v_kept + 1;
+            if v_kept >= 20 then
+                next := v_segment.segment_id;
+                return;
+            end if;
+            continue;
+        end if;
         execute format('truncate forebay.log_%s', v_segment.segment_id);
         update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
-        return v_segment.segment_id;
+        emptied := v_segment.segment_id;
+        next := emptied;
+        return;
     end loop;
-    return null;
 end
 $$;
 
@@ -5762,6 +6256,7 @@ $$;
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance lock.
+-- pages: 60
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5804,6 +6299,26 @@ create function forebay._segment_held_by(p_segment_id bigint) returns text
 language plpgsql volatile
 as $$
 declare
+    v_seal xid8;
+begin
+    select f.xid into v_seal from forebay.seal f where f.segment_id = p_segment_id;
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
+    return forebay._segment_needed_by(p_segment_id);
+end
+$$;
+
+
+-- Why a segment whose writers have all ended is needed, or null.
+--
+-- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
+-- batches are read, and is claimed before the waiting jobs are, would be in neither.
+create function forebay._segment_needed_by(p_segment_id bigint) returns text
+language plpgsql stable
+as $$
+declare
     v_lo   bigint;
     v_hi   bigint;
     v_seal xid8;
@@ -5813,16 +6328,14 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
-    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
-        return 'a transaction that may have written to it is still open';
-    end if;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        left join lateral (select b.snap_from from forebay.batch b
-                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+        left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
         where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
@@ -5876,33 +6389,35 @@ $$;
 
 -- grant: worker
 
--- Update the block index on numbers for the segments in use; returns the number of page ranges added.
+-- Update the block index on numbers of the segments in use, the newest first, one segment a call. added is the number of page
+-- ranges added; next is the p_after of the call that continues, or null when all were looked at.
 --
 -- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
 -- are read from end to end.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
-create function forebay.summarize_v1() returns integer
+-- pages: 200
+create function forebay.summarize_v1(p_after bigint default null, out added integer, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
 declare
     v_segment bigint;
-    v_added   integer := 0;
 begin
+    added := 0;
     if not forebay._try_lock('summary') then
-        return 0;
+        return;
     end if;
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-        order by s.lo desc limit 3
-    loop
-        v_added := v_added + brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
-    end loop;
-    return v_added;
+    select s.segment_id into v_segment from forebay.segment s
+    where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+      and s.segment_id < coalesce(p_after, 9223372036854775807)
+    order by s.lo desc limit 1;
+    if found then
+        added := brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
+        next := v_segment;
+    end if;
 end
 $$;
 
@@ -5911,31 +6426,42 @@ $$;
 
 -- grant: worker
 
--- Expire jobs that no worker claims; returns their number.
+-- Expire jobs that no worker claims. expired is their number; next is the p_after of the call that continues, or null when the pass
+-- is over.
 --
--- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
+-- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
 -- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
--- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
--- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
+-- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
+-- jobs.
 --
--- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
---   null: all. p_most, p_lanes, at least 1.
+-- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
+--   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
+--   1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
-create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
-returns bigint
+-- pages: 300 + 20 a lane + 12 a job
+create function forebay.sweep_v1(
+    p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,
+    out expired bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '1s'
 as $$
 declare
+    v_after   constant jsonb := p_after;
+    v_at      constant timestamptz := forebay._now();
     v_queue   text;
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_count   bigint := 0;
-    v_at      constant timestamptz := forebay._now();
+    v_end     record;
+    v_from    timestamptz;
+    v_seq     bigint;
+    v_left    integer := p_most;
+    v_lane    bigint;
+    v_lanes   integer := 0;
     v_rows       forebay.log[] := '{}';
     v_groups     bigint[] := '{}';
     v_queues     text[] := '{}';
@@ -5943,81 +6469,114 @@ declare
     v_audiences  bigint[] := '{}';
     v_starts     pg_snapshot[] := '{}';
 begin
-    if (p_most >= 1 and p_lanes >= 1) is not true then
+    if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+            message = format('cannot sweep %s jobs in %s lanes', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null')),
+            hint = 'Both numbers are 1 to 1000000.';
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
+    expired := 0;
     if not forebay._try_lock('sweep') then
-        return 0;
+        return;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for the default one.
-    for v_queue in
-        select distinct l.queue from forebay.lane l
-        where not exists (select from forebay.queue_group g where g.queue = l.queue)
-    loop
-        perform forebay.open_group(v_queue);
-    end loop;
+    if v_after is null then
+        -- A queue that was never served has no group yet; its jobs expire for an implied one.
+        for v_queue in
+            with recursive queue as (
+                (select l.queue from forebay.lane l order by l.queue limit 1)
+                union all
+                select n.queue from queue q, lateral (
+                    select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+            )
+            select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+        loop
+            perform forebay._imply_group(v_queue);
+        end loop;
+    end if;
 
     -- First the search, then the locks: claims must not wait for the search.
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-          and s.lo >= forebay._archived_below()
-        order by s.segment_id
-    loop
-        for v_row in execute format(
-            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
-             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
-             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
-                   from forebay.queue_group g
-                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
-                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
-                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
-                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
-                   offset 0) p on p.lane = l.lane
-             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
-               and (p.snap_from is null
-                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
-               and not exists (select from forebay.tombstone t
-                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
-                                 and (t.group_id is null or t.group_id = p.group_id))
-             limit $3', v_segment)
-            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+    if v_after ->> 0 is distinct from 'lane' then
+        for v_segment in
+            select s.segment_id from forebay.segment s
+            where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+              and s.lo >= forebay._archived_below() and s.segment_id >= coalesce((v_after ->> 1)::bigint, 0)
+            order by s.segment_id
         loop
-            v_rows := v_rows || v_row.r;
-            v_groups := v_groups || v_row.group_id;
-            v_queues := v_queues || v_row.queue;
-            v_priorities := v_priorities || v_row.priority;
-            v_audiences := v_audiences || v_row.audience;
-            v_starts := v_starts || v_row.start_after;
+            v_from := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 2)::timestamptz end, p_since, '-infinity');
+            v_seq := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 3)::bigint end, 9223372036854775807);
+            execute format(
+                'select count(*) as seen, max(x.expires_at) as at, (array_agg(x.seq order by x.expires_at desc, x.seq desc))[1] as seq
+                 from (select i.expires_at, i.seq from forebay.log_%s i
+                       where i.expires_at is not null and i.expires_at <= $1 and (i.expires_at, i.seq) > ($2, $3)
+                       order by i.expires_at, i.seq limit $4) x', v_segment)
+                into v_end using v_at, v_from, v_seq, v_left;
+            continue when v_end.seen = 0;
+            for v_row in execute format(
+                'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+                 from (select * from forebay.log_%s x
+                       where x.expires_at is not null and (x.expires_at, x.seq) > ($1, $2) and (x.expires_at, x.seq) <= ($3, $4) offset 0) l
+                 cross join lateral (
+                     select g.group_id, g.queue, g.start_after, i.priority, i.audience, c.*
+                     from (select distinct j.queue, j.priority, j.audience from forebay.lane j where j.lane = l.lane) i
+                     join forebay.queue_group g on g.queue = i.queue and i.audience in (0, g.group_id, -g.group_id) and g.closing_at is null
+                     left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                        where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true) p
+                 where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+                   and (p.snap_from is null
+                        or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+                   and not exists (select from forebay.tombstone t
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                     and (t.group_id is null or t.group_id = p.group_id))', v_segment)
+                using v_from, v_seq, v_end.at, v_end.seq
+            loop
+                v_rows := v_rows || v_row.r;
+                v_groups := v_groups || v_row.group_id;
+                v_queues := v_queues || v_row.queue;
+                v_priorities := v_priorities || v_row.priority;
+                v_audiences := v_audiences || v_row.audience;
+                v_starts := v_starts || v_row.start_after;
+            end loop;
+            v_left := v_left - v_end.seen;
+            if v_left <= 0 then
+                next := jsonb_build_array('row', v_segment, v_end.at, v_end.seq);
+                exit;
+            end if;
         end loop;
-        exit when cardinality(v_rows) >= p_most;
-    end loop;
-    for v_nr in 1 .. cardinality(v_rows) loop
-        v_count := v_count + forebay._expire_one(
-            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
-    end loop;
+        for v_nr in 1 .. cardinality(v_rows) loop
+            expired := expired + forebay._expire_one(
+                v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+        end loop;
+        if next is not null then
+            return;
+        end if;
+    end if;
 
+    v_lane := coalesce(case when v_after ->> 0 = 'lane' then (v_after ->> 1)::bigint end, -9223372036854775808);
     for v_place in
-        select g.group_id, l.lane
-        from forebay.queue_group g
-        join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed') l on true
+        select l.lane, g.group_id, c.claimed_at
+        from (select i.lane, i.queue, i.audience, i.sort from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
+        left join forebay.queue_group g
+            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and g.closing_at is null
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds'
-        order by random()
-        limit p_lanes
+        order by l.lane
     loop
         -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
-        exit when v_count >= p_most;
-        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        if expired >= p_most then
+            next := jsonb_build_array('lane', v_lane);
+            return;
+        end if;
+        if v_place.group_id is not null and coalesce(v_place.claimed_at < v_at - interval '5 seconds', true) then
+            expired := expired + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        end if;
+        if expired < p_most then
+            v_lane := v_place.lane;
+            v_lanes := v_lanes + 1;
+        end if;
     end loop;
-
-    return v_count;
+    next := case when expired >= p_most or v_lanes >= p_lanes then jsonb_build_array('lane', v_lane) end;
 end
 $$;
 
@@ -6096,17 +6655,19 @@ $$;
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
 -- Locks: the trimming lock; without it nothing is done, and next is null.
+-- pages: 60 + 30 a job
 create function forebay.trim_v1(p_part text, p_after text default null, p_most integer default 5000, out rows bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '1s'
 as $$
 begin
@@ -6131,7 +6692,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -6139,6 +6700,9 @@ $$;
 -- Delete promoted rows from the stored position on.
 create function forebay._trim_deferred(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_cursor forebay.promotion;
@@ -6175,6 +6739,9 @@ $$;
 -- Delete promoted rows from the beginning on.
 create function forebay._trim_late_deferred(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_cursor forebay.promotion;
@@ -6452,9 +7019,12 @@ $$;
 create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
-    select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    select coalesce(jsonb_agg(to_jsonb(o) order by o.ended_at desc, o.audit_id), '[]')
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id limit most) o
 $$;
 
 
@@ -6475,7 +7045,8 @@ $$;
 --
 -- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
---   p_who, the worker or the process.
+--   p_who, the worker or the process. A count is 0 to 1000000000 and open_seconds 0 to 31536000, so that no sum of them overflows.
+-- Errors: JQ001 another number.
 create function forebay._record_counters(p_counters jsonb, p_who text) returns void
 language plpgsql volatile
 as $$
@@ -6483,6 +7054,11 @@ declare
     v_now  constant timestamptz := forebay._now();
     v_open constant jsonb := p_counters -> 'breaker';
 begin
+    if exists (select from jsonb_array_elements(p_counters -> 'counts') c
+               where ((c.value ->> 3)::numeric between 0 and 1000000000) is not true)
+       or not coalesce((v_open ->> 'open_seconds')::numeric, 0) between 0 and 31536000 then
+        raise exception using errcode = 'JQ001', message = 'a count is outside 0 to 1000000000, or open_seconds outside 0 to 31536000';
+    end if;
     insert into forebay.mirror_count (mirror, at, outcome, tag, priority, count)
     select left(p_counters ->> 'mirror', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
     from jsonb_array_elements(p_counters -> 'counts') c;
@@ -6509,9 +7085,9 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (audit_id, mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
-    select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
+    select forebay._random_name(), p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
     from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
@@ -6528,7 +7104,7 @@ $$;
 -- that only a settlement proves.
 --
 -- Parameters: p_counters, see forebay._record_counters; p_who, the process.
--- Errors: JQ001 malformed counters, or counters other than those of direct writes. Locks: none.
+-- Errors: JQ001 malformed counters, counters other than those of direct writes, or a number out of range. Locks: none.
 create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6538,7 +7114,7 @@ begin
         and jsonb_array_length(p_counters -> 'counts') <= 1000 and p_who is not null
         and coalesce(p_counters -> 'breaker' ->> 'place', 'direct') = 'direct'
         and not exists (select from jsonb_array_elements(p_counters -> 'counts') c
-                        where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
+                        where (c.value ->> 0 like 'direct.%') is not true)) is not true then
         raise exception using errcode = 'JQ001',
             message = 'counters of direct writes need a mirror, a process, and only counts whose names begin with direct';
     end if;
@@ -6556,6 +7132,9 @@ $$;
 create function forebay.record_repair(p_audit_id bigint, p_jobs bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
     update forebay.mirror_audit a set repaired = a.repaired + p_jobs where a.audit_id = p_audit_id
 $$;
@@ -6779,6 +7358,7 @@ $$;
 --
 -- Parameters: expires_seconds, how long after its due time a job of the kind expires.
 -- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
 returns table (job_id bigint, state text, priority integer, tag text, attempt integer, enqueued_at timestamptz, due_at timestamptz)
@@ -6789,15 +7369,14 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
     v_now      constant timestamptz := forebay._now();
     v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (
-        select l.lane, l.priority, l.audience, g.group_id, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        select row_number() over () as nr, l.lane, l.priority, g.group_id,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from (select distinct i.lane, i.priority, i.audience from forebay.lane i where i.queue = unfinished.queue) l
         left join forebay.queue_group g on g.queue = unfinished.queue and g.name = unfinished.group_name
         left join lateral (select i.* from forebay.batch i
@@ -6806,14 +7385,10 @@ begin
         where l.audience = 0 or abs(l.audience) = g.group_id),
     found as (
         select coalesce(l.job_id, l.seq) as job_id, 'ready' as state, r.priority, l.tag, l.attempt, l.enqueued_at, l.expires_at, v_now as latest
-        from readers r
-        join lateral (select i.* from forebay.log i
-                      where i.lane = r.lane and i.seq >= v_archived and i.kind = unfinished.kind
-                        and i.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                        and (r.snap_from is null or not forebay._is_consumed(
-                                i.xid, i.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                        and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                             or not pg_visible_in_snapshot(i.xid, r.start_after))) l on true
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._unread_of_kind(c.all, unfinished.kind) l
+        join readers r on r.nr = l.nr
         union all
         select coalesce(l.job_id, l.seq),
                case when coalesce(l.job_id, l.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then 'running' else 'claimed' end,
@@ -6857,6 +7432,7 @@ $$;
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ013 no job has had this id, JQ014 no such group.
+-- pages: 60
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6887,6 +7463,68 @@ begin
         values (cancel.job_id, v_group_id, 'c', forebay._now());
     end if;
     return 'requested';
+end
+$$;
+
+
+-- functions/operate/close_group.sql
+
+-- grant: operator
+
+-- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
+--
+-- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
+-- this group; other groups keep theirs. forebay.close_groups() does the rest in steps: workers call it, and so does
+-- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
+--
+-- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
+--
+-- Parameters: force, close it although workers serve it; dry_run, change nothing.
+-- Returns: cancelled, jobs that wait now; running, jobs that workers have; segments and bytes, what can be emptied then.
+-- Errors: JQ014 no such group, JQ017 workers serve it.
+-- Locks: the group's row.
+create function forebay.close_group(
+    queue text, name text default 'default', force boolean default false, dry_run boolean default false,
+    out cancelled bigint, out running bigint, out segments bigint, out bytes bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    v_group forebay.queue_group;
+    v_state record;
+begin
+    if close_group.name is null then
+        raise exception using errcode = 'JQ001', message = 'name null: give the group to close';
+    end if;
+    perform forebay._require_group(close_group.queue, close_group.name);
+    select g.* into v_group from forebay.queue_group g
+    where g.queue = close_group.queue and g.name = close_group.name for no key update;
+    if not found then
+        perform forebay._require_group(close_group.queue, close_group.name);  -- It went meanwhile.
+    end if;
+    select * into v_state from forebay.groups(close_group.queue) g where g.group_name = close_group.name;
+    if v_state.is_served and v_group.closing_at is null and close_group.force is not true and close_group.dry_run is not true then
+        raise exception using errcode = 'JQ017',
+            message = format('workers serve group %s of queue %s: they have %s jobs of it', close_group.name, close_group.queue, v_state.running),
+            detail = jsonb_build_object('queue', close_group.queue, 'group', close_group.name),
+            hint = 'Stop the workers of this group first, or force it: running jobs finish, and the workers get no more.';
+    end if;
+    cancelled := v_state.unread + (
+        select count(*) from forebay.deferred d
+        where d.lane in (select l.lane from forebay.lane l
+                         where l.queue = v_group.queue and abs(l.audience) = v_group.group_id)
+          and not exists (select from (select p.* from forebay.promotion p order by p.no desc limit 1) p
+                          where pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)));
+    running := v_state.running;
+    segments := v_state.held_segments;
+    bytes := v_state.held_bytes;
+    if v_group.closing_at is null and close_group.dry_run is not true then
+        -- A pause is what claims look at.
+        update forebay.queue_group g
+        set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        where g.group_id = v_group.group_id;
+    end if;
 end
 $$;
 
@@ -6930,6 +7568,33 @@ end
 $$;
 
 
+-- functions/operate/dead_summary.sql
+
+-- grant: operator, reader
+
+-- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
+-- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null forever.
+--
+-- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
+create function forebay.dead_summary(only_queue text default null)
+returns table (queue text, kind text, reason text, error_type text, kept bigint, not_redriven bigint, deleted bigint, last_died_on date,
+               keep_days integer)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
+           max(u.died_on), forebay._days_of_dead(u.queue)
+    from (select d.queue, d.kind, d.reason, coalesce(left(d.errors -> -1 ->> 'type', 200), '') as error_type,
+                 (d.died_at at time zone 'UTC')::date as died_on, 1 as kept, (d.redriven_at is null)::integer as not_redriven, 0 as deleted
+          from forebay.dead_letter d
+          union all
+          select c.queue, c.kind, c.reason, c.error_type, c.died_on, 0, 0, c.deleted from forebay.dead_deletion c) u
+    where only_queue is null or u.queue = only_queue
+    group by u.queue, u.kind, u.reason, u.error_type
+    order by sum(u.not_redriven) desc, u.queue, u.kind, u.reason, u.error_type
+$$;
+
+
 -- functions/operate/depth.sql
 
 -- grant: operator, reader
@@ -6937,6 +7602,7 @@ $$;
 -- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -6947,21 +7613,26 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
         where only_queue is null or l.queue = only_queue),
-    readers as (
-        select l.lane, l.queue, l.priority, l.audience, g.group_id, coalesce(g.name, 'default') as name, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+    readers as materialized (
+        select row_number() over () as nr, l.lane, l.queue, l.priority, g.group_id, coalesce(g.name, 'default') as name,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from lanes l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
         left join forebay.segment s on s.segment_id = b.pos_segment),
+    unread_jobs as materialized (
+        select u.nr, sum(u.unread) as unread
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._count_unread(c.all) u
+        group by u.nr),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
     deferred_jobs as (
@@ -7008,9 +7679,10 @@ begin
         having count(*) > (select count(*) from first_rows f where f.lease_id = r.lease_id)),
     later_rows as (
         select h.*, l.job_id
-        from has_later_rows n join handed_out h on h.lease_id = n.lease_id
-        cross join lateral (select i.job_id from forebay.log i
-                            where i.lane = h.row_lane and i.xid = h.xid and i.seq = h.seq limit 1) l
+        from (select array_agg(i.row_lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs
+              from handed_out i where i.lease_id in (select n.lease_id from has_later_rows n)) a
+        cross join lateral (select distinct i.seq, i.job_id from forebay._job_ids(a.lanes, a.xids, a.seqs) i) l
+        join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
@@ -7018,18 +7690,13 @@ begin
         group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
-           sum((select count(*) from forebay.log l
-                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
-                  and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                  and (r.snap_from is null or not forebay._is_consumed(
-                          l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                  and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           coalesce(sum(u.unread), 0)::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint
     from readers r
+    left join unread_jobs u on u.nr = r.nr
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
     left join deferred_jobs d on d.lane = r.lane
@@ -7041,19 +7708,128 @@ $$;
 
 -- functions/operate/groups.sql
 
--- Errors: JQ014 when the queue has no such group.
-create function forebay._require_group(p_queue text, p_group_name text) returns void
-language plpgsql stable
+-- grant: operator, reader
+
+-- The consumer groups of all queues, or of one.
+--
+-- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
+-- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
+-- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- the last claim of a worker.
+--
+-- Visits every waiting job.
+create function forebay.groups(only_queue text default null)
+returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
+               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               held_segments bigint, held_bytes bigint, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
+#variable_conflict use_column
 begin
-    if not exists (select from forebay.queue_group g
-                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
-        raise exception using errcode = 'JQ014',
-            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
-                             coalesce(' ' || quote_literal(p_group_name), '')),
-            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
-            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
-    end if;
+    return query
+    with cursors as materialized (
+        select row_number() over () as nr, g.group_id, l.lane,
+               case l.audience when 0 then g.start_after else '1:1:' end as start,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where groups.only_queue is null or g.queue = groups.only_queue),
+    unread_rows as materialized (
+        select c.group_id, sum(u.unread) as unread, min(u.oldest) as oldest
+        from (select array_agg(row(i.nr, i.lane, i.start, i.snap_from, i.snap_to, i.lo, i.hi, i.pos_xid, i.pos_seq)::forebay._cursor) as all
+              from cursors i) a
+        cross join lateral forebay._count_unread(a.all) u
+        join cursors c on c.nr = u.nr
+        group by c.group_id),
+    parked_rows as materialized (
+        select p.group_id, count(*) as parked from forebay._all_parked() p
+        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+    open_rows as materialized (
+        select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
+    held as materialized (
+        select h.group_ids[1] as group_id, count(*) as segments,
+               sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
+        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        group by 1)
+    select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
+           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
+           coalesce(h.segments, 0), coalesce(h.bytes, 0),
+           (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
+            cross join lateral (select i.claimed_at from forebay.batch i
+                                where i.group_id = g.group_id and i.lane = c.lane and i.lease_id is not null
+                                order by i.no desc limit 1) b)
+    from forebay.queue_group g
+    left join unread_rows u on u.group_id = g.group_id
+    left join parked_rows p on p.group_id = g.group_id
+    left join open_rows o on o.group_id = g.group_id
+    left join held h on h.group_id = g.group_id
+    where groups.only_queue is null or g.queue = groups.only_queue
+    order by g.queue, g.name;
+end
+$$;
+
+
+-- The unsettled jobs of open leases.
+create function forebay._open_jobs()
+returns table (group_id bigint, lease_id bigint, claim_no bigint, seq bigint)
+language sql stable
+as $$
+    select b.group_id, b.lease_id, b.claim_no, u.seq
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.closed_at is null
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
+-- forebay._segment_held_by(), which stops at the first of them.
+create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_segment record;
+begin
+    for v_segment in
+        with holding as materialized (
+            select o.group_id, o.seq from forebay._open_jobs() o
+            union all
+            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
+        select s.segment_id, f.xid,
+               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        segment_id := v_segment.segment_id;
+        execute format(
+            'select array(
+                 select distinct coalesce(g.group_id, 0)
+                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
+                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                   and exists (select from forebay.log_%s r where r.lane = l.lane)
+                 union select unnest($2) order by 1)', segment_id)
+            into group_ids using v_segment.xid, v_segment.group_ids;
+        return next;
+    end loop;
 end
 $$;
 
@@ -7103,6 +7879,7 @@ $$;
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+-- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
@@ -7133,7 +7910,7 @@ begin
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
@@ -7234,10 +8011,10 @@ begin
         ended_at := v_end.settled_at;
         if v_end.code in ('d', 'c', 'x') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
-        elsif v_batch.seqs is not null then
+        elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
                           then 'running' else 'claimed' end;
-        else
+        else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
                                          and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;
@@ -7272,6 +8049,7 @@ $$;
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
+-- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null)
@@ -7353,7 +8131,112 @@ as $$
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
             order by place desc'
     from forebay.segment s
-    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
+$$;
+
+
+-- functions/operate/keep_dead.sql
+
+-- grant: operator
+
+-- Set how long dead letters are kept, for a queue or, with null, for all queues without their own setting; returns the
+-- number of days before, null forever.
+--
+-- Without this call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and counts what it
+-- deletes: see forebay.dead_summary().
+--
+-- Parameters: days since the death of the job, 1 to 36500; null: forever. inherit: remove the setting of the queue.
+-- Errors: JQ001 a bad name or number.
+create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue  constant text := coalesce(keep_dead.queue, '');
+    v_before integer := forebay._days_of_dead(v_queue);
+begin
+    if keep_dead.queue !~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' or keep_dead.days not between 1 and 36500
+       or keep_dead.inherit is null or (keep_dead.inherit and (keep_dead.days is not null or keep_dead.queue is null)) then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot keep dead letters of queue %s for %s days%s', coalesce(quote_literal(left(keep_dead.queue, 40)), 'null'),
+                             coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
+            hint = 'days is 1 to 36500, or null forever. inherit is for a queue, and without days.';
+    end if;
+    if keep_dead.inherit then
+        delete from forebay.dead_retention r where r.queue = v_queue;
+    else
+        insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
+        on conflict on constraint dead_retention_pkey do update set days = excluded.days;
+    end if;
+    return v_before;
+end
+$$;
+
+
+-- How many days dead letters of a queue are kept; null: forever.
+create function forebay._days_of_dead(p_queue text) returns integer
+language sql stable
+as $$
+    select r.days from forebay.dead_retention r where r.queue in (p_queue, '') order by r.queue desc limit 1
+$$;
+
+
+-- Delete dead letters past the time set for them.
+create function forebay._trim_dead_letters(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_queue record;
+begin
+    rows := 0;
+    if not exists (select from forebay.dead_retention r where r.days is not null) then
+        return;
+    end if;
+    for v_queue in
+        with recursive queue as (
+            (select d.queue from forebay.dead_letter d order by d.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select d.queue from forebay.dead_letter d where d.queue > q.queue order by d.queue limit 1) n
+        )
+        select q.queue, forebay._days_of_dead(q.queue) as days from queue q
+    loop
+        continue when v_queue.days is null;
+        rows := rows + forebay._delete_dead(
+            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - rows)::integer);
+        exit when rows >= p_most;
+    end loop;
+    delete from forebay.dead_deletion c where c.died_on < forebay._now() - interval '400 days';
+    next := case when rows >= p_most then '[]' end;
+end
+$$;
+
+
+-- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_count bigint;
+begin
+    with gone as (
+        delete from forebay.dead_letter d
+        where d.ctid = any (array(
+            select i.ctid from forebay.dead_letter i
+            where i.queue = p_queue and i.died_at <= p_before order by i.died_at limit p_most for update skip locked))
+        returning d.queue, d.kind, d.reason, d.died_at, d.errors),
+    sorts as (
+        select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
+               coalesce(left(g.errors -> -1 ->> 'type', 200), '') as error_type, count(*) as deleted
+        from gone g group by 1, 2, 3, 4, 5),
+    counted as (
+        insert into forebay.dead_deletion as c (died_on, queue, kind, reason, error_type, deleted)
+        select s.died_on, s.queue, s.kind, s.reason, s.error_type, s.deleted from sorts s
+        order by 1, 2, 3, 4, 5
+        on conflict on constraint dead_deletion_pkey do update set deleted = c.deleted + excluded.deleted)
+    select coalesce(sum(s.deleted), 0) into v_count from sorts s;
+    return v_count;
+end
 $$;
 
 
@@ -7363,17 +8246,22 @@ $$;
 
 -- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
+-- A group that is implied becomes this one, under its name: it has the cursors, expiries and pauses of a queue that no worker had
+-- served yet. With start 'now' it forgets its cursors and starts now.
+--
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start.
+-- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
+-- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-    v_id   bigint;
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_id      bigint;
+    v_closing timestamptz;
 begin
     if (open_group.queue ~ v_name and open_group.name ~ v_name) is not true
        or open_group.start not in ('beginning', 'now') then
@@ -7382,26 +8270,73 @@ begin
                              coalesce(quote_literal(left(open_group.queue, 40)), 'null'), coalesce(open_group.start, 'its default')),
             hint = 'Names have letters, digits and _ . : - only; start is beginning or now.';
     end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    for v_attempt in 1 .. 2 loop
+        select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
+        where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
+        if v_closing is not null then
+            raise exception using errcode = 'JQ017',
+                message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
+                detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
+                hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
+        elsif v_id is not null then
+            return v_id;
+        end if;
+        -- Look again under the lock, in a later statement.
+        lock table forebay.queue_group in share row exclusive mode;
+    end loop;
+
+    update forebay.queue_group g
+    set name = open_group.name, is_implied = false,
+        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+    where g.queue = open_group.queue and g.is_implied
+    returning g.group_id into v_id;
     if v_id is not null then
+        if open_group.start = 'now' then
+            lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
+            delete from forebay.batch b
+            where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
+        end if;
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
-            case when open_group.start = 'now'
-                      or (open_group.start is null
-                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end,
-            forebay._now())
-    on conflict do nothing
+    return forebay._make_group(
+        open_group.queue, open_group.name, false,
+        case when open_group.start = 'now'
+                  or (open_group.start is null
+                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+             then pg_current_snapshot() else '1:1:' end);
+end
+$$;
+
+
+-- Open a group for a queue that has none, so that its jobs expire and it can be paused. It is implied: the first group that a
+-- worker or user opens takes it over. Returns its id, null when the queue has a group.
+--
+-- Locks: the table queue_group against others that open a group, until the transaction ends.
+create function forebay._imply_group(p_queue text, p_start_after pg_snapshot default '1:1:') returns bigint
+language plpgsql volatile
+as $$
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    if not exists (select from forebay.queue_group g where g.queue = p_queue) then
+        return forebay._make_group(p_queue, 'default', true, p_start_after);
+    end if;
+    return null;
+end
+$$;
+
+
+-- Write a group and its flag sequence; the caller has locked the table and found that there is none of this name.
+create function forebay._make_group(p_queue text, p_name text, p_is_implied boolean, p_start_after pg_snapshot) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_id bigint;
+begin
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at, is_implied)
+    values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    if v_id is not null then
-        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
-        return v_id;
-    end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;
@@ -7420,7 +8355,10 @@ declare
     v_count integer;
 begin
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
-        perform forebay.open_group(pause_queue.queue);
+        if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+            perform forebay.open_group(pause_queue.queue);  -- Raises.
+        end if;
+        perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
     update forebay.queue_group g set paused_at = forebay._now()
@@ -7435,25 +8373,33 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
 create function forebay.purge_dead(age interval, queue text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-    v_count bigint;
+    v_count bigint := 0;
+    v_queue text;
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
             hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
-    delete from forebay.dead_letter d
-    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
-    get diagnostics v_count = row_count;
+    for v_queue in
+        select distinct d.queue from forebay.dead_letter d
+        where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+        order by 1
+    loop
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+    end loop;
     return v_count;
 end
 $$;
@@ -7468,11 +8414,14 @@ $$;
 -- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
--- Errors: JQ015 no such dead letter, JQ016 redriven before.
--- Locks: the dead letter's row.
+-- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row, and its group's row (SHARE).
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -7490,6 +8439,14 @@ begin
             detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
+    -- A group that begins to close waits for this transaction, or is seen here.
+    perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014',
+            message = format('the group of dead letter %s was closed', d.dead_id),
+            detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
+            hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
+    end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
@@ -7506,7 +8463,8 @@ $$;
 
 -- grant: operator
 
--- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number. Dead letters of closed
+-- groups are left alone.
 --
 -- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
@@ -7516,6 +8474,9 @@ create function forebay.redrive_matching(
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -7526,7 +8487,7 @@ begin
         select d.dead_id
         from forebay.dead_letter d
         join forebay.queue_group g on g.group_id = d.group_id
-        where d.redriven_at is null
+        where d.redriven_at is null and g.closing_at is null
           and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
           and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
@@ -7560,7 +8521,7 @@ declare
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
     update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     perform forebay._notify(resume_queue.queue);
     return v_count;
@@ -7608,6 +8569,7 @@ $$;
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
 -- Errors: none; a group without any of these has no row.
+-- pages: 60
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
@@ -7625,7 +8587,7 @@ begin
         where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
                              union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
                              union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(
@@ -7679,7 +8641,7 @@ create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if forebay._is_ahead(pg_sequence_last_value('forebay.result_wakeup'))
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;
@@ -7695,9 +8657,13 @@ $$;
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
 -- A closed lease records nothing. Locks: none.
+-- pages: 20 + 5 a job
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_rows integer;
@@ -7726,6 +8692,7 @@ $$;
 -- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
 --   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+-- pages: 450
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer
@@ -7743,7 +8710,7 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+    elsif wait_millis > 0 and not coalesce(pg_sequence_last_value('forebay.result_wakeup') between v_now + wait_millis and v_now + 70000, false) then
         -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
@@ -7831,21 +8798,22 @@ begin
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_lease_v1', 'count_v1',
-                'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'heartbeat_v1', 'job', 'lead_v1',
-                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
-                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
-                'unfinished']
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
+                'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
+                'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1',
+                'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit', 'record_direct',
+                'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'depth', 'job', 'job_history', 'jobs', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
+                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
+                'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'depth', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'result',
-                'schema_version', 'segment_held_by', 'unfinished']
+                'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
+                'mirror_status', 'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -7908,6 +8876,7 @@ $$;
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
 -- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+-- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
@@ -8134,9 +9103,13 @@ $$;
 -- Repeating it changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
+-- pages: 20
 create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
@@ -8305,6 +9278,49 @@ end
 $$;
 
 
+-- functions/shared/random_name.sql
+
+-- A random name, from 1 to 2^62: for rows that another transaction will name after this one has committed.
+--
+-- A number from a sequence is given out again after a lost commit: the sequence returns with the rest of the server to an earlier
+-- state. A client that still uses the old name would then reach the new row. The primary key of the table refuses the rest.
+create function forebay._random_name() returns bigint
+language sql volatile
+as $$
+    -- 64 of a version 4 UUID's random bits: its first 12 and its last 4 hexadecimal digits.
+    select 1 + (('x' || substr(u.hex, 1, 12) || substr(u.hex, 29))::bit(64)::bigint & 4611686018427387903)
+    from (select replace(gen_random_uuid()::text, '-', '') as hex) u
+$$;
+
+
+-- functions/shared/require_group.sql
+
+-- Errors: JQ014 when the queue has no such group.
+create function forebay._require_group(p_queue text, p_group_name text) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.queue_group g
+                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
+        raise exception using errcode = 'JQ014',
+            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
+                             coalesce(' ' || quote_literal(p_group_name), '')),
+            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    end if;
+end
+$$;
+
+
+-- The name of a group, also of one that was closed; null: no such group.
+create function forebay._group_name(p_group_id bigint) returns text
+language sql stable
+as $$
+    select coalesce((select g.name from forebay.queue_group g where g.group_id = p_group_id),
+                    (select c.name from forebay.closed_group c where c.group_id = p_group_id))
+$$;
+
+
 -- functions/shared/rows.sql
 
 -- One row of the log, found by its position in the claim index.
@@ -8316,6 +9332,9 @@ declare
     v_row     forebay.log;
 begin
     select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    if v_segment is null then
+        return null;
+    end if;
     execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
         into v_row using p_lane, p_xid, p_seq;
     return v_row;
@@ -8367,6 +9386,7 @@ begin
     for v_segment in
         select s.segment_id, s.lo, s.hi from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
         return query execute format(
@@ -8405,6 +9425,100 @@ as $$
 $$;
 
 
+-- functions/shared/unread.sql
+
+-- Has a segment a table? The catalog is read as it is now, also in a transaction with an old snapshot of the registry.
+create function forebay._has_table(p_segment_id bigint) returns boolean
+language sql stable
+as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
+
+
+-- The rows in front of cursors, in one snapshot: for each, the number of the cursor and p_columns of the row l.
+--
+-- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
+-- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+        'select c.nr, %s
+         from unnest($1) c
+         cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
+         cross join lateral (
+             select i.* from forebay.log_%s i
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
+               and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
+                        else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
+             offset 0) l',
+        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
+    from forebay.segment s left join forebay.seal f using (segment_id),
+         (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+      and s.lo >= forebay._archived_below() and (f.xid is null or f.xid > oldest.xid) and forebay._has_table(s.segment_id)
+$$;
+
+
+-- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
+create function forebay._count_unread(p_cursors forebay._cursor[])
+returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
+        using p_cursors;
+end
+$$;
+
+
+-- The rows of a kind in front of each cursor.
+create function forebay._unread_of_kind(p_cursors forebay._cursor[], p_kind text)
+returns table (nr bigint, job_id bigint, seq bigint, tag text, attempt integer, enqueued_at timestamptz, expires_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select u.nr, u.job_id, u.seq, u.tag, u.attempt, u.enqueued_at, u.expires_at from ('
+        || forebay._unread_sql(p_cursors, 'l.kind, l.job_id, l.seq, l.tag, l.attempt, l.enqueued_at, l.expires_at') || ') u where u.kind = $2'
+        using p_cursors, p_kind;
+end
+$$;
+
+
+-- The ids of jobs, by their rows' lanes, xids and numbers.
+create function forebay._job_ids(p_lanes bigint[], p_xids xid8[], p_seqs bigint[]) returns table (seq bigint, job_id bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        select s.segment_id, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.seq) as seqs
+        from unnest(p_lanes, p_xids, p_seqs) as u (lane, xid, seq)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        return query execute format(
+            'select u.seq, l.job_id from unnest($1, $2, $3) u (lane, xid, seq)
+             cross join lateral (select i.job_id from forebay.log_%s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) l', v_piece.segment_id)
+            using v_piece.lanes, v_piece.xids, v_piece.seqs;
+    end loop;
+end
+$$;
+
+
 -- functions/unique/enqueue_mixed.sql
 
 -- The jobs of a bulk enqueue that have a unique key, in the order in which keys are taken.
@@ -8425,7 +9539,7 @@ begin
               from unnest(p_jobs, p_unique_as) with ordinality j
               where j.unnest is not null offset 0) u
         where (u.mode in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.mode) = 'string'
-               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ '[\x01-\x1f\x7f]'
+               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ E'[\x01-\x1f\x7f]'
                and u.unique_as - u.mode = '{}') is not true
         order by u.ordinality
     loop
@@ -8713,6 +9827,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+-- pages: 150
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
@@ -8764,7 +9879,7 @@ begin
     raise exception using
         errcode = 'JQ005',
         message = format('%skey %s belongs to job %s, whose kind or arguments differ', p_where, quote_literal(left(p_key, 80)), p_job_id),
-        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'job_id', p_job_id)),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '[0-9]+')::bigint, 'job_id', p_job_id)),
         hint = 'An idempotency key identifies one request: use another key, or wait until that job has ended.';
 end
 $$;
@@ -8778,7 +9893,7 @@ begin
     raise exception using
         errcode = 'JQ004',
         message = format('%skey %s is being taken by another open transaction', p_where, quote_literal(left(p_key, 80))),
-        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '\d+')::bigint, 'key', p_key)),
+        detail = jsonb_strip_nulls(jsonb_build_object('index', substring(p_where, '[0-9]+')::bigint, 'key', p_key)),
         hint = 'Try again when that transaction has ended, or let the enqueue wait for it: on_busy wait.';
 end
 $$;
@@ -8932,7 +10047,7 @@ begin
     if v_mode is null then
         return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
                       left(p_unique_as::text, 80));
-    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ '[\x01-\x1f\x7f]' then
+    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ E'[\x01-\x1f\x7f]' then
         return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
                       left((p_unique_as -> v_mode)::text, 40));
     elsif (p_unique_as - v_known) <> '{}' then
@@ -9061,7 +10176,7 @@ begin
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
-                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
                 order by s.segment_id desc
             loop
                 execute format(
@@ -9103,7 +10218,9 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+        select g.group_id, g.start_after
+        from (select * from forebay.queue_group i where i.queue = p_key.queue collate "default" offset 0) g  -- As in its index.
+        order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
@@ -9466,7 +10583,7 @@ declare
 begin
     lock table forebay.lease in share mode;
     select count(*), string_agg(o.line, E'\n' order by o.nr) filter (where o.nr <= 20) into v_count, v_workers
-    from (select row_number() over (order by l.lease_id) as nr,
+    from (select row_number() over (order by l.opened_at) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
           left join lateral (select b.heartbeat_at from forebay.heartbeat b
@@ -9514,4 +10631,5 @@ select forebay._grant();
 select forebay.extend_v1();
 
 
-select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true);
+select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true),
+       set_config('quote_all_identifiers', current_setting('forebay.quote_all_identifiers_before'), true);

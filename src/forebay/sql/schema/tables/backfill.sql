@@ -1,7 +1,7 @@
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
 -- a chunk also marks the chunk done.
 create table forebay.backfill (
-    backfill_id bigint generated always as identity primary key,
+    backfill_id bigint primary key,      -- random
     made_at     timestamptz not null,
     made_by     name not null,           -- only this login may continue it,
     made_as     name not null,           -- and only in this role: the query runs with its rights

@@ -27,3 +27,20 @@ create table forebay.dead_letter (
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+
+-- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
+create table forebay.dead_retention (
+    queue text primary key,              -- empty: all queues without their own row
+    days  integer check (days between 1 and 36500)  -- null: forever
+);
+
+-- What became of deleted dead letters: how many of each sort, by the day on which the jobs died, in UTC.
+create table forebay.dead_deletion (
+    died_on    date not null,
+    queue      text not null,
+    kind       text not null,
+    reason     text not null,
+    error_type text not null,            -- class of the last error; empty: none
+    deleted    bigint not null,
+    primary key (died_on, queue, kind, reason, error_type)
+);

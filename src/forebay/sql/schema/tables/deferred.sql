@@ -20,9 +20,10 @@ create table forebay.deferred (
     ordering_key   text collate "C",
     unique_key     text
 );
-create index deferred_due on forebay.deferred (run_at, deferred_id);
+create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
+alter table forebay.deferred replica identity using index deferred_due;
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (

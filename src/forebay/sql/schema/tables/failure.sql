@@ -14,3 +14,4 @@ create table forebay.failure (
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 create index failure_by_time on forebay.failure (failed_at);
+alter table forebay.failure replica identity full;

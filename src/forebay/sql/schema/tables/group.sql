@@ -1,10 +1,24 @@
 -- Consumer groups: independent readers of one queue.
 create table forebay.queue_group (
-    group_id    bigint generated always as identity primary key,
+    group_id    bigint primary key,      -- random, so that no group has the id of a lost one; not 0
     queue       text not null,
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
     paused_at   timestamptz,
+    is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
+    closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
+    closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
+    fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
     unique (queue, name)
 );
+
+-- Groups that were closed. Their names stay, for dead letters.
+create table forebay.closed_group (
+    group_id  bigint primary key,
+    queue     text not null,
+    name      text not null,
+    closed_at timestamptz not null,
+    lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
+);
+create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;

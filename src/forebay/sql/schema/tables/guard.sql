@@ -3,7 +3,7 @@
 -- Each act has one row, committed before the act. outcome is filled in afterwards. In a row without an outcome the guard was
 -- stopped in between: the act may have happened or not.
 create table forebay.guard_event (
-    event_id      bigint generated always as identity primary key,
+    event_id      bigint primary key,    -- random
     at            timestamptz not null,
     acted_as      text not null,         -- login role of the guard
     server        text not null,         -- primary, or the name of the standby

@@ -16,8 +16,15 @@ create table forebay.lane (
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
+alter table forebay.lane replica identity full;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.
 create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
+
+
+-- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
+create type forebay._cursor as (
+    nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
+    pos_seq bigint);

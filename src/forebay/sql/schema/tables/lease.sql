@@ -1,7 +1,7 @@
 -- Leases: one for each worker process and epoch of its database connection. The row is written when the lease opens and when
 -- it closes, never between; heartbeats have a separate table.
 create table forebay.lease (
-    lease_id        bigint generated always as identity primary key,
+    lease_id        bigint primary key,  -- random, so that no lease has the id of a lost one
     worker          text not null,       -- a name for humans: host:pid:token
     version         integer,             -- schema version that its code was made for; null: not reported
     lease_seconds   double precision not null,
@@ -21,3 +21,4 @@ create table forebay.heartbeat (
     running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
+alter table forebay.heartbeat replica identity full;

@@ -25,6 +25,11 @@ create table forebay.log (
     ordering_key   text collate "C",
     unique_key     text
 ) partition by range (seq);
+alter table forebay.log replica identity full;
 
 comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
+
+
+-- Transaction ids from low, up to and without high.
+create type forebay._xid_range as (low xid8, high xid8);

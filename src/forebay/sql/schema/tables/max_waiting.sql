@@ -17,3 +17,4 @@ create table forebay.queue_count (
     total    bigint not null
 );
 create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+alter table forebay.queue_count replica identity full;

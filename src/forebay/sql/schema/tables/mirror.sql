@@ -17,6 +17,7 @@ create table forebay.mirror_count (
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
 create unique index mirror_count_of_all on forebay.mirror_count (mirror, outcome, tag, priority) nulls not distinct where level = 3;
+alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
 create table forebay.mirror_sample (
@@ -28,6 +29,7 @@ create table forebay.mirror_sample (
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
 create index mirror_sample_by_age on forebay.mirror_sample (at);
+alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
 create table forebay.mirror_breaker (
@@ -40,10 +42,11 @@ create table forebay.mirror_breaker (
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
 create index mirror_breaker_by_age on forebay.mirror_breaker (at);
+alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
 create table forebay.mirror_audit (
-    audit_id bigint generated always as identity primary key,
+    audit_id bigint primary key,         -- random
     mirror     text not null,
     ended_at timestamptz not null,
     seconds  double precision not null,

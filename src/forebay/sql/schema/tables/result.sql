@@ -18,6 +18,7 @@ create table forebay.result (
 );
 create index result_by_job on forebay.result (job_id);
 create index result_by_age on forebay.result (kept_until);
+alter table forebay.result replica identity full;
 
 create table forebay.progress (
     job_id   bigint not null,
@@ -28,3 +29,4 @@ create table forebay.progress (
 );
 create index progress_by_job on forebay.progress (job_id, recorded_at);
 create index progress_by_age on forebay.progress (recorded_at);
+alter table forebay.progress replica identity full;

@@ -13,3 +13,4 @@ create table forebay.tombstone (
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
 create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
+alter table forebay.tombstone replica identity full;

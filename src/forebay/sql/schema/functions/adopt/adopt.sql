@@ -72,7 +72,7 @@ begin
     -- Queues that no worker has served yet.
     for v_queue in select distinct l.queue from forebay.lane l
                    where not exists (select from forebay.queue_group g where g.queue = l.queue) loop
-        perform forebay.open_group(v_queue.queue, 'default', 'beginning');
+        perform forebay._imply_group(v_queue.queue);
     end loop;
 
     -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
@@ -84,7 +84,7 @@ begin
     end if;
 
     -- Claimed and not settled.
-    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.lease_id loop
+    for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then
             resumed := resumed + coalesce(forebay._revoke(v_lease.lease_id, 'adopted', false), 0);
         else
@@ -150,7 +150,10 @@ begin
                 coalesce(v_lane.skipped_total, 0) + cardinality(v_skipped), forebay._now(),
                 v_skipped, array_fill('c'::"char", array[cardinality(v_skipped)]));
     end loop;
-    update forebay.queue_group g set start_after = '1:1:';
+    -- A group that was being closed stays, paused: its jobs have new rows, and closing it would give up all of them.
+    update forebay.queue_group g
+    set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
+    delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
 

@@ -15,6 +15,7 @@ create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint
 language plpgsql volatile
+-- include: json_settings
 as $$
 #variable_conflict use_variable
 declare
@@ -32,7 +33,7 @@ begin
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
     end if;
     for v_row in execute pg_catalog.format(
-        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) \'{}\'::pg_catalog.text[] as key,
+        E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) ''{}''::pg_catalog.text[] as key,
                  pg_catalog.hashtextextended(pg_catalog.to_jsonb(q.*)::pg_catalog.text collate pg_catalog."C", 0) as digest
           from (%s\n) q order by q.%I', key, query, key)
     loop

@@ -6,6 +6,7 @@
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile
+-- include: json_settings
 as $$
 #variable_conflict use_variable
 declare

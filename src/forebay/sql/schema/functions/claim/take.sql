@@ -15,6 +15,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
     v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
@@ -38,14 +39,7 @@ begin
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
-           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop,
-           case when b.snap_to is null or pg_snapshot_xmin(w.start) = pg_snapshot_xmax(w.start) then '{}'
-                else array(select x from pg_snapshot_xip(w.start) x where pg_visible_in_snapshot(x, w.stop) order by x)
-           end as late_in_hand,
-           case when pg_snapshot_xmin(w.stop) = pg_snapshot_xmax(w.stop) then '{}'
-                else array(select x from pg_snapshot_xip(w.stop) x
-                           where pg_visible_in_snapshot(x, pg_current_snapshot()) order by x)
-           end as late_in_next
+           b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop
     into c
     from forebay.queue_group g
     left join lateral (select i.audience, i.priority from forebay.lane i where i.lane = p_lane limit 1) l on true
@@ -75,21 +69,24 @@ begin
 
     -- The rest of the current window, then the next one, from its end to now.
     if c.snap_to is not null then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_from), v_to, c.late_in_hand, c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
-                                    c.unsealed, c.seal_xid);
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
+                                    c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_limit then
-        v_window := forebay._window(p_lane, pg_snapshot_xmax(v_to), c.now, c.late_in_next, 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_limit and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
+                                    forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_limit;
+    v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
     -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 

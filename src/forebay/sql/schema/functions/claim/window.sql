@@ -1,43 +1,46 @@
--- The rows of one lane in a window, after a position, at most p_limit; and how many segments were read.
+-- The rows of one lane in a window, after a position, at most p_limit, up to the one that brings their size to p_bytes; how many segments
+-- were read; and the size of the rows.
 --
 -- Segments are chosen by their seals: sealed with X_S, a segment has only rows with an xid below X_S.
--- p_late are the xids in progress in the window's `from` that are visible in its `to`, in order.
+-- p_ranges are the window's transactions, see forebay._xid_ranges().
 create function forebay._window(
-    p_lane bigint, p_xmax xid8, p_to pg_snapshot, p_late xid8[],
+    p_lane bigint, p_ranges forebay._xid_range[],
     p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_limit integer,
     p_unsealed bigint[], p_last_seal xid8,
-    out rows forebay.log[], out segments bigint[], out looked integer)
+    p_bytes bigint, out rows forebay.log[], out segments bigint[], out looked integer, out bytes bigint)
 language plpgsql volatile
 as $$
 declare
     v_needed  bigint[] := p_unsealed;
-    v_piece   forebay.log[];
+    v_piece   record;
     v_segment bigint;
 begin
     rows := '{}';
     segments := '{}';
     looked := 0;
-    if p_last_seal > p_xmax or (cardinality(p_late) > 0 and p_last_seal > p_late[1]) then
+    bytes := 0;
+    if p_last_seal > p_ranges[1].low then
         v_needed := array(
-            select s.segment_id from forebay.seal s
-            where s.segment_id >= p_pos_segment
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
               and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and (s.xid > p_xmax or (cardinality(p_late) > 0 and s.xid > p_late[1]))
+              and s.xid > p_ranges[1].low
             order by s.segment_id) || v_needed;
     end if;
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
-        execute 'select forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6, $7)'
+        execute 'select * from forebay._read_' || v_segment || '($1, $2, $3, $4, $5, $6)'
             into v_piece
-            using p_lane, p_xmax, p_to, p_late,
+            using p_lane, p_ranges,
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
-                  p_limit - cardinality(rows);
-        if cardinality(v_piece) > 0 then
-            rows := rows || v_piece;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece)]);
-            exit when cardinality(rows) >= p_limit;
+                  p_limit - cardinality(rows), p_bytes - bytes;
+        if cardinality(v_piece.rows) > 0 then
+            rows := rows || v_piece.rows;
+            bytes := bytes + v_piece.bytes;
+            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
+            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
         end if;
     end loop;
 end
@@ -46,14 +49,17 @@ $$;
 
 -- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
--- not read its uncommitted rows, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once in five minutes: if the writer is rolled back, later
+-- windows do not read what it left in the index. Each move costs a row and a transaction id, in every lane, so a busy writer
+-- elsewhere must not cause many.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
 begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null or p_moved_at < forebay._now() - interval '1 second')
+       and (p_moved_at is null
+            -- A time in the future is from before the clock was set back.
+            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;

@@ -30,13 +30,13 @@ begin
         return format('expires_at %s is not a time within 200 years', p_expires_at);
     elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
         return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
-    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ '[\x01-\x1f\x7f]') then
+    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ E'[\x01-\x1f\x7f]') then
         return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
-    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ '[\x01-\x1f\x7f]') then
+    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ E'[\x01-\x1f\x7f]') then
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
-    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ E'[\x01-\x1f\x7f]') then
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
-    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ '[\x01-\x1f\x7f]') then
+    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
     elsif p_limit_key is not null and p_ordering_key is not null then
         return 'ordering_key and limit_key exclude each other';

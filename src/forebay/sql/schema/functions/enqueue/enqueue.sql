@@ -55,6 +55,7 @@ $$;
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
 --   queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+-- pages: 150
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,

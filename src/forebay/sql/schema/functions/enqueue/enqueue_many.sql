@@ -19,7 +19,7 @@ begin
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
                and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
-               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ '[\x01-\x1f\x7f]')
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
               ) is not true
         order by u.ordinality
     loop
@@ -53,6 +53,7 @@ $$;
 --   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
 --   kind optional.
 -- Errors: as forebay.enqueue.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -123,6 +124,7 @@ $$;
 --   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
 --
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+-- pages: 60 + 8 a job
 create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,

@@ -8,11 +8,20 @@ as $$
 $$;
 
 
+-- Is the time of a flag sequence, in milliseconds since 1970, still to come? A worker sleeps, or a caller waits, until then.
+--
+-- At most for about a minute: a time further in the future was written before the clock was set back.
+create function forebay._is_ahead(p_millis bigint) returns boolean
+language sql volatile
+-- The parameter stands here once, so that the function is inlined.
+as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._wakeup(p_queue)), 0) > date_part('epoch', clock_timestamp()) * 1000
+    select forebay._is_ahead(pg_sequence_last_value(forebay._wakeup(p_queue)))
 $$;
 
 

@@ -25,9 +25,9 @@ begin
         raise exception using errcode = 'JQ001', message = 'an act needs server, holder, name and reason';
     end if;
     perform set_config('synchronous_commit', 'local', true);
-    insert into forebay.guard_event (at, acted_as, server, action, holder, name, user_name, application, database_name,
+    insert into forebay.guard_event (event_id, at, acted_as, server, action, holder, name, user_name, application, database_name,
                                      state, xact_start, seconds, age, reason, query)
-    values (forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
+    values (forebay._random_name(), forebay._now(), session_user, left(p_server, 200), p_action, left(p_holder, 40), left(p_name, 200),
             p_user, p_application, p_database, left(p_state, 40), p_xact_start, p_seconds, p_age,
             left(p_reason, 200), left(p_query, 200))
     returning event_id into v_event_id;

@@ -6,6 +6,7 @@
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 begin
     update forebay.guard_event e

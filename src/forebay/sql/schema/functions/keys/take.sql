@@ -25,6 +25,7 @@ declare
     v_rows     forebay.log[] := '{}';
     v_segments bigint[] := '{}';
     v_looked   integer := 0;
+    v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;
     v_count    integer;
     v_used_up  boolean;
@@ -36,14 +37,18 @@ declare
     v_public   bigint[];                 -- the queue's keyed public lanes
 begin
     -- include: lock_lane
-    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
-    -- Before the snapshot, and before this transaction draws a number: see batch.low_from.
+    -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
+    -- the snapshot may show rows of a segment that was begun since.
     v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'the claim of a keyed lane has drawn a transaction id too early';
+    end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
            g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= v_low order by s.lo) as unsealed,
+                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                 order by s.lo) as unsealed,
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, b.claimed_at,
            b.keys is not null and b.parked_no is null as has_waiting,
            coalesce(b.low_from, 0) as low_from, coalesce(b.edge_from, '0') as edge_from,
@@ -74,20 +79,24 @@ begin
 
     if c.snap_to is not null then
         v_window := forebay._window_keyed(p_lane, c.start, c.low_from, c.edge_from, c.stop, c.pos_segment, c.pos_seq, v_most,
-                                          c.unsealed, c.seal_xid);
+                                          c.unsealed, c.seal_xid, forebay._claim_bytes());
         v_rows := v_window.rows;
         v_segments := v_window.segments;
         v_looked := v_window.looked;
         v_old := cardinality(v_rows);
+        v_bytes := v_window.bytes;
     end if;
-    if v_old < v_most then
-        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid);
+    if v_old < v_most and v_bytes < forebay._claim_bytes() then
+        v_window := forebay._window_keyed(p_lane, c.stop, c.low_to, c.edge_to, c.now, 0, 0, v_most - v_old, c.unsealed, c.seal_xid, forebay._claim_bytes() - v_bytes);
         v_rows := v_rows || v_window.rows;
         v_segments := v_segments || v_window.segments;
         v_looked := v_looked + v_window.looked;
+        v_bytes := v_bytes + v_window.bytes;
     end if;
     v_count := cardinality(v_rows);
-    v_used_up := v_count < v_most;
+    v_used_up := v_count < v_most and v_bytes < forebay._claim_bytes();
+    -- After the rows were read: the transaction that wrote one of them has already written its tombstones.
+    v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
@@ -256,10 +265,14 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any.
-            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, (row_number() over (order by i.rank, i.nr))::smallint as place
-            from candidate i where i.runs
-            order by i.rank, i.nr limit v_limit
+            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
+            from (select w.*, (row_number() over o)::smallint as place,
+                         sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
+                  from candidate w where w.runs
+                  window o as (order by w.rank, w.nr)
+                  order by w.rank, w.nr limit v_limit) i
+            where i.rank = 1 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,

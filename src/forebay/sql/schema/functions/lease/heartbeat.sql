@@ -1,14 +1,15 @@
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- and the number of open leases in all, at most 1,000; null while the process runs jobs.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -35,6 +36,7 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    server_time := clock_timestamp();
     return next;
 end
 $$;

@@ -13,7 +13,7 @@ as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 600000 then
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130000 then
         return (v_value & 1048575)::integer;
     end if;
     return null;

@@ -9,12 +9,14 @@
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
+-- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
     p_version integer default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 declare
     v_lease_id bigint;
@@ -29,8 +31,8 @@ begin
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -51,4 +53,4 @@ $$;
 -- removes what code of earlier versions calls.
 create function forebay._served_from() returns integer
 language sql stable
-as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where m.name like 'post\_%' $$;
+as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;

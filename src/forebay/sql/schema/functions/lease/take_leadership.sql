@@ -9,7 +9,7 @@
 -- Parameters:
 --   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
 --   p_duties   0 is maintenance, any other number is the group of that number
---   p_seconds  how long the duties are kept unless renewed, at most 600
+--   p_seconds  how long the duties are kept unless renewed, at most 130
 -- Errors: JQ001 a bad holder or time.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
@@ -20,9 +20,9 @@ declare
     v_flag regclass;
     v_held     bigint[] := '{}';
 begin
-    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 600) is not true then
+    if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 600',
+            message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
     perform set_config('synchronous_commit', 'off', true);

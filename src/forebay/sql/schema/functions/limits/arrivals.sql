@@ -5,23 +5,19 @@ language plpgsql volatile
 as $$
 declare
     v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
-    v_late    xid8[] := '{}';
+    v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
     v_segment bigint;
     v_found   record;
 begin
-    if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then
-        v_late := array(select x from pg_snapshot_xip(p_from) x where pg_visible_in_snapshot(x, p_to));
-    end if;
     for v_segment in
         select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-          and (f.xid is null or f.xid > pg_snapshot_xmax(p_from) or f.xid > any (v_late))
+          and (f.xid is null or f.xid > v_ranges[1].low)
         order by s.segment_id desc
     loop
-        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3, $4, $5)'
-            into v_found using v_shelf, p_from, p_to, v_late, v_left;
+        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3)' into v_found using v_shelf, v_ranges, v_left;
         v_left := v_left - v_found.pairs;
         if v_left <= 0 then
             return null;
@@ -42,13 +38,16 @@ declare
     v_moved   boolean[];
     v_segment bigint;
     v_before  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
 begin
     -- Older than the last sealed segment: let the claim read.
     select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
     select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap))
-    into v_places, v_moved
+                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap)),
+           pg_current_snapshot()
+    into v_places, v_moved, v_now
     from (select l.lane, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -57,6 +56,7 @@ begin
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
     for v_segment in
         select s.segment_id from forebay.segment s
         where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -64,7 +64,7 @@ begin
         order by s.segment_id
     loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2)' into v_moved using v_places, v_moved;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
     end loop;
     return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
 end

@@ -2,6 +2,7 @@
 
 -- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
 -- whose jobs wait or may wait, and when the queue's rate lets the next job start.
+-- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
                key_rate double precision, key_burst integer, key_concurrency integer, running bigint, keys_waiting integer,

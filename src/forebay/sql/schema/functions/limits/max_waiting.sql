@@ -18,6 +18,7 @@ declare
     v_parked   bigint;
     v_others   bigint;
     v_snap     pg_snapshot;
+    v_ranges   forebay._xid_range[];
 begin
     select c.* into v_count from forebay.queue_count c
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
@@ -36,7 +37,7 @@ begin
     end if;
 
     if v_count.total is null then
-        select count(*), count(*) filter (where w.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -45,30 +46,28 @@ begin
                     else (select count(*) from forebay._all_parked() p
                           where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
         into v_rows, v_others, v_snap, v_consumed, v_parked
-        from unnest(v_lanes) l (lane)
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment
-        left join forebay.queue_group g on g.group_id = p_group_id
-        join lateral (
-            select i.xid from forebay.log i
-            where i.lane = l.lane and i.seq >= forebay._archived_below()
-              and (b.snap_from is not null or g.start_after is null or not pg_visible_in_snapshot(i.xid, g.start_after))
-              and (b.snap_from is null or not forebay._is_consumed(
-                      i.xid, i.seq, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq))) w on true;
+        from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
+              from unnest(v_lanes) l (lane)
+              left join forebay.queue_group g on g.group_id = p_group_id
+              left join lateral (select i.* from forebay.batch i
+                                 where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+              left join forebay.segment s on s.segment_id = b.pos_segment) c
+        left join lateral forebay._count_unread(c.all) u on true;
         v_count.total := v_consumed + v_parked;
     else
+        v_snap := pg_current_snapshot();
+        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
         select string_agg(format(
-                   'select i.xid from forebay.log_%s i
-                    where i.lane = any ($1) and i.xid >= pg_snapshot_xmin($2) and not pg_visible_in_snapshot(i.xid, $2)',
+                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
+                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
                    s.segment_id), ' union all ')
         into v_sql
         from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and (f.xid is null or f.xid > pg_snapshot_xmin(v_count.snap));
+        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
         execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned()), pg_current_snapshot()
+            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others, v_snap using v_lanes, v_count.snap;
+            into v_rows, v_others using v_lanes, v_ranges;
     end if;
     if v_rows >= p_keep_from then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
@@ -84,7 +83,7 @@ $$;
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
--- planner: indexed
+-- planner: in order
 as $$
 declare
     v_max     bigint;

@@ -8,6 +8,7 @@
 -- Parameters: p_most, the maximum number of segments to create in this call.
 -- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
 -- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
+-- pages: 60
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -4,6 +4,7 @@
 --
 -- Parameters: p_name, at most 100 characters; p_seconds, for how long; p_error, null when it is only behind.
 -- Errors: JQ001 no name, or seconds outside 0 to 100000000. Locks: none.
+-- pages: 20
 create function forebay.record_duty_v1(p_name text, p_seconds double precision default null, p_error text default null) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

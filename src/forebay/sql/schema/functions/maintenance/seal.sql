@@ -8,6 +8,7 @@
 --
 -- Errors: JQ012 unless called alone, JQ030 foreign cluster.
 -- Locks: the maintenance lock.
+-- pages: 60
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -5,6 +5,26 @@ create function forebay._segment_held_by(p_segment_id bigint) returns text
 language plpgsql volatile
 as $$
 declare
+    v_seal xid8;
+begin
+    select f.xid into v_seal from forebay.seal f where f.segment_id = p_segment_id;
+    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
+    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
+        return 'a transaction that may have written to it is still open';
+    end if;
+    return forebay._segment_needed_by(p_segment_id);
+end
+$$;
+
+
+-- Why a segment whose writers have all ended is needed, or null.
+--
+-- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
+-- batches are read, and is claimed before the waiting jobs are, would be in neither.
+create function forebay._segment_needed_by(p_segment_id bigint) returns text
+language plpgsql stable
+as $$
+declare
     v_lo   bigint;
     v_hi   bigint;
     v_seal xid8;
@@ -14,16 +34,14 @@ declare
 begin
     select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    -- All writers of the segment have ended: later statements see all its rows, and no new row can come.
-    if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
-        return 'a transaction that may have written to it is still open';
-    end if;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        left join lateral (select b.snap_from from forebay.batch b
-                           where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
+        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+        left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
         where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)

@@ -11,16 +11,17 @@
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
 -- Locks: the trimming lock; without it nothing is done, and next is null.
+-- pages: 60 + 30 a job
 create function forebay.trim_v1(p_part text, p_after text default null, p_most integer default 5000, out rows bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- planner: in order
 set lock_timeout = '1s'
 as $$
 begin
@@ -45,7 +46,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -53,6 +54,7 @@ $$;
 -- Delete promoted rows from the stored position on.
 create function forebay._trim_deferred(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
+-- planner: in order
 as $$
 declare
     v_cursor forebay.promotion;
@@ -89,6 +91,7 @@ $$;
 -- Delete promoted rows from the beginning on.
 create function forebay._trim_late_deferred(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
+-- planner: in order
 as $$
 declare
     v_cursor forebay.promotion;

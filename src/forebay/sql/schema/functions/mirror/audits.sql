@@ -4,7 +4,8 @@
 create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
-    select coalesce(jsonb_agg(to_jsonb(o) order by o.audit_id desc), '[]')
-    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id desc limit most) o
+    select coalesce(jsonb_agg(to_jsonb(o) order by o.ended_at desc, o.audit_id), '[]')
+    from (select a.* from forebay.mirror_audit a where a.mirror = mirror_audits.name order by a.ended_at desc, a.audit_id limit most) o
 $$;

@@ -10,9 +10,9 @@ as $$
 declare
     v_id bigint;
 begin
-    insert into forebay.mirror_audit (mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
+    insert into forebay.mirror_audit (audit_id, mirror, ended_at, seconds, compared, items, copies, rows, ranges, differed, suspects,
                                     missing, stale, orphaned, ahead)
-    select p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
+    select forebay._random_name(), p_name, forebay._now(), f.seconds, f.compared, f.items, f.copies, f.rows, f.ranges, f.differed, f.suspects,
            f.missing, f.stale, f.orphaned, f.ahead
     from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;

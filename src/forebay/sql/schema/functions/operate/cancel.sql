@@ -7,6 +7,7 @@
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ013 no job has had this id, JQ014 no such group.
+-- pages: 60
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -3,6 +3,7 @@
 -- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
 -- A full recount: it visits every waiting job.
+-- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
@@ -13,21 +14,26 @@ as $$
 #variable_conflict use_column
 declare
     v_position     forebay.promotion;
-    v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with lanes as (
         select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
         where only_queue is null or l.queue = only_queue),
-    readers as (
-        select l.lane, l.queue, l.priority, l.audience, g.group_id, coalesce(g.name, 'default') as name, g.start_after,
-               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+    readers as materialized (
+        select row_number() over () as nr, l.lane, l.queue, l.priority, g.group_id, coalesce(g.name, 'default') as name,
+               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
         from lanes l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
         left join forebay.segment s on s.segment_id = b.pos_segment),
+    unread_jobs as materialized (
+        select u.nr, sum(u.unread) as unread
+        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
+              from readers r) c
+        cross join lateral forebay._count_unread(c.all) u
+        group by u.nr),
     parked_jobs as materialized (
         select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
     deferred_jobs as (
@@ -74,9 +80,10 @@ begin
         having count(*) > (select count(*) from first_rows f where f.lease_id = r.lease_id)),
     later_rows as (
         select h.*, l.job_id
-        from has_later_rows n join handed_out h on h.lease_id = n.lease_id
-        cross join lateral (select i.job_id from forebay.log i
-                            where i.lane = h.row_lane and i.xid = h.xid and i.seq = h.seq limit 1) l
+        from (select array_agg(i.row_lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs
+              from handed_out i where i.lease_id in (select n.lease_id from has_later_rows n)) a
+        cross join lateral (select distinct i.seq, i.job_id from forebay._job_ids(a.lanes, a.xids, a.seqs) i) l
+        join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
@@ -84,18 +91,13 @@ begin
         group by h.group_id, h.lane)
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
-           sum((select count(*) from forebay.log l
-                where l.lane = r.lane and l.seq >= v_archived and l.kind <> ''
-                  and l.xid >= pg_snapshot_xmin(coalesce(r.snap_from, '1:1:'))
-                  and (r.snap_from is null or not forebay._is_consumed(
-                          l.xid, l.seq, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq))
-                  and (r.snap_from is not null or r.audience <> 0 or r.start_after is null
-                       or not pg_visible_in_snapshot(l.xid, r.start_after))))::bigint
+           coalesce(sum(u.unread), 0)::bigint
            + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint
     from readers r
+    left join unread_jobs u on u.nr = r.nr
     left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
     left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
     left join deferred_jobs d on d.lane = r.lane

@@ -1,15 +1,123 @@
--- Errors: JQ014 when the queue has no such group.
-create function forebay._require_group(p_queue text, p_group_name text) returns void
-language plpgsql stable
+-- grant: operator, reader
+
+-- The consumer groups of all queues, or of one.
+--
+-- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
+-- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
+-- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- the last claim of a worker.
+--
+-- Visits every waiting job.
+create function forebay.groups(only_queue text default null)
+returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
+               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               held_segments bigint, held_bytes bigint, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: short
 as $$
+#variable_conflict use_column
 begin
-    if not exists (select from forebay.queue_group g
-                   where g.queue = p_queue and (p_group_name is null or g.name = p_group_name)) then
-        raise exception using errcode = 'JQ014',
-            message = format('queue %s has no group%s', coalesce(quote_literal(p_queue), 'null'),
-                             coalesce(' ' || quote_literal(p_group_name), '')),
-            detail = jsonb_build_object('queue', p_queue, 'group', p_group_name),
-            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
-    end if;
+    return query
+    with cursors as materialized (
+        select row_number() over () as nr, g.group_id, l.lane,
+               case l.audience when 0 then g.start_after else '1:1:' end as start,
+               b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where groups.only_queue is null or g.queue = groups.only_queue),
+    unread_rows as materialized (
+        select c.group_id, sum(u.unread) as unread, min(u.oldest) as oldest
+        from (select array_agg(row(i.nr, i.lane, i.start, i.snap_from, i.snap_to, i.lo, i.hi, i.pos_xid, i.pos_seq)::forebay._cursor) as all
+              from cursors i) a
+        cross join lateral forebay._count_unread(a.all) u
+        join cursors c on c.nr = u.nr
+        group by c.group_id),
+    parked_rows as materialized (
+        select p.group_id, count(*) as parked from forebay._all_parked() p
+        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+    open_rows as materialized (
+        select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
+    held as materialized (
+        select h.group_ids[1] as group_id, count(*) as segments,
+               sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
+        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        group by 1)
+    select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
+           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
+           coalesce(h.segments, 0), coalesce(h.bytes, 0),
+           (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
+            cross join lateral (select i.claimed_at from forebay.batch i
+                                where i.group_id = g.group_id and i.lane = c.lane and i.lease_id is not null
+                                order by i.no desc limit 1) b)
+    from forebay.queue_group g
+    left join unread_rows u on u.group_id = g.group_id
+    left join parked_rows p on p.group_id = g.group_id
+    left join open_rows o on o.group_id = g.group_id
+    left join held h on h.group_id = g.group_id
+    where groups.only_queue is null or g.queue = groups.only_queue
+    order by g.queue, g.name;
+end
+$$;
+
+
+-- The unsettled jobs of open leases.
+create function forebay._open_jobs()
+returns table (group_id bigint, lease_id bigint, claim_no bigint, seq bigint)
+language sql stable
+as $$
+    select b.group_id, b.lease_id, b.claim_no, u.seq
+    from forebay.lease e
+    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.closed_at is null
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
+-- forebay._segment_held_by(), which stops at the first of them.
+create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
+language plpgsql stable
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_segment record;
+begin
+    for v_segment in
+        with holding as materialized (
+            select o.group_id, o.seq from forebay._open_jobs() o
+            union all
+            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
+        select s.segment_id, f.xid,
+               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        segment_id := v_segment.segment_id;
+        execute format(
+            'select array(
+                 select distinct coalesce(g.group_id, 0)
+                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
+                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
+                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                   and exists (select from forebay.log_%s r where r.lane = l.lane)
+                 union select unnest($2) order by 1)', segment_id)
+            into group_ids using v_segment.xid, v_segment.group_ids;
+        return next;
+    end loop;
 end
 $$;

@@ -41,6 +41,7 @@ $$;
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+-- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
@@ -70,7 +71,7 @@ begin
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         queue := v_group.queue;
         group_name := coalesce(v_group.name, 'default');
@@ -171,10 +172,10 @@ begin
         ended_at := v_end.settled_at;
         if v_end.code in ('d', 'c', 'x') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
-        elsif v_batch.seqs is not null then
+        elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
                           then 'running' else 'claimed' end;
-        else
+        else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
                                        where d.job_id = v_id and d.group_id = v_group.group_id and d.reason = 'expired'
                                          and d.enqueued_at = v_row.enqueued_at) then 'expired' else 'cancelled' end;

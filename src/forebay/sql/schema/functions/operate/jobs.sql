@@ -9,6 +9,7 @@
 -- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
+-- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null)
@@ -89,5 +90,5 @@ as $$
             where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
             order by place desc'
     from forebay.segment s
-    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;

@@ -2,17 +2,22 @@
 
 -- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
 --
+-- A group that is implied becomes this one, under its name: it has the cursors, expiries and pauses of a queue that no worker had
+-- served yet. With start 'now' it forgets its cursors and starts now.
+--
 -- Parameters:
 --   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
 --          beginning for the first group of a queue, now for a later one
--- Errors: JQ001 a bad name or start.
+-- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
+-- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-    v_id   bigint;
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_id      bigint;
+    v_closing timestamptz;
 begin
     if (open_group.queue ~ v_name and open_group.name ~ v_name) is not true
        or open_group.start not in ('beginning', 'now') then
@@ -21,26 +26,73 @@ begin
                              coalesce(quote_literal(left(open_group.queue, 40)), 'null'), coalesce(open_group.start, 'its default')),
             hint = 'Names have letters, digits and _ . : - only; start is beginning or now.';
     end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    for v_attempt in 1 .. 2 loop
+        select g.group_id, g.closing_at into v_id, v_closing from forebay.queue_group g
+        where g.queue = open_group.queue and g.name = open_group.name and not g.is_implied;
+        if v_closing is not null then
+            raise exception using errcode = 'JQ017',
+                message = format('group %s of queue %s is being closed', open_group.name, open_group.queue),
+                detail = jsonb_build_object('queue', open_group.queue, 'group', open_group.name),
+                hint = 'Open it again when forebay.groups() no longer shows it, or start the worker without this group.';
+        elsif v_id is not null then
+            return v_id;
+        end if;
+        -- Look again under the lock, in a later statement.
+        lock table forebay.queue_group in share row exclusive mode;
+    end loop;
+
+    update forebay.queue_group g
+    set name = open_group.name, is_implied = false,
+        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+    where g.queue = open_group.queue and g.is_implied
+    returning g.group_id into v_id;
     if v_id is not null then
+        if open_group.start = 'now' then
+            lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
+            delete from forebay.batch b
+            where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
+        end if;
         return v_id;
     end if;
-    insert into forebay.queue_group (queue, name, start_after, created_at)
-    values (open_group.queue, open_group.name,
-            case when open_group.start = 'now'
-                      or (open_group.start is null
-                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end,
-            forebay._now())
-    on conflict do nothing
+    return forebay._make_group(
+        open_group.queue, open_group.name, false,
+        case when open_group.start = 'now'
+                  or (open_group.start is null
+                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+             then pg_current_snapshot() else '1:1:' end);
+end
+$$;
+
+
+-- Open a group for a queue that has none, so that its jobs expire and it can be paused. It is implied: the first group that a
+-- worker or user opens takes it over. Returns its id, null when the queue has a group.
+--
+-- Locks: the table queue_group against others that open a group, until the transaction ends.
+create function forebay._imply_group(p_queue text, p_start_after pg_snapshot default '1:1:') returns bigint
+language plpgsql volatile
+as $$
+begin
+    lock table forebay.queue_group in share row exclusive mode;
+    if not exists (select from forebay.queue_group g where g.queue = p_queue) then
+        return forebay._make_group(p_queue, 'default', true, p_start_after);
+    end if;
+    return null;
+end
+$$;
+
+
+-- Write a group and its flag sequence; the caller has locked the table and found that there is none of this name.
+create function forebay._make_group(p_queue text, p_name text, p_is_implied boolean, p_start_after pg_snapshot) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_id bigint;
+begin
+    insert into forebay.queue_group (group_id, queue, name, start_after, created_at, is_implied)
+    values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
+    on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    if v_id is not null then
-        execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
-        return v_id;
-    end if;
-    select g.group_id into v_id from forebay.queue_group g
-    where g.queue = open_group.queue and g.name = open_group.name;
+    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;

@@ -9,7 +9,10 @@ declare
     v_count integer;
 begin
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
-        perform forebay.open_group(pause_queue.queue);
+        if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+            perform forebay.open_group(pause_queue.queue);  -- Raises.
+        end if;
+        perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
     update forebay.queue_group g set paused_at = forebay._now()

@@ -1,24 +1,30 @@
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`; returns their number. Nothing is purged without this call.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
 -- Parameters: age, not negative; queue, null for all.
 -- Errors: JQ001 a bad age.
 create function forebay.purge_dead(age interval, queue text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare
-    v_count bigint;
+    v_count bigint := 0;
+    v_queue text;
 begin
     if age is null or age < interval '0' then
         raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
             hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
-    delete from forebay.dead_letter d
-    where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue);
-    get diagnostics v_count = row_count;
+    for v_queue in
+        select distinct d.queue from forebay.dead_letter d
+        where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+        order by 1
+    loop
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+    end loop;
     return v_count;
 end
 $$;

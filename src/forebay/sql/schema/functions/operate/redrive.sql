@@ -5,11 +5,12 @@
 -- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
 -- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
 --
--- Errors: JQ015 no such dead letter, JQ016 redriven before.
--- Locks: the dead letter's row.
+-- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before.
+-- Locks: the dead letter's row, and its group's row (SHARE).
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare
@@ -26,6 +27,14 @@ begin
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
             detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
+    end if;
+    -- A group that begins to close waits for this transaction, or is seen here.
+    perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014',
+            message = format('the group of dead letter %s was closed', d.dead_id),
+            detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
+            hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
     insert into forebay.log (
         lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)

@@ -1,6 +1,7 @@
 -- grant: operator
 
--- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number.
+-- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number. Dead letters of closed
+-- groups are left alone.
 --
 -- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
 create function forebay.redrive_matching(
@@ -10,6 +11,7 @@ create function forebay.redrive_matching(
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 #variable_conflict use_column
 declare
@@ -20,7 +22,7 @@ begin
         select d.dead_id
         from forebay.dead_letter d
         join forebay.queue_group g on g.group_id = d.group_id
-        where d.redriven_at is null
+        where d.redriven_at is null and g.closing_at is null
           and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
           and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)

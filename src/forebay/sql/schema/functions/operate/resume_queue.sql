@@ -10,7 +10,7 @@ declare
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
     update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null;
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     perform forebay._notify(resume_queue.queue);
     return v_count;

@@ -5,6 +5,7 @@
 -- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
 --   first.
 -- Errors: none; a group without any of these has no row.
+-- pages: 60
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
@@ -21,7 +22,7 @@ begin
         where g.group_id in (select f.group_id from forebay.failure f where f.job_id = job_history.job_id
                              union select p.group_id from forebay.progress p where p.job_id = job_history.job_id
                              union select r.group_id from forebay.result r where r.job_id = job_history.job_id)
-        order by g.group_id
+        order by g.created_at, g.group_id
     loop
         group_name := v_group.name;
         select coalesce(jsonb_agg(jsonb_build_object(

@@ -30,7 +30,7 @@ create function forebay._announce_ended(p_job_id bigint) returns void
 language plpgsql volatile
 as $$
 begin
-    if coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) > date_part('epoch', clock_timestamp()) * 1000
+    if forebay._is_ahead(pg_sequence_last_value('forebay.result_wakeup'))
        and forebay._may_notify() then
         perform pg_notify('forebay_result', p_job_id::text);
     end if;

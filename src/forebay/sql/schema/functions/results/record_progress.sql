@@ -4,9 +4,11 @@
 --
 -- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
 -- A closed lease records nothing. Locks: none.
+-- pages: 20 + 5 a job
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 declare
     v_rows integer;

@@ -8,6 +8,7 @@
 -- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
 --   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+-- pages: 450
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer
@@ -24,7 +25,7 @@ begin
     if wait_millis not between 0 and 60000 then
         raise exception using errcode = 'JQ001', column = 'wait_millis',
             message = format('wait_millis %s is outside 0 to 60000', wait_millis);
-    elsif wait_millis > 0 and coalesce(pg_sequence_last_value('forebay.result_wakeup'), 0) < v_now + wait_millis then
+    elsif wait_millis > 0 and not coalesce(pg_sequence_last_value('forebay.result_wakeup') between v_now + wait_millis and v_now + 70000, false) then
         -- Before the look: a later settlement notifies. For longer than requested, since the caller looks once more.
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;

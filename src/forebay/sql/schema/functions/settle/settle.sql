@@ -23,6 +23,7 @@
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
 -- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+-- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer

@@ -4,9 +4,11 @@
 -- Repeating it changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
+-- pages: 20
 create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 begin
     perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;

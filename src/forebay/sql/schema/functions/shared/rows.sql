@@ -7,6 +7,9 @@ declare
     v_row     forebay.log;
 begin
     select s.segment_id into v_segment from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1;
+    if v_segment is null then
+        return null;
+    end if;
     execute format('select l.* from forebay.log_%s l where l.lane = $1 and l.xid = $2 and l.seq = $3', v_segment)
         into v_row using p_lane, p_xid, p_seq;
     return v_row;
@@ -58,6 +61,7 @@ begin
     for v_segment in
         select s.segment_id, s.lo, s.hi from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+          and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
         return query execute format(

@@ -17,6 +17,7 @@
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
 --   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+-- pages: 150
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,

@@ -100,7 +100,7 @@ begin
             for v_segment in
                 select s.segment_id from forebay.segment s
                 where s.hi > p_key.job_id and s.removed_at is null
-                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                  and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
                 order by s.segment_id desc
             loop
                 execute format(
@@ -142,7 +142,9 @@ declare
     v_any     boolean := false;
 begin
     for v_group in
-        select g.group_id, g.start_after from forebay.queue_group g where g.queue = p_key.queue order by g.group_id
+        select g.group_id, g.start_after
+        from (select * from forebay.queue_group i where i.queue = p_key.queue collate "default" offset 0) g  -- As in its index.
+        order by g.created_at, g.group_id
     loop
         v_any := true;
         v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);

@@ -15,7 +15,7 @@ declare
 begin
     lock table forebay.lease in share mode;
     select count(*), string_agg(o.line, E'\n' order by o.nr) filter (where o.nr <= 20) into v_count, v_workers
-    from (select row_number() over (order by l.lease_id) as nr,
+    from (select row_number() over (order by l.opened_at) as nr,
                  format('%s, made for version %s', l.worker, coalesce(l.version::text, 'unknown')) as line
           from forebay.lease l
           left join lateral (select b.heartbeat_at from forebay.heartbeat b

@@ -1,41 +1,22 @@
--- Lanes of limit keys of a queue (p_shelf) with new rows between two snapshots, from at most p_most pairs of a
--- transaction and a lane. It skips from one pair to the next, however many jobs each has.
+-- Lanes of limit keys of a queue (p_shelf) with rows in ranges of transactions, from at most p_most pairs of a transaction and a
+-- lane. It skips from one pair to the next, however many jobs each has.
 create function forebay._arrivals_{segment}(
-    p_shelf bigint, p_from pg_snapshot, p_to pg_snapshot, p_late xid8[], p_most integer, out pairs integer, out lanes bigint[])
+    p_shelf bigint, p_ranges forebay._xid_range[], p_most integer, out pairs integer, out lanes bigint[])
 language plpgsql stable
 as $$
 begin
-    pairs := 0;
-    if not exists (select from forebay.log_{segment} l
-                   where l.lane >> 48 = p_shelf and l.lane & 1 = 1
-                     and l.xid >= pg_snapshot_xmax(p_from) and l.xid < pg_snapshot_xmax(p_to))
-       and p_late = '{}' then
-        return;
-    end if;
     with recursive step as (
-        (select i.xid, i.lane from forebay.log_{segment} i
-         where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-           and i.xid >= pg_snapshot_xmax(p_from) and i.xid < pg_snapshot_xmax(p_to)
-         order by i.lane >> 48, i.xid, i.lane limit 1)
-        union all
-        select n.xid, n.lane from step s, lateral (
+        select f.xid, f.lane, r.high from unnest(p_ranges) r (low, high), lateral (
             select i.xid, i.lane from forebay.log_{segment} i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1
-              and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < pg_snapshot_xmax(p_to)
-            order by i.lane >> 48, i.xid, i.lane limit 1) n
-    ), late as (
-        select f.xid, f.lane from unnest(p_late) x (xid), lateral (
-            select i.xid, i.lane from forebay.log_{segment} i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = x.xid
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid >= r.low and i.xid < r.high
             order by i.lane >> 48, i.xid, i.lane limit 1) f
         union all
-        select n.xid, n.lane from late s, lateral (
+        select n.xid, n.lane, s.high from step s, lateral (
             select i.xid, i.lane from forebay.log_{segment} i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid = s.xid and i.lane > s.lane
+            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < s.high
             order by i.lane >> 48, i.xid, i.lane limit 1) n
     )
-    select count(*), array_agg(distinct u.lane) filter (where pg_visible_in_snapshot(u.xid, p_to))
-    into pairs, lanes
-    from (select * from (select * from step union all select * from late) a limit p_most) u;
+    select count(*), array_agg(distinct u.lane) into pairs, lanes
+    from (select s.lane from step s limit p_most) u;
 end
 $$;

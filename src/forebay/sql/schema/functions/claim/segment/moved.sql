@@ -1,16 +1,24 @@
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
-create function forebay._moved_{segment}(p_places forebay._place[], p_moved boolean[]) returns boolean[]
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+create function forebay._moved_{segment}(
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+returns boolean[]
 language plpgsql stable
 as $$
 begin
     return array(
         select case
             when p.moved then true
-            when exists (select from forebay.log_{segment} l where l.lane = p.lane and l.xid >= pg_snapshot_xmax(p.snap)) then true
+            when exists (
+                select from unnest(p_ended) e (low, high), lateral (
+                    select from forebay.log_{segment} l
+                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
+                where e.high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
-                select from pg_snapshot_xip(p.snap) as late (xid)
-                where exists (select from forebay.log_{segment} l where l.lane = p.lane and l.xid = late.xid)) end
+                select from pg_snapshot_xip(p.snap) late (xid), lateral (
+                    select from forebay.log_{segment} l where l.lane = p.lane and l.xid = late.xid limit 1) f
+                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted') end
         from rows from (unnest(p_places), unnest(p_moved)) with ordinality
              as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
         order by p.nr);

@@ -1,49 +1,35 @@
--- Rows of one lane that a window covers, in the order (xid, seq), after a position.
--- Range part: from the window's start on. Late part: xids in progress at its start.
+-- Rows of one lane in ranges of transactions, which are in order, after a position; in the order (xid, seq). It ends with the row
+-- that brings the jobs to p_bytes or more.
 create function forebay._read_{segment}(
-    p_lane bigint, p_from_xmax xid8, p_to pg_snapshot, p_late xid8[],
-    p_pos_xid xid8, p_pos_seq bigint, p_limit integer) returns forebay.log[]
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_limit integer, p_bytes bigint,
+    out rows forebay.log[], out bytes bigint)
 language plpgsql stable
 as $$
 declare
-    v_lo_xid xid8 := p_from_xmax;
-    v_lo_seq bigint := -1;
+    v_range forebay._xid_range;
+    v_row   forebay.log;
 begin
-    if p_pos_xid >= p_from_xmax then
-        v_lo_xid := p_pos_xid;
-        v_lo_seq := p_pos_seq;
-    end if;
-    if cardinality(p_late) = 0 then
-        return array(
-            select row(l.*)::forebay.log
+    rows := '{}';
+    bytes := 0;
+    foreach v_range in array p_ranges loop
+        continue when v_range.high <= p_pos_xid;
+        -- One lower bound, so that the index finds it: a second one would be compared with each row of the transaction.
+        for v_row in
+            select l.*
             from forebay.log_{segment} l
             where l.lane = p_lane
-              and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-              and l.xid < pg_snapshot_xmax(p_to)
-              and pg_visible_in_snapshot(l.xid, p_to)
+              and (l.xid, l.seq) > (greatest(v_range.low, p_pos_xid), case when p_pos_xid >= v_range.low then p_pos_seq else -1 end)
+              and l.xid < v_range.high
             order by l.xid, l.seq
-            limit p_limit);
-    end if;
-    return array(
-        select w.r
-        from (
-            (select row(l.*)::forebay.log as r, l.xid as x, l.seq as s
-             from unnest(p_late) as late (xid),
-                  lateral (select * from forebay.log_{segment} i
-                           where i.lane = p_lane and i.xid = late.xid
-                             and (i.xid, i.seq) > (p_pos_xid, p_pos_seq)
-                           order by i.seq limit p_limit) l)
-            union all
-            (select row(l.*)::forebay.log, l.xid, l.seq
-             from forebay.log_{segment} l
-             where l.lane = p_lane
-               and (l.xid, l.seq) > (v_lo_xid, v_lo_seq)
-               and l.xid < pg_snapshot_xmax(p_to)
-               and pg_visible_in_snapshot(l.xid, p_to)
-             order by l.xid, l.seq
-             limit p_limit)
-        ) w
-        order by w.x, w.s
-        limit p_limit);
+            limit p_limit - cardinality(rows)
+        loop
+            rows := rows || v_row;
+            bytes := bytes + forebay._job_bytes(v_row.args, v_row.headers);
+            if bytes >= p_bytes then
+                return;
+            end if;
+        end loop;
+        exit when cardinality(rows) >= p_limit;
+    end loop;
 end
 $$;

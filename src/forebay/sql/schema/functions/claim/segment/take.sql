@@ -5,6 +5,7 @@
 --   * either nothing outside this segment can be in either window (`whole`), or p_limit jobs of the current window
 --     are found here,
 --   * none of the jobs is cancelled or expired,
+--   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
 -- first and is visible in it is visible now, and the reverse.
@@ -20,7 +21,11 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, case when b.whole then pg_current_snapshot() else b.snap_to end as upto, forebay._now() as at
+               b.whole, u.upto, forebay._now() as at,
+               case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
+                         and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
+                    then forebay._xid_ranges(b.snap_from, u.upto)
+                    else array[row(pg_snapshot_xmax(b.snap_from), pg_snapshot_xmax(u.upto))::forebay._xid_range] end as ranges
         from (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
                      n.skipped_total, s.stop,
                      pg_sequence_last_value('forebay.log_seq') < {end}
@@ -30,7 +35,8 @@ begin
                      and {sealed_before} as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane
-              order by n.no desc limit 1) b
+              order by n.no desc limit 1) b,
+             lateral (select case when b.whole then pg_current_snapshot() else b.snap_to end as upto) u
         where (b.snap_to is null
                or b.pos_segment = {segment}
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
@@ -40,19 +46,22 @@ begin
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
-               array_agg(t.job_id) as job_ids, min(coalesce(t.expires_at, t.enqueued_at + interval '30 days')) as expires,
-               string_agg(t.job, ',') as jobs
+               array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
+               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
+                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
         from cur, lateral (
+            select j.* from unnest(cur.ranges) r (low, high), lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                     j.kind, j.args, j.tag, j.correlation_id, j.headers) as job
+                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_{segment} j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(pg_snapshot_xmax(cur.snap_from), cur.pos_xid),
-                                    case when cur.pos_xid >= pg_snapshot_xmax(cur.snap_from) then cur.pos_seq else -1 end)
-              and j.xid < pg_snapshot_xmax(cur.upto)
-              and pg_visible_in_snapshot(j.xid, cur.upto)
+              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
+              and j.xid < r.high
             order by j.xid, j.seq
+            limit p_limit) j
             limit p_limit) t
     ), written as (
         insert into forebay.batch (

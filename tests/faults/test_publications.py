@@ -1,0 +1,95 @@
+"""A publication of all tables, as for an upgrade or a warehouse, and a subscriber that follows it."""
+
+import pytest
+
+import forebay
+from forebay import RetryPolicy
+from forebay.config import Settings, WorkerSettings
+from forebay.embedded import temporary_server
+from tests.support.engine import connect, one, shift_clock, small_segments
+from tests.support.fix_db import fast_folder, make_migrated
+from tests.support.fix_worker import run_until_idle, running
+from tests.support.subscriber import SETTINGS, subscriber
+from tests.support.waiting import wait_for_async
+from tests.support.worker_process import FAST
+
+pytestmark = pytest.mark.anyio
+
+#: What maintenance does.
+DUTIES = (
+    "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", "trim_v1(p_pass => true)",
+    "summarize_v1()", "count_v1()",
+)  # fmt: skip
+
+
+def without_identity(conn) -> list[str]:
+    """Return the tables of which a publication could not tell the updated and the deleted rows."""
+    rows = conn.execute(
+        "select c.oid::regclass::text from pg_class c"
+        " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p')"
+        " and c.relname !~ '^lock_'"  # locks hold no rows
+        " and not (c.relreplident = 'f'"
+        "     or c.relreplident = 'i' and exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)"
+        "     or c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))"
+        " order by 1"
+    )
+    return [table for (table,) in rows]
+
+
+@pytest.mark.direct
+def test_every_table_has_a_replica_identity(conn):
+    """
+    Without one, UPDATE and DELETE fail from the moment a publication contains the table: maintenance would stop.
+    Segments that are made later have one too.
+    """
+    segments = "select count(*) from forebay.segment"
+    before = one(conn, segments)
+    small_segments(conn)
+    assert one(conn, segments) > before
+    assert without_identity(conn) == []
+
+
+@pytest.mark.slow
+async def test_maintenance_and_a_subscriber_keep_up_with_each_other(pg_bin):
+    """
+    Jobs of every fate are worked while all tables are published; then a month of maintenance. No duty fails, and the copy
+    has the same rows, except those that retention truncated in the log.
+    """
+    with (
+        temporary_server(
+            pg_bin, parent=fast_folder(), extra_settings=SETTINGS | {"fsync": "off"}
+        ) as server,
+        connect(dsn := server.dsn(make_migrated(server, "source"))) as conn,
+        subscriber(server, dsn) as copy,
+    ):
+        app = forebay.App(dsn, settings=Settings(worker=WorkerSettings(**FAST)))
+
+        @app.job(keep_result=True, retry=RetryPolicy(max_attempts=2, base_seconds=0.01))
+        async def work(n: int) -> int:
+            if n % 10 == 0:
+                raise ValueError(n)
+            return n
+
+        small_segments(conn)
+        async with running(app) as worker:
+            for n in range(40):
+                work.using(delay=0.05).enqueue(conn, n)
+                work.enqueue(conn, n)
+                work.using(unique=forebay.Coalesce(f"key {n % 3}")).enqueue(conn, n)
+            one(conn, "select forebay.cancel(%s)", work.using(delay=60).enqueue(conn, 1))
+            await wait_for_async(lambda: worker.stats.done >= 72)
+        await run_until_idle(app)
+        copy.wait()
+        assert copy.errors() == 0
+        assert copy.differing() == []
+        for days in (1, 40, 80):
+            shift_clock(conn, days * 86_400)
+            for duty in DUTIES:
+                conn.execute(f"select forebay.{duty}")
+        copy.wait()
+        assert copy.errors() == 0
+        assert set(copy.differing()) <= {"forebay.log"}
+        assert one(conn, "select count(*) from forebay.failure") == 0
+        assert one(copy.conn, "select count(*) from forebay.deferred") == one(
+            conn, "select count(*) from forebay.deferred"
+        )

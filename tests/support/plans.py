@@ -1,0 +1,326 @@
+"""A large log with known statistics, and the pages that each hot or maintenance function reads in it.
+
+Sessions are opened, and make each call once, while all tables are empty: plans that are made then stay in these sessions.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.support.engine import Reader, connect, enqueue, lane_of, one, open_group
+
+SCHEMA = Path(__file__).parents[2] / "src" / "forebay" / "sql" / "schema"
+
+_STATED = re.compile(
+    r"^-- pages: (.+)$(?:(?!^create function)[\s\S])*?^create function forebay\.(\w+)", re.MULTILINE
+)
+_TERM = re.compile(r"^(\d+)(?: (?:a|an) ([a-z ]+))?$")
+
+
+def stated_pages() -> dict[str, dict[str, int]]:
+    """Return what the headers state: for each function the pages of a call, under "", and of each unit."""
+    stated = {}
+    for file in sorted((SCHEMA / "functions").rglob("*.sql")):
+        for text, name in _STATED.findall(file.read_text(encoding="utf-8")):
+            terms = [_TERM.match(term) for term in text.split(" + ")]
+            assert all(terms), f"{file}: -- pages: {text}"
+            stated[name] = {term[2] or "": int(term[1]) for term in terms if term}
+    return stated
+
+
+@dataclass
+class Call:
+    """One call of a function, and how many of the function's units it is about."""
+
+    function: str
+    query: str
+    params: list[Any] = field(default_factory=list)
+    units: dict[str, int] = field(default_factory=dict)
+    once: bool = False  # It changes what the next such call reads.
+
+    def allowed(self, stated: dict[str, dict[str, int]]) -> int:
+        """Return the pages that the header of the function allows."""
+        return sum(
+            pages * (self.units.get(unit, 0) if unit else 1)
+            for unit, pages in stated[self.function].items()
+        )
+
+
+def pages(conn: psycopg.Connection[Any], query: str, params: list[Any]) -> int:
+    """Return how many pages a call reads, with those of all functions that it calls."""
+    row = conn.execute(
+        f"explain (analyze, buffers, timing off, format json) {query}", params
+    ).fetchone()
+    assert row is not None
+    top = row[0][0]["Plan"]
+    return top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+
+def without_autovacuum(dsn: str) -> None:
+    """Let no table be vacuumed or analysed unless the test does it."""
+    with connect(dsn) as conn:
+        tables = conn.execute(
+            "select oid::regclass::text from pg_class"
+            " where relnamespace = 'forebay'::regnamespace and relkind = 'r'"
+        ).fetchall()
+        for (table,) in tables:
+            conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
+
+
+class Session:
+    """A worker's and a producer's session in one, with a lease and the groups of all queues."""
+
+    def __init__(self, dsn: str, queues: list[str], plan_cache_mode: str) -> None:
+        self.reader = Reader(dsn, queues[0])
+        self.conn = self.reader.conn
+        self.conn.execute("select set_config('plan_cache_mode', %s, false)", [plan_cache_mode])
+        self.mode = plan_cache_mode
+        self.groups = [open_group(self.conn, queue) for queue in queues]
+        self.idle = open_group(self.conn, "idle")
+        self.queues = queues
+        self.lane = lane_of(queues[0], self.conn)
+        self.job = 0
+        self.calls = 0
+
+    def close(self) -> None:
+        self.conn.close()
+
+    def _leases(self) -> dict[str, int]:
+        return {
+            "open lease": one(
+                self.conn, "select count(*) from forebay.lease where closed_at is null"
+            )
+        }
+
+    def _claim(self, queue: str, lane: int, limit: int = 10, once: bool = False) -> Call:
+        reader = self.reader
+        reader.claim_no += 1
+        return Call(
+            "claim_v1",
+            "select forebay.claim_v1(%s, %s, %s, %s, %s, %s)",
+            [
+                reader.lease_id,
+                reader.claim_no,
+                reader.claim_no,
+                open_group(self.conn, queue),
+                lane,
+                limit,
+            ],
+            {"job": limit, "open transaction": 6},
+            once,
+        )
+
+    def _settle(self, flush: dict[str, Any]) -> Call:
+        return Call(
+            "settle_v1",
+            "select * from forebay.settle_v1(%s, %s::jsonb)",
+            [self.reader.lease_id, json.dumps([{"claim_no": self.reader.claim_no, **flush}])],
+            {"job": 10},
+        )
+
+    def hot(self) -> Iterator[Call]:
+        """Yield the calls of producers and workers. Each is made before the next is asked for."""
+        reader, queue = self.reader, self.queues[0]
+        self.calls += 1
+        key = f"{self.mode}-{self.calls}"
+        job = "select forebay.enqueue('work', queue => %s"
+        yield Call("enqueue", f"{job})", [queue])
+        yield Call("enqueue", f"{job}, delay => '50 days')", [queue])
+        yield Call("enqueue", f"{job}, ordering_key => %s)", ["keyed", key])
+        yield Call("enqueue", f"{job}, limit_key => %s)", ["shared", key])
+        yield Call("enqueue", f"{job})", ["full"])
+        yield Call(
+            "enqueue", f"{job}, unique_as => jsonb_build_object('once', %s::text))", [queue, key]
+        )
+        yield Call(
+            "enqueue", f"{job}, unique_as => jsonb_build_object('once', %s::text))", [queue, key]
+        )
+        yield Call(
+            "enqueue_unique",
+            "select forebay.enqueue_unique('work', '{}', jsonb_build_object('once', %s::text), %s)",
+            [key, queue],
+        )
+        yield Call(
+            "enqueue_many",
+            "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[10]), queue => %s)",
+            [queue],
+            {"job": 10},
+        )
+        ready = "select * from forebay.ready_v1(%s::bigint[])"
+        lanes = {"lane": 3 * len(self.groups)}
+        yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})
+        yield Call("ready_v1", ready, [[self.idle]], {"lane": 3, "open transaction": 6}, once=True)
+        yield self._claim(queue, self.lane)
+        yield self._settle({"flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]})
+        ended = [{"offset": 9, "outcome": "retried"}]
+        ended.append({"offset": 10, "outcome": "retried", "after": 4000000})
+        yield self._settle({"flush_no": 2, "ended": ended})
+        yield self._claim(queue, self.lane)
+        yield self._settle({"flush_no": 1})
+        yield self._claim("behind", lane_of("behind", self.conn), once=True)
+        yield self._settle({"flush_no": 1})
+        yield Call(
+            "missing_batches_v1",
+            "select forebay.missing_batches_v1(%s, %s::bigint[])",
+            [reader.lease_id, list(range(1, 11))],
+            {"job": 10},
+        )
+        yield Call(
+            "heartbeat_v1",
+            "select * from forebay.heartbeat_v1(array[%s::bigint], %s::bigint[])",
+            [reader.lease_id, list(range(1, 11))],
+            {"job": 10},
+        )
+        yield Call(
+            "record_progress_v1",
+            "select forebay.record_progress_v1(%s, %s::jsonb)",
+            [
+                reader.lease_id,
+                json.dumps([{"job_id": 1, "group_id": reader.group_id, "done": 0.5, "note": ""}]),
+            ],
+            {"job": 1},
+        )
+        yield Call(
+            "start_suspect_v1",
+            "select forebay.start_suspect_v1(%s, %s)",
+            [reader.lease_id, reader.claim_no],
+        )
+        lease = one(self.conn, "select forebay.open_lease_v1('other@test', 30, 5)")
+        yield Call("close_lease_v1", "select forebay.close_lease_v1(%s)", [lease])
+        yield Call("open_lease_v1", "select forebay.open_lease_v1('other@test', 30, 5)")
+        yield Call("revoke_lost_v1", "select * from forebay.revoke_lost_v1()", [], self._leases())
+        yield Call("promote_v1", "select forebay.promote_v1()", [], {"open transaction": 6})
+        enqueue(self.conn, queue=queue, delay="1 microsecond")
+        yield Call(
+            "promote_v1", "select forebay.promote_v1()", [], {"job": 1, "open transaction": 6}
+        )
+
+    def maintenance(self, waiting: int) -> Iterator[Call]:
+        """Yield the calls of maintenance, operators and the doctor."""
+        lanes = {"lane": 3 * len(self.groups) + 20}
+        yield Call("extend_v1", "select forebay.extend_v1()")
+        yield Call("seal_v1", "select forebay.seal_v1()")
+        yield Call("retain_v1", "select forebay.retain_v1()")
+        yield Call("summarize_v1", "select forebay.summarize_v1()")
+        yield Call("count_v1", "select * from forebay.count_v1()", [], lanes)
+        yield Call(
+            "sweep_v1",
+            "select forebay.sweep_v1(now() - interval '1 minute', 10)",
+            [],
+            {**lanes, "job": 10 * min(len(self.groups) + 6, 50)},
+        )
+        yield Call("trim_v1", "select forebay.trim_v1(p_pass => false)")
+        yield Call("job", "select * from forebay.job(%s)", [self.job])
+        yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
+        yield Call("result", "select * from forebay.result(%s)", [self.job])
+        yield Call("cancel", "select forebay.cancel(%s)", [self.job])
+        yield Call("jobs", "select * from forebay.jobs(most => 20)", [], {"job": 20})
+        yield Call("limits", "select * from forebay.limits()", [], {**self._leases(), **lanes})
+        every = {**lanes, "waiting job": waiting + 1000, **self._leases()}
+        yield Call("depth", "select * from forebay.depth()", [], every)
+        yield Call("unfinished", "select * from forebay.unfinished('mirror', 'idle')", [], every)
+
+
+def fill(dsn: str, rows: int, sessions: list[Session]) -> None:
+    """Write half of the rows as jobs that all groups have taken, and the other half as waiting ones; and histories."""
+    with connect(dsn) as conn:
+        lanes = [lane_of(queue, conn) for queue in sessions[0].queues]
+        _append(conn, lanes, rows // 2)
+        _append(conn, [lane_of("idle", conn)], rows // 2)
+        _append(conn, [lane_of("behind", conn)], 1000)
+        conn.execute("set enable_seqscan = off")
+        # The cursors pass what was written up to now.
+        conn.execute(
+            "insert into forebay.batch (group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total,"
+            " skipped_total, claimed_at)"
+            " select g.group_id, l.lane, coalesce(b.no, 0) + 1, pg_current_snapshot(), 0, '0', 0, s.last_value,"
+            " coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0), forebay._now() - interval '1 hour'"
+            " from forebay.queue_group g"
+            " join lateral (select distinct i.lane, i.queue, i.audience from forebay.lane i) l"
+            "   on l.queue = g.queue and l.audience in (0, g.group_id, -g.group_id)"
+            " left join lateral (select * from forebay.batch i where i.group_id = g.group_id and i.lane = l.lane"
+            "   order by i.no desc limit 1) b on true, forebay.log_seq s"
+        )
+        _append(conn, lanes, rows - rows // 2)
+        aux = max(1000, rows // 20)
+        first, last = 1_000_000_000, 1_000_000_000 + aux
+        for statement in _HISTORIES:
+            conn.execute(statement, {"first": first, "last": last})
+        for session in sessions:
+            session.job = one(conn, "select max(seq) from forebay.log_0 where lane = %s", lanes[0])
+
+
+def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
+    conn.execute(
+        "insert into forebay.log (lane, enqueued_at, kind, args)"
+        " select l.lane, now(), 'work', '{}' from generate_series(1, %s) i, unnest(%s::bigint[]) l (lane)",
+        [max(1, rows // len(lanes)), lanes],
+    )
+
+
+#: Rows of jobs and leases that ended, in the tables that calls read by job or lease.
+_HISTORIES = [
+    (
+        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
+        " select 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s)"
+    ),
+    "insert into forebay.heartbeat select i, now() - interval '5 minutes', 1 from generate_series(%(first)s, %(last)s) i",
+    (
+        "insert into forebay.batch (group_id, lane, no, lease_id, claim_no, floor, snap_from, pos_segment, pos_xid, pos_seq, high_seq,"
+        " handed_total, skipped_total, claimed_at, seqs, xids) select -1, -1, i, i, 1, 1, '1:1:', 0, '0', 0, i, i, 0, now(), array[i],"
+        " array['3'::xid8] from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at)"
+        " select i, 1, 1, now() from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
+        " select now() + interval '1 day', -1, now(), i, 'work', '{}' from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
+        " select i, -1, now(), 1, now(), 'retried' from generate_series(%(first)s, %(last)s) i"
+    ),
+    "insert into forebay.tombstone (job_id, reason, recorded_at) select i, 'c', now() from generate_series(%(first)s, %(last)s) i",
+    (
+        "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+        " select i, -1, now(), now(), now() + interval '1 day', '1' from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args, errors)"
+        " select -1, i, i, 'expired', now(), 'old', 100, now(), 0, 'work', '{}', '[]' from generate_series(%(first)s, %(last)s) i"
+    ),
+]
+
+
+@contextmanager
+def open_transactions(dsn: str, rows: int) -> Iterator[None]:
+    """Hold a snapshot, a transaction id, a bulk of uncommitted jobs in two lanes, and jobs of subtransactions."""
+    with ExitStack() as stack:
+        writers = [stack.enter_context(psycopg.connect(dsn)) for _ in range(4)]
+        lanes = [lane_of("idle", writers[0]), lane_of("behind", writers[0])]
+        for writer in writers:
+            writer.execute("savepoint before")
+            _append(writer, lanes, 4)
+            writer.execute("release savepoint before")
+        _append(writers[1], lanes, 2 * rows)
+        with connect(dsn) as conn:
+            _append(conn, [lanes[1]], 60)
+        yield
+
+
+@contextmanager
+def held(dsn: str) -> Iterator[None]:
+    """Hold a snapshot in one session, and a transaction id in another."""
+    with psycopg.connect(dsn) as report, psycopg.connect(dsn) as holder:
+        report.execute("set transaction isolation level repeatable read")
+        report.execute("select count(*) from forebay.lane")
+        holder.execute("select pg_current_xact_id()")
+        yield
