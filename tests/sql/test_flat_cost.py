@@ -421,7 +421,7 @@ def test_trimming_does_not_read_the_history_that_stays(database):
         enqueue(conn)
         load(conn, 12_000)
         churn(database, batches=10)
-        trim = "select forebay.trim_v1()"
+        trim = "select forebay.trim_v1('batches')"
         pages(conn, trim)
         few = pages(conn, trim)
         with Reader(database) as reader:
@@ -489,7 +489,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
     Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts behind
     them, and still finds what a late commit left before its mark when it makes a pass.
     """
-    trim = "select forebay.trim_v1(p_pass => false)"
+    trim = "select forebay.trim_v1('deferred', null, 20000)"
     with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
         trim(conn)
         enqueue(late, delay="1 millisecond")

@@ -212,7 +212,7 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
         attacker.execute("select forebay.cancel(1::pg_catalog.int8)")
         group_id = one(attacker, "select forebay.open_group('default')")
         lease_id = one(attacker, "select forebay.open_lease_v1('w')")
-        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1()",
+        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1('deferred')",
                      "retain_v1()", "job(1)", "heartbeat_v1('{1}')"):  # fmt: skip
             attacker.execute(f"select forebay.{call}")
         lane = one(conn, "select forebay._lane_id('default', 100, 0)")

@@ -164,7 +164,7 @@ CALLS = (
     ),
     "select sum(d.ready), sum(d.scheduled) from forebay.depth(%(queue)s) d",
     "select expired from forebay.sweep_v1('2020-01-02T00:00:00Z') >= 0",
-    "select forebay.trim_v1(p_pass => true) >= 0",
+    "select sum(t.rows) >= 0 from unnest(forebay._trim_parts()) p, forebay.trim_v1(p) t",
     "select forebay.promote_v1(10) >= 0",
     "select forebay.seal_v1() >= 0",
     "select forebay.extend_v1() >= 0",

@@ -202,11 +202,12 @@ end
 $$;
 
 
--- Delete heartbeats older than ten minutes, but not the newest of an open lease.
+-- Delete heartbeats older than ten minutes, but not the newest of an open lease; and those from before the clock was set back.
 create function forebay._trim_heartbeats(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
+    v_now    constant timestamptz := forebay._now();
     v_lease  bigint := coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808);
     v_next   bigint;
     v_before timestamptz;
@@ -219,15 +220,17 @@ begin
         if not found then
             return;
         end if;
-        v_before := forebay._now() - interval '10 minutes';
+        v_before := v_now - interval '10 minutes';
         if exists (select from forebay.lease l where l.lease_id = v_next and l.closed_at is null) then
             v_before := least(v_before, (select h.heartbeat_at from forebay.heartbeat h
-                                         where h.lease_id = v_next order by h.heartbeat_at desc limit 1));
+                                         where h.lease_id = v_next and h.heartbeat_at <= v_now + interval '1 minute'
+                                         order by h.heartbeat_at desc limit 1));
         end if;
         delete from forebay.heartbeat h
         where h.ctid = any (array(
             select o.ctid from forebay.heartbeat o
-            where o.lease_id = v_next and o.heartbeat_at < v_before order by o.heartbeat_at desc limit v_left));
+            where o.lease_id = v_next and (o.heartbeat_at < v_before or o.heartbeat_at > v_now + interval '1 minute')
+            order by o.heartbeat_at desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
         v_left := v_left - v_gone - 1;
