@@ -489,7 +489,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
     Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts behind
     them, and still finds what a late commit left before its mark when it makes a pass.
     """
-    trim = "select forebay.trim_v1('deferred', null, 20000)"
+    step = "select forebay.trim_v1('deferred', null, 20000)"
     with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
         trim(conn)
         enqueue(late, delay="1 millisecond")
@@ -500,7 +500,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
             promoted = 0
             while promoted < rows:
                 promoted += one(conn, "select forebay.promote_v1(5000)")
-            touched.append(pages(conn, trim))
+            touched.append(pages(conn, step))
         few, many, again = touched
         # It removes as many rows as the first one, and would read twenty thousand more.
         assert again <= few * 2 + 100 < many, touched
@@ -508,7 +508,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
         while not one(conn, "select forebay.promote_v1(5000)"):
             pass
         left = "select count(*) from forebay.deferred"
-        one(conn, trim)
+        one(conn, step)
         assert one(conn, left) == 1
         trim(conn)
         assert one(conn, left) == 0
