@@ -16,6 +16,7 @@ ForebayError
 │   ├── PayloadTooDeep        has depth and limit
 │   ├── KeyBusy               another open transaction is taking the unique key
 │   ├── PayloadDiffers        the idempotency key belongs to another request: has its job
+│   ├── LaneTaken             another queue, priority or limit key has the same internal number
 │   └── QueueFull             as many jobs wait as the queue's max_waiting allows
 ├── BackfillError
 │   ├── BackfillChanged       the jobs differ from those that were counted
@@ -49,124 +50,23 @@ later. Code never parses messages: the SQL functions send the facts of an error 
 from __future__ import annotations
 
 import copy
-import copyreg
 import dataclasses
-import json
-import re
-import reprlib
-import string
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Final, Self, dataclass_transform
+from typing import Final, Self
+
+from forebay._error import ForebayError, facts_in, shown
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "KeyBusy", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep",
-    "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout", "SchemaError",
-    "ServerStartError", "SoftTimeout", "TargetUnavailable", "TransactionStateError",
-    "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate",
+    "JobDied", "JobNotFound", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
+    "PayloadTooDeep", "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout",
+    "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
+    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
+    "error_from_sqlstate", "shown",
 ]  # fmt: skip
-
-
-@dataclass_transform(eq_default=False)
-class ForebayError(Exception):
-    """Base class of all errors of this library.
-
-    Attributes:
-        message: the facts, in one line without a capital.
-        detail: further facts, possibly in several lines; None if there are none.
-        hint: what to do; None if there is no advice.
-    """
-
-    retryable: ClassVar[bool] = False
-    sqlstate: ClassVar[str | None] = None
-    fields: ClassVar[tuple[str, ...]] = ()
-    default_hint: ClassVar[str | None] = None
-
-    #: The message: {name} is a field, {name!r} a short form of its value, {name!l} its first line.
-    #: A part in brackets is omitted if one of its fields is None or empty.
-    template: str = ""
-
-    message: str
-    detail: str | None = None
-    hint: str | None = None
-
-    def __init__(self, message: str, *, detail: str | None = None, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.detail = detail
-        self.hint = hint or self.default_hint
-
-    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        """Create the constructor of a class with a template: it takes the declared fields."""
-        super().__init_subclass__()
-        if "template" in vars(cls):
-            dataclasses.dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
-            names = cls.__dataclass_fields__  # type: ignore[attr-defined]  # it is a dataclass now
-            cls.fields = tuple(name for name in names if name not in ("detail", "hint"))
-
-    def __post_init__(self) -> None:
-        ForebayError.__init__(self, _Messages().of(self), detail=self.detail, hint=self.hint)
-
-    @classmethod
-    def from_sql(
-        cls,
-        message: str,
-        *,
-        detail: str | None = None,
-        hint: str | None = None,
-        column: str | None = None,
-    ) -> Self:
-        """Return the error that a SQL function raised, from the parts of the server's message.
-
-        DETAIL contains the fields of the error as a JSON object. Unknown members of it, and any other text,
-        become ``detail``. COLUMN names the parameter that was refused. All other fields are None.
-        """
-        facts = _facts_in(detail)
-        if facts:
-            others = (f"{name}: {value}" for name, value in facts.items() if name not in cls.fields)
-            detail = "\n".join(others) or None
-        error = cls.__new__(cls)
-        ForebayError.__init__(error, message, detail=detail, hint=hint)
-        for name in cls.fields:
-            setattr(error, name, facts.get(name, column if name == "field" else None))
-        return error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call __init__ with the message alone, which no subclass accepts.
-        again = copyreg.__newobj__  # type: ignore[attr-defined]  # as pickle does for other classes
-        return again, (type(self), *self.args), self.__dict__
-
-
-def _facts_in(detail: str | None) -> dict[str, Any]:
-    try:
-        facts = json.loads(detail or "")
-    except (ValueError, RecursionError):
-        facts = None
-    return facts if isinstance(facts, dict) else {}
-
-
-class _Messages(string.Formatter):
-    _OPTIONAL: Final = re.compile(r"\[(.*?)\]")
-
-    def of(self, error: ForebayError) -> str:
-        """Return the message of an error, from its template and fields."""
-        values = vars(error)
-        parts = self._OPTIONAL.split(error.template)
-        for place in range(1, len(parts), 2):
-            names = [name for _, name, _, _ in self.parse(parts[place]) if name]
-            if any(values[name] in (None, "") for name in names):
-                parts[place] = ""
-        return "".join(self.vformat(part, (), values) for part in parts)
-
-    def convert_field(self, value: Any, conversion: str | None) -> Any:
-        if conversion == "r":
-            return shown(value)
-        if conversion == "l":
-            return str(value).partition("\n")[0]
-        return super().convert_field(value, conversion)
 
 
 class ConfigError(ForebayError):
@@ -350,6 +250,22 @@ class PayloadDiffers(EnqueueError):
     template = "[job {index}: ]key belongs to job {job_id}, whose kind or arguments differ"
     default_hint = "An idempotency key identifies one request: use another key."
     job_id: int | None
+
+
+class LaneTaken(EnqueueError):
+    """Another queue, priority or limit key has the internal number of this one.
+
+    The numbers cannot be foreseen, so this happens by chance only: with a million limit keys, in one of 280 databases.
+    """
+
+    sqlstate = "JQ006"
+    template = (
+        "[job {index}: ]the lane of queue {queue}, priority {priority} is in use under another name"
+    )
+    default_hint = "Use another queue, priority or limit key."
+    queue: str | None
+    _: KW_ONLY
+    priority: int | None
 
 
 class QueueFull(EnqueueError):
@@ -575,26 +491,8 @@ def error_from_sqlstate(
     7
     """
     cls = SQLSTATES.get(sqlstate, ForebayError)
-    if sqlstate == QueueFull.sqlstate and "queue" in _facts_in(detail):
+    if sqlstate == QueueFull.sqlstate and "queue" in facts_in(detail):
         cls = QueueFull  # PostgreSQL also uses this code, for temporary files.
     elif not sqlstate.startswith("JQ"):
         return None
     return cls.from_sql(message, detail=detail, hint=hint, column=column)
-
-
-_SHOWN: Final = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = 80
-_SHOWN.maxlong = 40
-
-
-def shown(value: object) -> str:
-    """Return a short one-line form of any value, even if its ``__repr__`` fails.
-
-    >>> shown("x" * 200)[:12], len(shown("x" * 200))
-    ("'xxxxxxxxxxx", 80)
-    """
-    try:
-        text = _SHOWN.repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    return text.replace("\n", " ").replace("\x00", "\\x00")

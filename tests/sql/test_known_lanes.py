@@ -34,7 +34,7 @@ def assert_found(dsn: str, job: int) -> None:
 
 def without_the_age(dsn: str) -> None:
     """Take a row of the registry for committed because it is seen."""
-    break_function(dsn, "_find_lane", ("age(l.xmin) > 0", "true"))
+    break_function(dsn, "_is_recorded", ("age(l.xmin) > 0 and s.is_seen", "s.is_seen"))
 
 
 def test_a_lane_in_use_becomes_known_and_the_registry_is_not_read(database, conn):

@@ -269,8 +269,8 @@ def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
 #: Rows of jobs and leases that ended, in the tables that calls read by job or lease.
 _HISTORIES = [
     (
-        "insert into forebay.lease (worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
-        " select 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s)"
+        "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
+        " select i, 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s) i"
     ),
     "insert into forebay.heartbeat select i, now() - interval '5 minutes', 1 from generate_series(%(first)s, %(last)s) i",
     (

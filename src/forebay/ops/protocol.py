@@ -410,6 +410,11 @@ def drop_segments() -> Operation[int]:
     return Operation("select forebay.drop_segments_v1()", scalar)
 
 
+def forget() -> Operation[int]:
+    """Do one step of forgetting lanes that are over; return the number of lanes of that step, 0 if nothing is left to do."""
+    return Operation("select forebay.forget_v1()", scalar)
+
+
 def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
     """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
     return Operation(

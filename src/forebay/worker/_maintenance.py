@@ -128,6 +128,7 @@ class Maintenance:
                 Duty("retain", 30.0, self._retain),
                 Duty("drop", 5.0, self._drop),
                 Duty("close", 2.0, self._close),
+                Duty("forget", 10.0, self._forget),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 *(
@@ -306,6 +307,11 @@ class Maintenance:
     async def _close(self, _: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
         self._record("closed", count)
+        return count > 0
+
+    async def _forget(self, _: Duty) -> bool:
+        count = await self._session.run(protocol.forget())
+        self._record("forgotten", count)
         return count > 0
 
     async def _count(self, _: Duty) -> bool:

@@ -249,6 +249,7 @@ create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 alter table forebay.deferred replica identity using index deferred_due;
+create index deferred_by_lane on forebay.deferred (lane);
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
@@ -290,6 +291,17 @@ create index failure_by_time on forebay.failure (failed_at);
 alter table forebay.failure replica identity full;
 
 
+-- tables/forgotten.sql
+
+-- The jobs that groups had from lanes that were forgotten since: the running totals of their last batches.
+create table forebay.forgotten (
+    queue    text not null,
+    group_id bigint not null,
+    total    bigint not null,
+    constraint forgotten_pkey primary key (queue, group_id)
+);
+
+
 -- tables/group.sql
 
 -- Consumer groups: independent readers of one queue.
@@ -304,6 +316,7 @@ create table forebay.queue_group (
     closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
     closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
     fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
+    has_all_lanes boolean not null default false,  -- lanes that became dormant before this group was seen are in use again
     unique (queue, name)
 );
 
@@ -399,7 +412,8 @@ create index parked_by_seq on forebay.parked (seq);
 -- tables/known_lanes.sql
 
 -- Flag sequences of known lanes. Each may name a lane whose registry row is committed, so that an enqueue need not read the
--- registry. forebay._lane_stamp() computes the values; they mean nothing after a restart or in a restored database.
+-- registry. forebay._lane_stamp() computes the values; they mean nothing after a restart, in a restored database, or after lanes
+-- were retired.
 do $$
 begin
     for i in 0..15 loop
@@ -422,14 +436,29 @@ create table forebay.lane (
                                          -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
                                          -- has no jobs itself: claims from it take jobs of any limit key
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
-    recorded_at timestamptz not null,
+    recorded_at timestamptz not null,    -- or last found in use; a lane is looked at again a while later
     limit_key text collate "C",
+    row_no   bigint generated always as identity primary key,
+    state    text collate "C" not null default 'used' check (state in ('used', 'retired', 'dormant')),
+                                         -- see forebay.forget_v1()
+    dormant_xid xid8,                    -- the transaction that made it dormant; transactions that see it see all its rows
+    dormant_seq bigint,                  -- all its rows have numbers up to this one
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
-    check ((sort = 'limited') = (limit_key is not null))
+    check ((sort = 'limited') = (limit_key is not null)),
+    check ((state = 'dormant') = (dormant_xid is not null) and (state = 'dormant') = (dormant_seq is not null))
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
-alter table forebay.lane replica identity full;
+create index lane_in_use on forebay.lane (queue, sort) where state <> 'dormant';
+create index lane_to_check on forebay.lane (recorded_at) where state = 'used';
+create index lane_retired on forebay.lane (row_no) where state = 'retired';
+create index lane_dormant on forebay.lane (dormant_seq) where state = 'dormant';
+
+-- Flag sequence: the transaction that last retired lanes. Who does not see it relies on no row of the registry.
+create sequence forebay.lane_horizon as bigint cache 1;
+
+-- Flag sequence: a transaction id above those of all who relied on the lanes that are retired now.
+create sequence forebay.lane_barrier as bigint cache 1;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.
@@ -441,6 +470,15 @@ create type forebay._place as (
 create type forebay._cursor as (
     nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
     pos_seq bigint);
+
+
+-- tables/lane_secret.sql
+
+-- What every enqueue reads, in one sequence, whose value is read without a query:
+--   the upper 63 bits are random, drawn once for each schema. Lanes get their ids from them, see forebay._secret_hash(). Only the
+--     owner of the schema can read them, and a dump contains them.
+--   the lowest bit is set once a queue was sharded or has had a max_waiting, and then stays.
+create sequence forebay.lane_secret as bigint minvalue -9223372036854775808 cache 1;
 
 
 -- tables/leadership.sql
@@ -556,7 +594,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'follow_up', 'mirror_sample', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'migration']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -776,6 +814,7 @@ insert into forebay.setting (name, value) values
     ('reserve_rows', 64000000),         -- numbers ahead of the sequence that have segments
     ('retention_days', 30),             -- settled segments older than this are emptied
     ('retention_bytes', 20000000000),   -- so are the oldest settled ones beyond this total size
+    ('lane_idle_hours', 24),            -- lanes without jobs for this time are forgotten in steps
     ('args_bytes_max', 1048576),
     ('args_depth_max', 64),
     ('result_bytes_max', 65536);
@@ -1084,6 +1123,9 @@ begin
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
     delete from forebay.limiter;
+    -- Transaction ids of the other cluster.
+    update forebay.lane l set state = 'used' where l.state = 'retired';
+    perform setval('forebay.lane_horizon', 1), setval('forebay.lane_barrier', 1);
 
     -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -1882,7 +1924,7 @@ begin
         v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
@@ -1908,7 +1950,8 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.audience in (0, g.group_id, -g.group_id)) l on true
+              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+                and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
               from forebay.batch c
@@ -2569,6 +2612,7 @@ declare
     v_position_id bigint;
     v_due    integer := 0;
     v_late   integer := 0;
+    v_lanes  bigint[];
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
@@ -2626,7 +2670,8 @@ begin
     end if;
 
     if v_ids is not null then
-        insert into forebay.log (
+        with written as (
+            insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key)
         select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
@@ -2635,12 +2680,14 @@ begin
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
           and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
           and pg_visible_in_snapshot(d.xid, v_now)
-        order by d.run_at, d.deferred_id;
-        get diagnostics v_due = row_count;
+        order by d.run_at, d.deferred_id
+        returning lane)
+        select count(*), array_agg(distinct w.lane) into v_due, v_lanes from written w;
     end if;
 
     -- At or below the old position, and visible only since.
-    insert into forebay.log (
+    with written as (
+        insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
@@ -2649,8 +2696,13 @@ begin
         select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
         offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-    order by d.run_at, d.deferred_id;
-    get diagnostics v_late = row_count;
+    order by d.run_at, d.deferred_id
+    returning lane)
+    select count(*), v_lanes || array_agg(distinct w.lane) into v_late, v_lanes from written w;
+    -- The lanes may have become dormant while the jobs waited.
+    if v_lanes <> '{}' then
+        perform forebay._use_lanes(v_lanes);
+    end if;
 
     if v_due + v_late > 0
        or exists (
@@ -2684,7 +2736,10 @@ declare
     v_ready    bigint[];
     v_deferred bigint[];
     v_target   record;
-    v_shards  constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
+    v_queue    text;
+    v_priority integer;
+    v_lanes    bigint[];  -- the lanes of that queue and priority, which most jobs have
+    v_shards   constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
         select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
@@ -2694,7 +2749,9 @@ begin
         elsif v_target.limit_key is not null then
             perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
         else
-            perform forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_queue := v_target.queue;
+            v_priority := v_target.priority;
         end if;
         perform forebay._notify(v_target.queue);
     end loop;
@@ -2710,6 +2767,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
+                    when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
@@ -2728,6 +2786,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
+                    when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
@@ -2863,22 +2922,23 @@ $$;
 
 -- The public lane for one job, recorded in the registry; a lane that gets many jobs also becomes known to its flag sequence.
 --
--- Errors: JQ001 the queue's name.
+-- Errors: JQ001 the queue's name, JQ006 another lane has the number.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
-    v_committed boolean;
+    v_lane  constant bigint := forebay._lane_id(p_queue, p_priority, 0);
+    v_found record;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
-        select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
-        if v_committed is not null then
-            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job.
-            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
+        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0, null);
+        if v_found.is_recorded then
+            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job. With the horizon that was
+            -- read before the row: if lanes were retired since, the value names no lane.
+            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane, v_found.horizon))
+            where v_found.is_committed and random() < 0.03;
             return v_lane;
         end if;
     end if;
@@ -2913,8 +2973,8 @@ $$;
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
---   queue is full. On an error nothing is written.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
+--   queue, priority or limit key has the same internal number; 53400 the queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
@@ -2931,6 +2991,7 @@ declare
     v_now     timestamptz := forebay._now();
     v_start   timestamptz;
     v_problem text;
+    v_is_plain boolean := true;
     v_lane    bigint;
     v_job_id  bigint;
 begin
@@ -2963,12 +3024,12 @@ begin
             perform forebay._check_args(enqueue.args, null);
         end if;
         v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+        v_is_plain := num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0;
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.shard_seq'),
-                    pg_sequence_last_value('forebay.limit_seq')) > 0
-       or not forebay._is_known(v_lane) then
+    -- The lowest bit: a queue was sharded, or has had a max_waiting.
+    if (v_is_plain and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
             perform forebay._require_below_max_waiting(enqueue.queue, 1);
@@ -2991,12 +3052,11 @@ begin
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
-    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
-    v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
     end if;
-    return v_job_id;
+    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
+    return currval('forebay.log_seq');
 end
 $$;
 
@@ -3222,76 +3282,127 @@ as $$
 $$;
 
 
--- The value in the flag sequence of a known lane: it differs for each lane, each start of the server and each file of the registry.
--- So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
-create function forebay._lane_stamp(p_lane bigint) returns bigint
+-- The value in the flag sequence of a known lane: it differs for each lane, each start of the server, each file of the registry
+-- and each retirement of lanes (p_horizon). So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
+create function forebay._lane_stamp(p_lane bigint, p_horizon bigint) returns bigint
 language sql stable
 as $$
-    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
+    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint # p_horizon)
 $$;
 
 
--- Is the lane's row in the registry committed, according to its flag sequence?
+-- Is the lane's row in the registry committed and in use, according to its flag sequence?
 --
 -- Invariant "known is committed": a flag sequence names a lane only after its row was committed. Read and set outside transactions.
+-- The call draws the transaction id before it reads: see forebay.forget_v1().
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._lane_flag(p_lane)) = forebay._lane_stamp(p_lane), false)
+    select case when pg_current_xact_id() is not null
+                then pg_sequence_last_value(forebay._lane_flag(p_lane))
+                     = forebay._lane_stamp(p_lane, pg_sequence_last_value('forebay.lane_horizon')) end
 $$;
 
 
 -- functions/enqueue/lane_ids.sql
 
--- The lane of (queue, priority, audience): a pure function, so that an enqueue finds the lane without a registry. Its number is
--- even, like those of all lanes except those of limit keys.
+-- A number for a name: 64 bits of a cryptographic hash with this schema's secret.
+--
+-- Invariant "own lane": without the secret, names with the same number cannot be constructed. The outer hash only shortens the
+-- unpredictable result of the inner one.
+create function forebay._secret_hash(p_name text) returns bigint
+language sql volatile
+as $$
+    select hashtextextended(
+        encode(sha256(convert_to(concat_ws('/', pg_sequence_last_value('forebay.lane_secret') | 1, p_name), 'UTF8')), 'hex')
+        collate "C", 0)
+$$;
+
+
+-- The lane of (queue, priority, audience), computed from its name alone, so that an enqueue finds the lane without the registry.
+-- Its number is even, like those of all lanes except those of limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
-language sql immutable
-as $$ select hashtextextended((p_queue || '/' || p_priority::text || ('/' || p_audience::text)) collate "C", 0) & -2 $$;
+language sql volatile
+as $$
+    -- forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience)), in fewer steps: every enqueue calls this.
+    select hashtextextended(
+        encode(sha256(convert_to(concat_ws('/', pg_sequence_last_value('forebay.lane_secret') | 1, p_queue, p_priority, p_audience), 'UTF8')),
+               'hex') collate "C", 0) & -2
+$$;
 
 
 -- One of the public lanes of a sharded queue. Shard 0 is the lane that the queue had before.
 create function forebay._shard_id(p_queue text, p_priority integer, p_shard integer) returns bigint
-language sql immutable
+language sql volatile
 as $$
     select case p_shard when 0 then forebay._lane_id(p_queue, p_priority, 0)
-                       else hashtextextended((p_queue || '/' || p_priority::text || '/0/' || p_shard::text) collate "C", 0) & -2 end
+                        else forebay._secret_hash(concat_ws('/', p_queue, p_priority, 0, p_shard)) & -2 end
 $$;
 
 
 -- The lane of jobs with ordering keys for (queue, priority, audience).
 create function forebay._keyed_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
-language sql immutable
-as $$
-    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/key') collate "C", 0) & -2
-$$;
+language sql volatile
+as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'key')) & -2 $$;
 
 
 -- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits identify the queue, and the number is odd: so
 -- an index finds new rows of all such lanes of a queue.
 create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
-language sql immutable
+language sql volatile
 as $$
-    select (hashtextextended(p_queue collate "C", 0) << 48) | 1
-         | (hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '//' || p_limit_key) collate "C", 0)
-            & 281474976710654)
+    select (forebay._secret_hash(p_queue) << 48) | 1
+         | (forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, '', p_limit_key)) & 281474976710654)
 $$;
 
 
 -- The dispatch lane of (queue, priority, audience): claims from it take jobs of any limit key.
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
-language sql immutable
-as $$
-    select hashtextextended((p_queue || '/' || p_priority::text || '/' || p_audience::text || '/dispatch_lane') collate "C", 0) & -2
-$$;
+language sql volatile
+as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
 
 
 -- functions/enqueue/record_lane.sql
 
--- Add a lane to the registry unless a row of it is visible; returns the lane.
+-- Can this transaction rely on a row of the lane in the registry? Then readers find its jobs without a further row.
+--
+-- It can rely on a row in use that it wrote, and, when it sees the last retirement of lanes, on one that it sees. The transaction
+-- id is drawn before the horizon is read, and the horizon before the row: see forebay.forget_v1().
+--
+-- Invariant "own lane": the whole row is compared, not only the number.
+-- Errors: JQ006 another lane has the number.
+create function forebay._is_recorded(
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text, p_shard integer, p_limit_key text,
+    out is_recorded boolean, out is_committed boolean, out horizon bigint)
+language plpgsql volatile
+as $$
+declare
+    v_is_same boolean;
+begin
+    horizon := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
+    -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
+    select bool_and((l.queue, l.priority, l.audience, l.sort) = (p_queue, p_priority, p_audience, p_sort)
+                    and l.shard is not distinct from p_shard and l.limit_key is not distinct from p_limit_key),
+           coalesce(bool_or(l.state = 'used' and (age(l.xmin) <= 0 or s.is_seen)), false),
+           coalesce(bool_or(l.state = 'used' and age(l.xmin) > 0 and s.is_seen), false)
+    into v_is_same, is_recorded, is_committed
+    from (select pg_visible_in_snapshot(horizon::text::xid8, pg_current_snapshot()) as is_seen offset 0) s
+    join forebay.lane l on l.lane = p_lane;
+    if v_is_same is false then
+        raise exception using errcode = 'JQ006',
+            message = format('the lane of queue %s, priority %s is in use under another name', p_queue, p_priority),
+            detail = jsonb_build_object('queue', p_queue, 'priority', p_priority),
+            hint = 'Nothing was written. Use another queue, priority or limit key.';
+    end if;
+end
+$$;
+
+
+-- Add a lane to the registry unless the transaction can rely on a row of it; returns the lane.
 --
 -- A session that sees a committed job also sees its lane: the row seen here, or written here, belongs to a committed
 -- transaction or to the job's transaction. Never waits: there is no unique key.
+-- Errors: JQ006 another lane has the number.
 create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
     p_shard integer default null, p_limit_key text default null)
@@ -3299,11 +3410,31 @@ returns bigint
 language plpgsql volatile
 as $$
 begin
-    if not exists (select from forebay.lane l where l.lane = p_lane) then
+    if not (forebay._is_recorded(p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, p_limit_key)).is_recorded then
         insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
         values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
     end if;
     return p_lane;
+end
+$$;
+
+
+-- Put lanes in use again, for rows that this transaction has written to them without the registry: a dormant lane has a row with
+-- its name.
+create function forebay._use_lanes(p_lanes bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    v_horizon constant bigint := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
+begin
+    insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
+    select n.lane, n.queue, n.priority, n.audience, n.sort, n.shard, forebay._now(), n.limit_key
+    from (select distinct u from unnest(p_lanes) u) a (lane)
+    cross join lateral (select l.* from forebay.lane l where l.lane = a.lane limit 1) n
+    where not exists (
+        select from forebay.lane i
+        where i.lane = a.lane and i.state = 'used'
+          and (age(i.xmin) <= 0 or pg_visible_in_snapshot(v_horizon::text::xid8, pg_current_snapshot())));
 end
 $$;
 
@@ -3337,7 +3468,7 @@ as $$
 declare
     v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
 begin
-    if not exists (select from forebay.lane l where l.lane = v_lane) then
+    if not (forebay._is_recorded(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key)).is_recorded then
         if pg_sequence_last_value('forebay.limiter_seq') is null then
             perform nextval('forebay.limiter_seq');
         end if;
@@ -3405,7 +3536,7 @@ $$;
 
 -- The public lane for the job at a place of the input.
 create function forebay._lane_for_place(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
-language sql immutable
+language sql volatile
 as $$
     select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
                 else forebay._shard_id(p_queue, p_priority, (p_place % coalesce((p_shards ->> p_queue)::integer, 1))::integer) end
@@ -4998,7 +5129,7 @@ create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snap
 language plpgsql volatile
 as $$
 declare
-    v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
+    v_shelf   constant bigint := (forebay._secret_hash(p_queue) << 48) >> 48;
     v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
@@ -5046,7 +5177,7 @@ begin
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
           join lateral (select distinct i.lane, i.audience from forebay.lane i
-                        where i.queue = p_queue and i.sort = 'limited' and i.audience in (0, p_group_id, -p_group_id)) l on true
+                        where i.queue = p_queue and i.sort = 'limited' and i.state <> 'dormant' and i.audience in (0, p_group_id, -p_group_id)) l on true
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;
@@ -5210,8 +5341,8 @@ $$;
 
 -- The number by which limiters know a limit key; 0: no key.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
-language sql immutable
-as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
+language sql volatile
+as $$ select coalesce(forebay._secret_hash('//' || p_limit_key), 0) $$;
 
 
 -- Jobs in flight of a group, counted from the open leases: batches, their keys, and how many jobs each took and has unsettled.
@@ -5315,7 +5446,7 @@ begin
         perform nextval('forebay.limiter_seq');
     end if;
     if v_after.max_waiting is not null then
-        perform nextval('forebay.limit_seq');
+        perform nextval('forebay.limit_seq'), setval('forebay.lane_secret', pg_sequence_last_value('forebay.lane_secret') | 1);
     end if;
     if num_nonnulls(v_after.max_waiting, v_after.starts_set_at) = 0 then
         delete from forebay.queue_limits l where l.queue = v_given.queue;
@@ -5419,7 +5550,7 @@ begin
         v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
                                         where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
     end if;
-    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id) into v_consumed
     from unnest(v_batch_lanes) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
@@ -5429,7 +5560,7 @@ begin
 
     if v_count.total is null then
         select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
-               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
                               where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
@@ -5467,6 +5598,12 @@ begin
     return v_count.total + v_rows - v_consumed;
 end
 $$;
+
+
+-- The jobs that a group had from lanes of the queue that were forgotten.
+create function forebay._forgotten(p_queue text, p_group_id bigint) returns bigint
+language sql stable
+as $$ select coalesce((select f.total from forebay.forgotten f where f.queue = p_queue and f.group_id = p_group_id), 0) $$;
 
 
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
@@ -5523,7 +5660,7 @@ begin
            coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
-           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited' and l.state <> 'dormant') then '{}'
                 when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
            0, q
     into v
@@ -6011,6 +6148,7 @@ $$;
 --   a segment in the registry before it was emptied has ended since.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+-- pages: 300 + 2000 a segment
 create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6111,6 +6249,275 @@ begin
         v_made := v_made + 1;
     end loop;
     return v_made;
+end
+$$;
+
+
+-- functions/maintenance/forget.sql
+
+-- grant: worker
+
+-- Forget lanes that are over, one step a call; returns the number of lanes of that step. While it is not 0, call it again.
+--
+-- A lane that was not looked at for lane_idle_hours, and in which every group has had every job, is *retired*: a transaction that
+-- enqueues relies no longer on its row, and writes another one. When all transactions that may have relied on it have ended, the
+-- lane becomes *dormant* if still every group has had every job, and polls do not look at it; or it is in use again. When the
+-- segments that may have rows of a dormant lane are emptied, its row and its cursors are deleted.
+--
+-- Invariant "commit decides", the protocol with forebay._is_recorded() and forebay._is_known():
+--   1. A retirement sets the horizon, outside of transactions, to its transaction id, and then marks the rows. A transaction that
+--      enqueues draws its id, then reads the horizon, then the row; and relies on the row, or on a flag sequence with this horizon,
+--      only if the horizon's transaction is visible to it: then it sees the marks. Old snapshots do not see it.
+--   2. A later call draws the barrier, a transaction id above those of all who read the horizon before.
+--   3. A call after all these have ended looks for rows again, and then decides.
+--
+-- One step has at most p_most lanes. While a transaction is open that is older than the barrier, nothing happens.
+-- Parameters: p_most, at least 1.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- pages: 100 + 60 a lane
+create function forebay.forget_v1(p_most integer default 1000) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_horizon bigint;
+    v_barrier bigint;
+    v_count   integer;
+begin
+    if (p_most >= 1) is not true then
+        raise exception using errcode = 'JQ001', message = format('a step of %s lanes does nothing', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.forget_v1()');
+    perform forebay._require_same_cluster();
+    if not forebay._try_lock('forgetting') then
+        return 0;
+    end if;
+    v_count := forebay._wake_lanes(p_most);
+    if v_count > 0 then
+        return v_count;
+    end if;
+    v_horizon := coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1);
+    v_barrier := coalesce(pg_sequence_last_value('forebay.lane_barrier'), 0);
+    if not exists (select from forebay.lane l where l.state = 'retired') then
+        v_count := forebay._delete_lanes(p_most);
+        return v_count + forebay._retire_lanes(p_most);
+    elsif v_barrier <= v_horizon then
+        -- Drawn after the retirement was committed, so after the horizon was set.
+        perform setval('forebay.lane_barrier', pg_current_xact_id()::text::bigint);
+        return 1;
+    elsif pg_snapshot_xmin(pg_current_snapshot()) > v_barrier::text::xid8 then
+        return forebay._finish_retired(p_most);
+    end if;
+    return 0;
+end
+$$;
+
+
+-- Of some lanes those in which every group has had every job that is visible now, and no group has just taken one.
+create function forebay._quiet_lanes(p_lanes bigint[]) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_since   constant timestamptz := forebay._now() - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer);
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_oldest  xid8;
+    v_now     pg_snapshot;
+    v_ended   forebay._xid_range[];
+    v_segment bigint;
+begin
+    -- A lane without a group to read it has had nothing read; a private lane without its group is over.
+    select array_agg(row(p.group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
+           array_agg(p.group_id is null and p.audience = 0 or p.snap_to is not null
+                     or p.lease_id is not null and p.claimed_at > v_since),
+           min(pg_snapshot_xmin(p.snap)::text::bigint)::text::xid8, pg_current_snapshot()
+    into v_places, v_moved, v_oldest, v_now
+    from (select g.group_id, l.lane, l.audience, b.snap_to, b.lease_id, b.claimed_at,
+                 coalesce(b.snap_from, case when l.audience = 0 then g.start_after end, '1:1:') as snap
+          from (select distinct i.lane, i.queue, i.audience from unnest(p_lanes) u (lane)
+                cross join lateral (select n.* from forebay.lane n where n.lane = u.lane limit 1) i
+                where i.sort <> 'dispatch') l
+          left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+          left join lateral (select c.snap_from, c.snap_to, c.lease_id, c.claimed_at from forebay.batch c
+                             where c.group_id = g.group_id and c.lane = l.lane order by c.no desc limit 1) b on true) p;
+    v_ended := forebay._xid_ranges('1:1:', v_now);
+    for v_segment in
+        select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
+        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+          and (f.xid is null or f.xid > v_oldest)
+        order by s.segment_id desc
+    loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
+    end loop;
+    return array(
+        select p.lane from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
+        group by p.lane having not bool_or(p.moved)
+        union all
+        -- A dispatch lane is needed while a lane of its limit keys is in use.
+        select l.lane from unnest(p_lanes) u (lane)
+        cross join lateral (select i.* from forebay.lane i where i.lane = u.lane limit 1) l
+        where l.sort = 'dispatch'
+          and not exists (select from forebay.lane k where k.queue = l.queue and k.sort = 'limited' and k.state <> 'dormant'
+                          and k.priority = l.priority and k.audience = l.audience));
+end
+$$;
+
+
+-- Retire quiet lanes that were not looked at for a while; returns their number.
+create function forebay._retire_lanes(p_most integer) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_at    constant timestamptz := forebay._now();
+    v_rows  bigint[];
+    v_lanes bigint[];
+    v_quiet bigint[];
+begin
+    select array_agg(l.row_no), array_agg(distinct l.lane) into v_rows, v_lanes
+    from (select i.row_no, i.lane from forebay.lane i
+          where i.state = 'used'
+            and i.recorded_at <= v_at - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer)
+          -- The cursor of a lane of limit keys does not move while nothing comes: each segment since may have to be read.
+          order by i.recorded_at
+          limit greatest(1, p_most * 10 / (10 + (
+              select count(*) from forebay.segment s
+              where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null)))) l;
+    if v_rows is null then
+        return 0;
+    end if;
+    v_quiet := forebay._quiet_lanes(v_lanes);
+    update forebay.lane l set recorded_at = v_at where l.row_no = any (v_rows) and l.lane <> all (v_quiet);
+    if v_quiet <> '{}' then
+        perform setval('forebay.lane_horizon', pg_current_xact_id()::text::bigint);
+        update forebay.lane l set state = 'retired' where l.lane = any (v_quiet) and l.state = 'used';
+    end if;
+    return cardinality(v_quiet);
+end
+$$;
+
+
+-- Decide on retired lanes when all who may have relied on their rows have ended; returns the number of lanes.
+create function forebay._finish_retired(p_most integer) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_at    constant timestamptz := forebay._now();
+    v_lanes bigint[];
+    v_quiet bigint[];
+begin
+    v_lanes := array(select distinct l.lane from (
+        select i.lane from forebay.lane i where i.state = 'retired' order by i.row_no limit p_most) l);
+    v_quiet := forebay._quiet_lanes(v_lanes);
+    -- One row of each lane is enough, and none where a row in use has the name.
+    delete from forebay.lane l
+    where l.lane = any (v_lanes) and l.state <> 'used'
+      and exists (select from forebay.lane i where i.lane = l.lane and (i.state = 'used' or l.state <> 'used' and i.row_no < l.row_no));
+    update forebay.lane l set state = 'used', recorded_at = v_at, dormant_xid = null, dormant_seq = null
+    where l.lane = any (v_lanes) and l.state <> 'used' and l.lane <> all (v_quiet);
+    update forebay.lane l
+    set state = 'dormant', dormant_xid = pg_current_xact_id(), dormant_seq = coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+    where l.lane = any (v_quiet) and l.state <> 'used';
+    return cardinality(v_lanes);
+end
+$$;
+
+
+-- Put lanes in use that became dormant before a new group was seen, if the group may not have had their jobs; returns their number.
+create function forebay._wake_lanes(p_most integer) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+    v_count integer;
+begin
+    for v_group in select g.group_id, g.queue, g.start_after from forebay.queue_group g where not g.has_all_lanes order by g.group_id loop
+        -- Transactions that see the one that made a lane dormant see all its rows.
+        update forebay.lane l set state = 'used', recorded_at = forebay._now(), dormant_xid = null, dormant_seq = null
+        where l.row_no = any (array(
+            select i.row_no from forebay.lane i
+            where i.queue = v_group.queue and i.state = 'dormant' and i.audience = 0
+              and not pg_visible_in_snapshot(i.dormant_xid, v_group.start_after)
+            limit p_most));
+        get diagnostics v_count = row_count;
+        if v_count > 0 then
+            return v_count;
+        end if;
+        update forebay.queue_group g set has_all_lanes = true where g.group_id = v_group.group_id;
+    end loop;
+    return 0;
+end
+$$;
+
+
+-- Delete dormant lanes, with their cursors, when no segment is left that may have rows of them; returns their number.
+create function forebay._delete_lanes(p_most integer) returns integer
+language plpgsql volatile
+as $$
+declare
+    v_first bigint;
+    v_rows  bigint[];
+    v_kept  bigint[];
+begin
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    v_rows := array(
+        select l.row_no from forebay.lane l
+        where l.state = 'dormant' and l.dormant_seq < v_first order by l.dormant_seq limit p_most);
+    if v_rows = '{}' then
+        return 0;
+    end if;
+    -- Jobs that wait for a time; batches not yet trimmed, or that a worker may still name; keys that a limiter will try; and a
+    -- dispatch lane whose limit keys are known.
+    v_kept := array(
+        select l.row_no from forebay.lane l
+        where l.row_no = any (v_rows)
+          and (exists (select from forebay.deferred d where d.lane = l.lane)
+               or exists (select from forebay.queue_group g
+                          cross join lateral (select b.no, b.lease_id, b.claim_no from forebay.batch b
+                                              where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) n
+                          where g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
+                            and (exists (select from forebay.batch b
+                                         where b.group_id = g.group_id and b.lane = l.lane and b.no < n.no)
+                                 or exists (select from forebay.lease e where e.lease_id = n.lease_id and e.closed_at is null
+                                            and n.claim_no >= (select i.floor from forebay.batch i
+                                                               where i.lease_id = e.lease_id order by i.claim_no desc limit 1))))
+               or l.sort = 'limited' and exists (
+                   select from forebay.queue_group g
+                   cross join lateral (select i.lanes from forebay.limiter i where i.group_id = g.group_id order by i.no desc limit 1) n
+                   where g.queue = l.queue and l.lane = any (n.lanes))
+               or l.sort = 'dispatch' and exists (
+                   select from forebay.lane k
+                   where k.queue = l.queue and k.sort = 'limited' and k.priority = l.priority and k.audience = l.audience)));
+    -- Looked at again when the present segment is emptied.
+    update forebay.lane l set dormant_seq = coalesce(pg_sequence_last_value('forebay.log_seq'), 0) where l.row_no = any (v_kept);
+
+    with gone as (
+        delete from forebay.lane l
+        where l.row_no = any (v_rows) and l.row_no <> all (v_kept)
+        returning l.lane, l.queue, l.audience, l.sort),
+    -- Where another row has the name, the lane stays, and its cursors.
+    over as (
+        select g.* from gone g
+        where not exists (select from forebay.lane i where i.lane = g.lane and i.row_no <> all (v_rows))),
+    batches as (
+        delete from forebay.batch b
+        using over o, forebay.queue_group g
+        where g.queue = o.queue and (o.audience = 0 or g.group_id = abs(o.audience)) and b.group_id = g.group_id and b.lane = o.lane
+        returning b.group_id, o.queue, o.audience = 0 or o.sort = 'keyed' as is_counted, b.handed_total + b.skipped_total as total,
+                  b.lease_id, b.claim_no),
+    settlements as (
+        delete from forebay.settlement s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no),
+    starts as (
+        delete from forebay.suspect_start s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no)
+    -- forebay._waiting() counts on the totals of all lanes.
+    insert into forebay.forgotten (queue, group_id, total)
+    select b.queue, b.group_id, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id
+    on conflict on constraint forgotten_pkey do update set total = forgotten.total + excluded.total;
+    return cardinality(v_rows) - cardinality(v_kept);
 end
 $$;
 
@@ -6330,13 +6737,15 @@ begin
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
-        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+        from (select i.lane, i.queue, i.priority, i.audience, bool_and(i.state = 'dormant') as is_dormant
+              from forebay.lane i group by i.lane, i.queue, i.priority, i.audience) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         -- Without a cursor: jobs of public lanes that are older than the group are not its own.
         left join lateral (select coalesce((select b.snap_from from forebay.batch b
                                             where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
                                            case l.audience when 0 then g.start_after end) as snap_from) c on true
-        where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
+        -- Every group that was there has had the jobs of a dormant lane.
+        where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal)
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
             into v_any using v_lane.lane;
@@ -6556,9 +6965,9 @@ begin
     v_lane := coalesce(case when v_after ->> 0 = 'lane' then (v_after ->> 1)::bigint end, -9223372036854775808);
     for v_place in
         select l.lane, g.group_id, c.claimed_at
-        from (select i.lane, i.queue, i.audience, i.sort from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
+        from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
         left join forebay.queue_group g
-            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and g.closing_at is null
+            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and l.state <> 'dormant' and g.closing_at is null
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         order by l.lane
@@ -7539,7 +7948,7 @@ $$;
 -- Change a database-wide setting; returns its previous value.
 --
 -- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
--- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
+-- from 0, lane_idle_hours 0 to 876000, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
 -- Errors: JQ001 an unknown name or a value outside its range.
 create function forebay.configure(name text, value bigint) returns bigint
 language plpgsql volatile security definer
@@ -7553,13 +7962,14 @@ declare
         when 'reserve_rows' then int8range(1000, 1000000000000, '[]')
         when 'retention_days' then int8range(0, 36500, '[]')
         when 'retention_bytes' then int8range(0, null, '[]')
+        when 'lane_idle_hours' then int8range(0, 876000, '[]')
         when 'args_bytes_max' then int8range(1024, 104857600, '[]')
         when 'result_bytes_max' then int8range(1024, 104857600, '[]')
         when 'args_depth_max' then int8range(64, 200, '[]') end;  -- Small arguments are never deeper: see _check_args.
 begin
     if v_range is null then
         raise exception using errcode = 'JQ001', message = format('unknown setting %s', coalesce(quote_literal(configure.name), 'null')),
-            hint = 'One of args_bytes_max, args_depth_max, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
+            hint = 'One of args_bytes_max, args_depth_max, lane_idle_hours, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
     elsif configure.value is null or not v_range @> configure.value then
         raise exception using errcode = 'JQ001', message = format('%s %s is outside %s', configure.name, coalesce(configure.value::text, 'null'), v_range),
             hint = 'Nothing was changed.';
@@ -7584,6 +7994,8 @@ returns table (queue text, kind text, reason text, error_type text, kept bigint,
                keep_days integer)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
     select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
            max(u.died_on), forebay._days_of_dead(u.queue)
@@ -7822,12 +8234,14 @@ begin
         execute format(
             'select array(
                  select distinct coalesce(g.group_id, 0)
-                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 from (select i.lane, i.queue, i.audience, bool_and(i.state = ''dormant'') as is_dormant
+                       from forebay.lane i group by i.lane, i.queue, i.audience) l
                  left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
                  left join lateral (select coalesce((select b.snap_from from forebay.batch b
                                                      where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
                                                     case l.audience when 0 then g.start_after end) as snap_from) c on true
-                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                 where not (l.is_dormant and coalesce(g.has_all_lanes, true))
+                   and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
                    and exists (select from forebay.log_%s r where r.lane = l.lane)
                  union select unnest($2) order by 1)', segment_id)
             into group_ids using v_segment.xid, v_segment.group_ids;
@@ -8260,6 +8674,8 @@ $$;
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
@@ -8353,6 +8769,8 @@ $$;
 create function forebay.pause_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_count integer;
@@ -8518,6 +8936,8 @@ $$;
 create function forebay.resume_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_count integer;
@@ -8555,7 +8975,8 @@ begin
                              coalesce(shard_queue.lanes::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
     end if;
-    perform nextval('forebay.shard_seq') where shard_queue.lanes > 1;
+    perform nextval('forebay.shard_seq'), setval('forebay.lane_secret', pg_sequence_last_value('forebay.lane_secret') | 1)
+    where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
     return v_before;
@@ -8803,11 +9224,11 @@ begin
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
                 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
-                'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1',
-                'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit', 'record_direct',
-                'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
-                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
+                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
+                'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
+                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
+                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
@@ -8828,6 +9249,7 @@ begin
         if v_role in ('forebay_operator', 'forebay_reader') then
             execute format('grant select on all tables in schema forebay to %I', v_role);
             execute format('grant select on all sequences in schema forebay to %I', v_role);
+            execute format('revoke select on sequence forebay.lane_secret from %I', v_role);
         end if;
     end loop;
 end
@@ -10625,7 +11047,15 @@ $$;
 
 -- first_rows.sql
 
--- The first rows of a new schema: its database, the grants, and segments, so that the first enqueue can write.
+-- The first rows of a new schema: its secret, its database, the grants, and segments, so that the first enqueue can write.
+
+-- gen_random_uuid() draws from a cryptographic source: 122 bits, of which the first and the last 32 have no fixed ones.
+select setval('forebay.lane_secret', ('x' || left(u.id, 8) || right(u.id, 8))::bit(64)::bigint & -2)
+from (select gen_random_uuid()::text as id offset 0) u;
+
+-- No lane was retired yet.
+select setval('forebay.lane_horizon', 1);
+
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 

@@ -10,6 +10,7 @@ create table forebay.queue_group (
     closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
     closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
     fenced_lane bigint,                  -- no claim that began before closing_at runs in lanes up to this one
+    has_all_lanes boolean not null default false,  -- lanes that became dormant before this group was seen are in use again
     unique (queue, name)
 );
 

@@ -9,14 +9,29 @@ create table forebay.lane (
                                          -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
                                          -- has no jobs itself: claims from it take jobs of any limit key
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
-    recorded_at timestamptz not null,
+    recorded_at timestamptz not null,    -- or last found in use; a lane is looked at again a while later
     limit_key text collate "C",
+    row_no   bigint generated always as identity primary key,
+    state    text collate "C" not null default 'used' check (state in ('used', 'retired', 'dormant')),
+                                         -- see forebay.forget_v1()
+    dormant_xid xid8,                    -- the transaction that made it dormant; transactions that see it see all its rows
+    dormant_seq bigint,                  -- all its rows have numbers up to this one
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
-    check ((sort = 'limited') = (limit_key is not null))
+    check ((sort = 'limited') = (limit_key is not null)),
+    check ((state = 'dormant') = (dormant_xid is not null) and (state = 'dormant') = (dormant_seq is not null))
 );
 create index lane_by_id on forebay.lane (lane);
 create index lane_by_queue on forebay.lane (queue, sort);
-alter table forebay.lane replica identity full;
+create index lane_in_use on forebay.lane (queue, sort) where state <> 'dormant';
+create index lane_to_check on forebay.lane (recorded_at) where state = 'used';
+create index lane_retired on forebay.lane (row_no) where state = 'retired';
+create index lane_dormant on forebay.lane (dormant_seq) where state = 'dormant';
+
+-- Flag sequence: the transaction that last retired lanes. Who does not see it relies on no row of the registry.
+create sequence forebay.lane_horizon as bigint cache 1;
+
+-- Flag sequence: a transaction id above those of all who relied on the lanes that are retired now.
+create sequence forebay.lane_barrier as bigint cache 1;
 
 
 -- A lane that a group may claim from, and the snapshot that the group has reached.

@@ -10,6 +10,7 @@ insert into forebay.setting (name, value) values
     ('reserve_rows', 64000000),         -- numbers ahead of the sequence that have segments
     ('retention_days', 30),             -- settled segments older than this are emptied
     ('retention_bytes', 20000000000),   -- so are the oldest settled ones beyond this total size
+    ('lane_idle_hours', 24),            -- lanes without jobs for this time are forgotten in steps
     ('args_bytes_max', 1048576),
     ('args_depth_max', 64),
     ('result_bytes_max', 65536);

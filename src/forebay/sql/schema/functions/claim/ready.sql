@@ -39,7 +39,7 @@ begin
         v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch'))));
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, i.hi into v_seal_id, v_hi
@@ -65,7 +65,8 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.audience in (0, g.group_id, -g.group_id)) l on true
+              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+                and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
               from forebay.batch c

@@ -27,6 +27,7 @@ declare
     v_position_id bigint;
     v_due    integer := 0;
     v_late   integer := 0;
+    v_lanes  bigint[];
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
@@ -84,7 +85,8 @@ begin
     end if;
 
     if v_ids is not null then
-        insert into forebay.log (
+        with written as (
+            insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key)
         select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
@@ -93,12 +95,14 @@ begin
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
           and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
           and pg_visible_in_snapshot(d.xid, v_now)
-        order by d.run_at, d.deferred_id;
-        get diagnostics v_due = row_count;
+        order by d.run_at, d.deferred_id
+        returning lane)
+        select count(*), array_agg(distinct w.lane) into v_due, v_lanes from written w;
     end if;
 
     -- At or below the old position, and visible only since.
-    insert into forebay.log (
+    with written as (
+        insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
         ordering_key, unique_key)
     select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
@@ -107,8 +111,13 @@ begin
         select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
         offset 0) d  -- Keeps the planner from reading everything below the position by time.
     where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-    order by d.run_at, d.deferred_id;
-    get diagnostics v_late = row_count;
+    order by d.run_at, d.deferred_id
+    returning lane)
+    select count(*), v_lanes || array_agg(distinct w.lane) into v_late, v_lanes from written w;
+    -- The lanes may have become dormant while the jobs waited.
+    if v_lanes <> '{}' then
+        perform forebay._use_lanes(v_lanes);
+    end if;
 
     if v_due + v_late > 0
        or exists (

@@ -7,7 +7,10 @@ declare
     v_ready    bigint[];
     v_deferred bigint[];
     v_target   record;
-    v_shards  constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
+    v_queue    text;
+    v_priority integer;
+    v_lanes    bigint[];  -- the lanes of that queue and priority, which most jobs have
+    v_shards   constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
         select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
@@ -17,7 +20,9 @@ begin
         elsif v_target.limit_key is not null then
             perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
         else
-            perform forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_queue := v_target.queue;
+            v_priority := v_target.priority;
         end if;
         perform forebay._notify(v_target.queue);
     end loop;
@@ -33,6 +38,7 @@ begin
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
+                    when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
                u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
         from unnest(p_jobs) with ordinality u
@@ -51,6 +57,7 @@ begin
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
+                    when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
                d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key

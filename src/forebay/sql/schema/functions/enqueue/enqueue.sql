@@ -3,21 +3,22 @@
 
 -- The public lane for one job, recorded in the registry; a lane that gets many jobs also becomes known to its flag sequence.
 --
--- Errors: JQ001 the queue's name.
+-- Errors: JQ001 the queue's name, JQ006 another lane has the number.
 create function forebay._find_lane(p_queue text, p_priority integer, p_ordering_key text, p_limit_key text) returns bigint
 language plpgsql volatile
 -- planner: indexed
 as $$
 declare
-    v_lane      constant bigint := forebay._lane_id(p_queue, p_priority, 0);
-    v_committed boolean;
+    v_lane  constant bigint := forebay._lane_id(p_queue, p_priority, 0);
+    v_found record;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
-        select bool_or(age(l.xmin) > 0) into v_committed from forebay.lane l where l.lane = v_lane and l.queue = p_queue;
-        if v_committed is not null then
-            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job.
-            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane)) where v_committed and random() < 0.03;
+        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0, null);
+        if v_found.is_recorded then
+            -- Rarely, so that two lanes with one flag sequence do not replace each other at every job. With the horizon that was
+            -- read before the row: if lanes were retired since, the value names no lane.
+            perform setval(forebay._lane_flag(v_lane), forebay._lane_stamp(v_lane, v_found.horizon))
+            where v_found.is_committed and random() < 0.03;
             return v_lane;
         end if;
     end if;
@@ -52,8 +53,8 @@ $$;
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; 53400 the
---   queue is full. On an error nothing is written.
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
+--   queue, priority or limit key has the same internal number; 53400 the queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
@@ -70,6 +71,7 @@ declare
     v_now     timestamptz := forebay._now();
     v_start   timestamptz;
     v_problem text;
+    v_is_plain boolean := true;
     v_lane    bigint;
     v_job_id  bigint;
 begin
@@ -102,12 +104,12 @@ begin
             perform forebay._check_args(enqueue.args, null);
         end if;
         v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+        v_is_plain := num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0;
     end if;
 
     v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
-    if num_nonnulls(enqueue.ordering_key, enqueue.limit_key, pg_sequence_last_value('forebay.shard_seq'),
-                    pg_sequence_last_value('forebay.limit_seq')) > 0
-       or not forebay._is_known(v_lane) then
+    -- The lowest bit: a queue was sharded, or has had a max_waiting.
+    if (v_is_plain and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
         if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
             perform forebay._require_below_max_waiting(enqueue.queue, 1);
@@ -130,11 +132,10 @@ begin
     values (
         v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
-    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
-    v_job_id := currval('forebay.log_seq');
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
     end if;
-    return v_job_id;
+    -- The number of the new row. RETURNING would cost more: it is planned for the segment each time.
+    return currval('forebay.log_seq');
 end
 $$;

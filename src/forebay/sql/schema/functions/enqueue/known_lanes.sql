@@ -8,20 +8,23 @@ as $$
 $$;
 
 
--- The value in the flag sequence of a known lane: it differs for each lane, each start of the server and each file of the registry.
--- So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
-create function forebay._lane_stamp(p_lane bigint) returns bigint
+-- The value in the flag sequence of a known lane: it differs for each lane, each start of the server, each file of the registry
+-- and each retirement of lanes (p_horizon). So a flag sequence that was dumped later than the registry, or outlived it, names no lane.
+create function forebay._lane_stamp(p_lane bigint, p_horizon bigint) returns bigint
 language sql stable
 as $$
-    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint)
+    select p_lane # hashfloat8extended(date_part('epoch', pg_postmaster_start_time()), pg_relation_filenode('forebay.lane')::bigint # p_horizon)
 $$;
 
 
--- Is the lane's row in the registry committed, according to its flag sequence?
+-- Is the lane's row in the registry committed and in use, according to its flag sequence?
 --
 -- Invariant "known is committed": a flag sequence names a lane only after its row was committed. Read and set outside transactions.
+-- The call draws the transaction id before it reads: see forebay.forget_v1().
 create function forebay._is_known(p_lane bigint) returns boolean
 language sql volatile
 as $$
-    select coalesce(pg_sequence_last_value(forebay._lane_flag(p_lane)) = forebay._lane_stamp(p_lane), false)
+    select case when pg_current_xact_id() is not null
+                then pg_sequence_last_value(forebay._lane_flag(p_lane))
+                     = forebay._lane_stamp(p_lane, pg_sequence_last_value('forebay.lane_horizon')) end
 $$;

@@ -27,7 +27,7 @@ $$;
 
 -- The public lane for the job at a place of the input.
 create function forebay._lane_for_place(p_queue text, p_priority integer, p_place bigint, p_shards jsonb) returns bigint
-language sql immutable
+language sql volatile
 as $$
     select case when p_shards is null then forebay._lane_id(p_queue, p_priority, 0)
                 else forebay._shard_id(p_queue, p_priority, (p_place % coalesce((p_shards ->> p_queue)::integer, 1))::integer) end

@@ -4,7 +4,7 @@ create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snap
 language plpgsql volatile
 as $$
 declare
-    v_shelf   constant bigint := (hashtextextended(p_queue collate "C", 0) << 48) >> 48;
+    v_shelf   constant bigint := (forebay._secret_hash(p_queue) << 48) >> 48;
     v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
     v_lanes   bigint[] := '{}';
     v_left    integer := p_most;
@@ -52,7 +52,7 @@ begin
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
           join lateral (select distinct i.lane, i.audience from forebay.lane i
-                        where i.queue = p_queue and i.sort = 'limited' and i.audience in (0, p_group_id, -p_group_id)) l on true
+                        where i.queue = p_queue and i.sort = 'limited' and i.state <> 'dormant' and i.audience in (0, p_group_id, -p_group_id)) l on true
           left join lateral (select c.snap_from, c.snap_to from forebay.batch c
                              where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
           where g.group_id = p_group_id) p;

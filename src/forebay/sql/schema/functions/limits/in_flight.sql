@@ -1,7 +1,7 @@
 -- The number by which limiters know a limit key; 0: no key.
 create function forebay._limit_key_id(p_limit_key text) returns bigint
-language sql immutable
-as $$ select coalesce(hashtextextended(p_limit_key collate "C", 0), 0) $$;
+language sql volatile
+as $$ select coalesce(forebay._secret_hash('//' || p_limit_key), 0) $$;
 
 
 -- Jobs in flight of a group, counted from the open leases: batches, their keys, and how many jobs each took and has unsettled.

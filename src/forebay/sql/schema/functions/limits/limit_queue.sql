@@ -79,7 +79,7 @@ begin
         perform nextval('forebay.limiter_seq');
     end if;
     if v_after.max_waiting is not null then
-        perform nextval('forebay.limit_seq');
+        perform nextval('forebay.limit_seq'), setval('forebay.lane_secret', pg_sequence_last_value('forebay.lane_secret') | 1);
     end if;
     if num_nonnulls(v_after.max_waiting, v_after.starts_set_at) = 0 then
         delete from forebay.queue_limits l where l.queue = v_given.queue;

@@ -28,7 +28,7 @@ begin
         v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
                                         where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
     end if;
-    select coalesce(sum(b.handed_total + b.skipped_total), 0) into v_consumed
+    select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id) into v_consumed
     from unnest(v_batch_lanes) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
@@ -38,7 +38,7 @@ begin
 
     if v_count.total is null then
         select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
-               (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+               (select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
                               where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
@@ -76,6 +76,12 @@ begin
     return v_count.total + v_rows - v_consumed;
 end
 $$;
+
+
+-- The jobs that a group had from lanes of the queue that were forgotten.
+create function forebay._forgotten(p_queue text, p_group_id bigint) returns bigint
+language sql stable
+as $$ select coalesce((select f.total from forebay.forgotten f where f.queue = p_queue and f.group_id = p_group_id), 0) $$;
 
 
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.

@@ -15,7 +15,7 @@ begin
            coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
            c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
            q.starts_set_at is distinct from c.limits_at,
-           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited') then '{}'
+           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited' and l.state <> 'dormant') then '{}'
                 when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
            0, q
     into v

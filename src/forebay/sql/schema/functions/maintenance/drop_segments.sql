@@ -14,6 +14,7 @@
 --   a segment in the registry before it was emptied has ended since.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+-- pages: 300 + 2000 a segment
 create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

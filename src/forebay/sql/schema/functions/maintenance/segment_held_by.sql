@@ -36,13 +36,15 @@ begin
     from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
     for v_lane in
         select l.lane, l.queue, l.priority, g.group_id, g.name
-        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+        from (select i.lane, i.queue, i.priority, i.audience, bool_and(i.state = 'dormant') as is_dormant
+              from forebay.lane i group by i.lane, i.queue, i.priority, i.audience) l
         left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
         -- Without a cursor: jobs of public lanes that are older than the group are not its own.
         left join lateral (select coalesce((select b.snap_from from forebay.batch b
                                             where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
                                            case l.audience when 0 then g.start_after end) as snap_from) c on true
-        where c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal
+        -- Every group that was there has had the jobs of a dormant lane.
+        where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal)
     loop
         execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
             into v_any using v_lane.lane;

@@ -3,7 +3,7 @@
 -- Change a database-wide setting; returns its previous value.
 --
 -- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
--- from 0, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
+-- from 0, lane_idle_hours 0 to 876000, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
 -- Errors: JQ001 an unknown name or a value outside its range.
 create function forebay.configure(name text, value bigint) returns bigint
 language plpgsql volatile security definer
@@ -17,13 +17,14 @@ declare
         when 'reserve_rows' then int8range(1000, 1000000000000, '[]')
         when 'retention_days' then int8range(0, 36500, '[]')
         when 'retention_bytes' then int8range(0, null, '[]')
+        when 'lane_idle_hours' then int8range(0, 876000, '[]')
         when 'args_bytes_max' then int8range(1024, 104857600, '[]')
         when 'result_bytes_max' then int8range(1024, 104857600, '[]')
         when 'args_depth_max' then int8range(64, 200, '[]') end;  -- Small arguments are never deeper: see _check_args.
 begin
     if v_range is null then
         raise exception using errcode = 'JQ001', message = format('unknown setting %s', coalesce(quote_literal(configure.name), 'null')),
-            hint = 'One of args_bytes_max, args_depth_max, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
+            hint = 'One of args_bytes_max, args_depth_max, lane_idle_hours, reserve_rows, result_bytes_max, retention_bytes, retention_days, segment_rows.';
     elsif configure.value is null or not v_range @> configure.value then
         raise exception using errcode = 'JQ001', message = format('%s %s is outside %s', configure.name, coalesce(configure.value::text, 'null'), v_range),
             hint = 'Nothing was changed.';

@@ -9,6 +9,7 @@ returns table (queue text, kind text, reason text, error_type text, kept bigint,
                keep_days integer)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
+-- planner: indexed
 as $$
     select u.queue, u.kind, u.reason, u.error_type, sum(u.kept)::bigint, sum(u.not_redriven)::bigint, sum(u.deleted)::bigint,
            max(u.died_on), forebay._days_of_dead(u.queue)

@@ -108,12 +108,14 @@ begin
         execute format(
             'select array(
                  select distinct coalesce(g.group_id, 0)
-                 from (select distinct i.lane, i.queue, i.audience from forebay.lane i) l
+                 from (select i.lane, i.queue, i.audience, bool_and(i.state = ''dormant'') as is_dormant
+                       from forebay.lane i group by i.lane, i.queue, i.audience) l
                  left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
                  left join lateral (select coalesce((select b.snap_from from forebay.batch b
                                                      where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
                                                     case l.audience when 0 then g.start_after end) as snap_from) c on true
-                 where (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
+                 where not (l.is_dormant and coalesce(g.has_all_lanes, true))
+                   and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
                    and exists (select from forebay.log_%s r where r.lane = l.lane)
                  union select unnest($2) order by 1)', segment_id)
             into group_ids using v_segment.xid, v_segment.group_ids;

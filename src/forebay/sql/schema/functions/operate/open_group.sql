@@ -13,6 +13,7 @@
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: indexed
 as $$
 declare
     v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';

@@ -4,6 +4,7 @@
 create function forebay.pause_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: indexed
 as $$
 declare
     v_count integer;

@@ -19,7 +19,8 @@ begin
                              coalesce(shard_queue.lanes::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only; the number is 1 to 64.';
     end if;
-    perform nextval('forebay.shard_seq') where shard_queue.lanes > 1;
+    perform nextval('forebay.shard_seq'), setval('forebay.lane_secret', pg_sequence_last_value('forebay.lane_secret') | 1)
+    where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
     return v_before;

@@ -30,6 +30,7 @@ begin
         if v_role in ('forebay_operator', 'forebay_reader') then
             execute format('grant select on all tables in schema forebay to %I', v_role);
             execute format('grant select on all sequences in schema forebay to %I', v_role);
+            execute format('revoke select on sequence forebay.lane_secret from %I', v_role);
         end if;
     end loop;
 end

@@ -1,0 +1,116 @@
+"""Each queue, priority and limit key has its own lane: nobody can construct names that share one.
+
+The names below have equal numbers under ``hashtextextended`` with seed 0, which can be inverted.
+"""
+
+import psycopg
+import pytest
+
+from forebay.errors import LaneTaken, error_from_sqlstate
+from tests.support.engine import Reader, connect, enqueue, enqueue_many, one
+
+QUEUE, SAME_QUEUE = "email_orders", "gxVe9B6.RwXC.PK6Q43e58C_"
+KEY, SAME_KEY = "acme_company", "5qveWyVkKQ.-4fiR5gMdsbNR"
+
+
+def collide(dsn: str) -> None:
+    """Give names their numbers by a hash that can be inverted."""
+    with connect(dsn) as conn:
+        for name in (f"{QUEUE}/100/0", f"{SAME_QUEUE}/100/0", f"docs/100/0//{KEY}"):
+            assert one(conn, "select hashtextextended(%s, 0)", name) != 0
+        conn.execute(
+            "create or replace function forebay._secret_hash(p_name text) returns bigint language sql volatile"
+            ' as $$ select hashtextextended(p_name collate "C", 0) $$'
+        )
+        conn.execute(
+            "create or replace function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint)"
+            " returns bigint language sql volatile as"
+            " $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience)) & -2 $$"
+        )
+
+
+def lanes(conn: psycopg.Connection) -> int:
+    return one(conn, "select count(distinct lane) from forebay.lane where sort <> 'dispatch'")
+
+
+def test_names_with_one_public_hash_have_lanes_of_their_own(database, conn):
+    """A stranger who uses a constructed name first takes nothing from its victim."""
+    enqueue(conn, queue=SAME_QUEUE)
+    job = enqueue(conn, queue=QUEUE)
+    enqueue(conn, queue="docs", limit_key=SAME_KEY)
+    keyed = enqueue(conn, queue="docs", limit_key=KEY)
+    assert lanes(conn) == 4
+    with Reader(database, QUEUE) as reader:
+        assert [i for batch in reader.claim_all() for i in batch.job_ids] == [job]
+    with Reader(database, "docs") as reader:
+        assert keyed in [i for batch in reader.claim_all() for i in batch.job_ids]
+
+
+@pytest.mark.parametrize("way", ["enqueue", "bulk", "delayed", "unique", "key"])
+def test_a_name_whose_number_is_taken_is_refused(database, conn, way):
+    """Nothing is written, and the error is typed, whichever way the job comes."""
+    collide(database)
+    enqueue(conn, queue=SAME_QUEUE)
+    enqueue(conn, queue="docs", limit_key=SAME_KEY)
+    before = one(conn, "select count(*) from forebay.log") + one(
+        conn, "select count(*) from forebay.lane"
+    )
+    with connect(database) as producer, pytest.raises(psycopg.Error) as refused:
+        if way == "enqueue":
+            enqueue(producer, queue=QUEUE)
+        elif way == "bulk":
+            enqueue_many(producer, [{"kind": "work", "queue": QUEUE}] * 3)
+        elif way == "delayed":
+            enqueue(producer, queue=QUEUE, delay="1 hour")
+        elif way == "unique":
+            producer.execute(
+                """select forebay.enqueue('work', '{}', %s, unique_as => '{"once": "k"}')""",
+                [QUEUE],
+            )
+        else:
+            enqueue(producer, queue="docs", limit_key=KEY)
+    assert refused.value.sqlstate == "JQ006"
+    error = error_from_sqlstate(
+        "JQ006", str(refused.value), detail=refused.value.diag.message_detail
+    )
+    assert isinstance(error, LaneTaken)
+    assert error.priority == 100
+    after = one(conn, "select count(*) from forebay.log") + one(
+        conn, "select count(*) from forebay.lane"
+    )
+    assert after == before
+
+
+def test_a_limiter_tells_keys_apart_by_their_secret_numbers(conn):
+    """The limiter counts a key by a number alone, so that number cannot be constructed either."""
+    same = "select forebay._limit_key_id(%s) = forebay._limit_key_id(%s)"
+    assert one(conn, same, KEY, SAME_KEY) is False
+    assert one(conn, same, KEY, KEY) is True
+
+
+def test_two_schemas_have_different_secrets(server, database, conn):
+    """The numbers of one database say nothing about another's."""
+    secret = "select last_value from forebay.lane_secret"
+    assert one(conn, secret) % 2 == 0
+    assert abs(one(conn, secret)) > 2**20
+
+
+@pytest.mark.parametrize("role", ["producer", "worker", "operator", "reader"])
+def test_no_role_reads_the_secret(conn, role):
+    """Neither directly nor through a system view."""
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"set local role forebay_{role}")
+        assert (
+            one(
+                conn,
+                "select has_sequence_privilege('forebay.lane_secret', 'select, usage, update')",
+            )
+            is False
+        )
+        assert (
+            one(
+                conn,
+                "select count(last_value) from pg_sequences where schemaname = 'forebay' and sequencename = 'lane_secret'",
+            )
+            == 0
+        )
