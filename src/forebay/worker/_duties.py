@@ -153,7 +153,7 @@ class Schedule:
         now = time.monotonic()
         duty.due_at = now + min(max(duty.every_seconds, pause), 60.0)
         if duty.failures >= _REPORT_FAILURES:
-            await self._store(duty, now, f"{error}")
+            await self._store(duty, now, f"{error}".partition("\n")[0])
 
     async def _look_behind(self, duty: Duty, now: float) -> None:
         if duty.began_at is None or now - duty.began_at < _BEHIND_SECONDS:
