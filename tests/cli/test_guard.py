@@ -120,7 +120,7 @@ def lives(stranger):
 
 def events(conn, *columns):
     chosen = ", ".join(columns)
-    return conn.execute(f"select {chosen} from forebay.guard_event order by event_id").fetchall()
+    return conn.execute(f"select {chosen} from forebay.guard_event order by at").fetchall()
 
 
 # --- who ---
@@ -626,7 +626,7 @@ def test_old_records_are_deleted(conn):
             [days, str(days)],
         )
     trim(conn)
-    assert events(conn, "name") == [("10",), ("59",)]
+    assert events(conn, "name") == [("59",), ("10",)]
 
 
 # --- rights ---

@@ -272,7 +272,9 @@ def test_a_worker_role_runs_the_whole_protocol(database, conn):
         assert reader.settle(batch.claim_no, ended=retry) == "settled"
         worker.execute("select forebay.heartbeat_v1(array[%s::bigint], array[%s::bigint])",
                        [reader.lease_id, job])  # fmt: skip
-        for call in ("extend", "seal", "promote", "sweep", "trim", "retain", "revoke_lost"):
+        for part in one(conn, "select forebay._trim_parts()"):
+            one(worker, "select rows from forebay.trim_v1(%s)", part)
+        for call in ("extend", "seal", "promote", "sweep", "retain", "summarize", "revoke_lost"):
             worker.execute(f"select forebay.{call}_v1()")
         assert one(worker, "select forebay.close_lease_v1(%s)", reader.lease_id) == 0
         with pytest.raises(psycopg.Error):

@@ -378,7 +378,7 @@ def promote(limit: int = 5000) -> Operation[int]:
 
 
 def extend(most: int = 64) -> Operation[int]:
-    """Create at most so many segments in advance; return how many."""
+    """Create at most ``most`` segments in advance; return how many."""
     return Operation("select forebay.extend_v1(%(most)s)", scalar, {"most": most})
 
 

@@ -485,7 +485,7 @@ create sequence forebay.lane_secret as bigint minvalue -9223372036854775808 cach
 
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
 -- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups.
-create sequence forebay.leader_0 as bigint cache 1;
+create unlogged sequence forebay.leader_0 as bigint cache 1;
 
 
 -- tables/lease.sql
@@ -751,7 +751,7 @@ comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag an
 -- Jobs whose handler keeps no result cost nothing.
 
 -- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
-create sequence forebay.result_wakeup as bigint cache 1;
+create unlogged sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
@@ -953,11 +953,13 @@ comment on table forebay.schema_migration is 'Applied migrations; a migration fi
 -- tables/wakeup.sql
 
 -- Wake-ups: "a worker sleeps until", in milliseconds since 1970, one flag sequence for each hash of a queue name.
--- They are sequences because a sequence is read and set outside transactions and leaves no dead rows.
+-- They are sequences because a sequence is read and set outside transactions and leaves no dead rows. Unlogged: setting a logged one
+-- draws a transaction id, and an idle worker sets one at each poll. After a crash of the server they say that no worker sleeps, which
+-- is true then.
 do $$
 begin
     for i in 0..15 loop
-        execute format('create sequence forebay.wakeup_%s as bigint cache 1', i);
+        execute format('create unlogged sequence forebay.wakeup_%s as bigint cache 1', i);
     end loop;
 end
 $$;
@@ -8755,7 +8757,7 @@ begin
     values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
+    execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;
