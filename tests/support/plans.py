@@ -216,7 +216,8 @@ class Session:
             {**lanes, "job": 10 * min(len(self.groups) + 6, 50)},
         )
         for part in one(self.conn, "select forebay._trim_parts()"):
-            yield Call("trim_v1", "select forebay.trim_v1(%s, null, 100)", [part], {"job": 100})
+            step = f"select forebay.trim_v1('{part}', null, 100)"
+            yield Call("trim_v1", step, [], {"job": 100})
         yield Call("record_duty_v1", "select forebay.record_duty_v1('trim batches', 60, 'x')")
         yield Call("job", "select * from forebay.job(%s)", [self.job])
         yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
