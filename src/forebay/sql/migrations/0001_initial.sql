@@ -7322,7 +7322,8 @@ begin
                                              coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808))
           order by i.closed_at, i.lease_id limit p_most) l;
     delete from forebay.lease l
-    where l.lease_id = any (v_leases) and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
+    where l.lease_id = any (v_leases)
+      and (select b.lease_id from forebay.batch b where b.lease_id = l.lease_id limit 1) is null;  -- a probe each, never a join
     get diagnostics rows = row_count;
     next := case when cardinality(v_leases) >= p_most then jsonb_build_array(v_at, v_leases[cardinality(v_leases)]) end;
 end
