@@ -7312,12 +7312,13 @@ create function forebay._trim_leases(p_after text, p_most integer, out rows bigi
 language plpgsql volatile
 as $$
 declare
+    v_before constant timestamptz := forebay._now() - forebay._retention(1);  -- A constant: the index is read up to it.
     v_leases bigint[];
     v_at     timestamptz;
 begin
     select array_agg(l.lease_id order by l.closed_at, l.lease_id), max(l.closed_at) into v_leases, v_at
     from (select i.lease_id, i.closed_at from forebay.lease i
-          where i.closed_at < forebay._now() - forebay._retention(1)
+          where i.closed_at < v_before
             and (i.closed_at, i.lease_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
                                              coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808))
           order by i.closed_at, i.lease_id limit p_most) l;
@@ -7338,6 +7339,7 @@ create function forebay._trim_tombstones(p_after text, p_most integer, out rows 
 language plpgsql volatile
 as $$
 declare
+    v_before   constant timestamptz := forebay._now() - forebay._retention(2);
     v_segments bigint[];
     v_segment  bigint;
     v_most     integer;
@@ -7357,7 +7359,7 @@ begin
               select from (select s.hi, s.removed_at from forebay.segment s where s.lo <= i.job_id order by s.lo desc limit 1) f
               where f.hi > i.job_id and f.removed_at is null) as is_kept
           from forebay.tombstone i
-          where i.recorded_at < forebay._now() - forebay._retention(2)
+          where i.recorded_at < v_before
             and (i.recorded_at, i.tombstone_no) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
                                                    coalesce((p_after::jsonb ->> 1)::bigint, 0))
           order by i.recorded_at, i.tombstone_no limit v_most) t;
@@ -10955,6 +10957,7 @@ create function forebay._trim_unique_keys(p_after text, p_most integer, out rows
 language plpgsql volatile
 as $$
 declare
+    v_before constant timestamptz := forebay._now() - interval '1 day';
     v_ctids tid[];
     v_key   forebay.unique_key;
     v_at    timestamptz;
@@ -10963,7 +10966,7 @@ begin
     rows := 0;
     select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
     from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
-          where i.taken_at < forebay._now() - interval '1 day'
+          where i.taken_at < v_before
             and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
           order by i.taken_at, i.job_id limit p_most) u;
     for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop

@@ -247,12 +247,13 @@ create function forebay._trim_leases(p_after text, p_most integer, out rows bigi
 language plpgsql volatile
 as $$
 declare
+    v_before constant timestamptz := forebay._now() - forebay._retention(1);  -- A constant: the index is read up to it.
     v_leases bigint[];
     v_at     timestamptz;
 begin
     select array_agg(l.lease_id order by l.closed_at, l.lease_id), max(l.closed_at) into v_leases, v_at
     from (select i.lease_id, i.closed_at from forebay.lease i
-          where i.closed_at < forebay._now() - forebay._retention(1)
+          where i.closed_at < v_before
             and (i.closed_at, i.lease_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
                                              coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808))
           order by i.closed_at, i.lease_id limit p_most) l;
@@ -273,6 +274,7 @@ create function forebay._trim_tombstones(p_after text, p_most integer, out rows 
 language plpgsql volatile
 as $$
 declare
+    v_before   constant timestamptz := forebay._now() - forebay._retention(2);
     v_segments bigint[];
     v_segment  bigint;
     v_most     integer;
@@ -292,7 +294,7 @@ begin
               select from (select s.hi, s.removed_at from forebay.segment s where s.lo <= i.job_id order by s.lo desc limit 1) f
               where f.hi > i.job_id and f.removed_at is null) as is_kept
           from forebay.tombstone i
-          where i.recorded_at < forebay._now() - forebay._retention(2)
+          where i.recorded_at < v_before
             and (i.recorded_at, i.tombstone_no) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
                                                    coalesce((p_after::jsonb ->> 1)::bigint, 0))
           order by i.recorded_at, i.tombstone_no limit v_most) t;

@@ -5,6 +5,7 @@ create function forebay._trim_unique_keys(p_after text, p_most integer, out rows
 language plpgsql volatile
 as $$
 declare
+    v_before constant timestamptz := forebay._now() - interval '1 day';
     v_ctids tid[];
     v_key   forebay.unique_key;
     v_at    timestamptz;
@@ -13,7 +14,7 @@ begin
     rows := 0;
     select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
     from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
-          where i.taken_at < forebay._now() - interval '1 day'
+          where i.taken_at < v_before
             and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
           order by i.taken_at, i.job_id limit p_most) u;
     for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop
