@@ -274,7 +274,7 @@ def test_a_read_only_transaction_is_told_so(database):
         "select forebay.claim_v1(1, 1, 1, 1, 1, 1)",
         "select forebay.promote_v1()",
         "select forebay.seal_v1()",
-        "select forebay.sweep_v1()",
+        "select expired from forebay.sweep_v1()",
         "select * from forebay.revoke_lost_v1()",
     ],
 )
@@ -331,7 +331,7 @@ def test_the_last_number_of_all(database, conn):
         assert reader.settle(1) == "settled"
         assert [state(conn, i) for i in ids] == ["done"] * 2
         one(conn, "select forebay.seal_v1()")
-        one(conn, "select forebay.sweep_v1()")
+        one(conn, "select expired from forebay.sweep_v1()")
 
 
 def test_counters_of_attempts_and_claims_at_their_end(database, conn):

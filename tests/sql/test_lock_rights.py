@@ -14,7 +14,7 @@ from forebay.upgrade.migrate import migrate, upgrade
 from tests.migration.conftest import release
 from tests.sql.test_roles import acting_as
 from tests.sql.test_unique import ask
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments
+from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments, trim
 
 __all__ = ["release"]
 
@@ -111,11 +111,11 @@ def test_an_advisory_lock_of_a_stranger_stops_no_maintenance(database, conn):
             one(conn, "select forebay.summarize_v1()")
             assert sampled(conn)
             shift_clock(conn, 40 * 86400)
-            assert one(conn, "select forebay.sweep_v1()") > 0
-            assert one(conn, "select forebay.trim_v1(20000, true)") > 0
+            assert one(conn, "select expired from forebay.sweep_v1()") > 0
+            assert trim(conn) > 0
             for batch in reader.claim_all():
                 reader.finish(batch)
-            assert one(conn, "select forebay.retain_v1()") is not None
+            assert one(conn, "select emptied from forebay.retain_v1()") is not None
 
 
 def sampled(conn: psycopg.Connection) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -386,9 +386,9 @@ def promote(limit: int = 5000) -> Operation[int]:
     return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
 
 
-def extend() -> Operation[int]:
-    """Create segments in advance; return how many."""
-    return Operation("select forebay.extend_v1()", scalar)
+def extend(most: int = 64) -> Operation[int]:
+    """Create at most ``most`` segments in advance; return how many."""
+    return Operation("select forebay.extend_v1(%(most)s)", scalar, {"most": most})
 
 
 def seal() -> Operation[int]:
@@ -396,14 +396,22 @@ def seal() -> Operation[int]:
     return Operation("select forebay.seal_v1()", scalar)
 
 
-def sweep(since: datetime | None) -> Operation[int]:
-    """Expire jobs that no worker claims; return how many."""
-    return Operation("select forebay.sweep_v1(%(since)s)", scalar, {"since": since})
+def sweep(
+    since: datetime | None, after: str | None, most: int
+) -> Operation[tuple[int, str | None]]:
+    """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
+    return Operation(
+        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s)",
+        _step,
+        {"since": since, "after": after, "most": most},
+    )
 
 
-def retain() -> Operation[int | None]:
-    """Empty one segment past its retention; return its number, or None."""
-    return Operation("select forebay.retain_v1()", scalar_or_none)
+def retain(after: int | None) -> Operation[tuple[int | None, int | None]]:
+    """Empty one segment past its retention; return its number, and where to continue."""
+    return Operation(
+        "select emptied, next from forebay.retain_v1(%(after)s)", _step, {"after": after}
+    )
 
 
 def drop_segments() -> Operation[int]:
@@ -416,9 +424,11 @@ def forget() -> Operation[int]:
     return Operation("select forebay.forget_v1()", scalar)
 
 
-def summarize() -> Operation[int]:
-    """Update the block range index on numbers; return how many page ranges were added."""
-    return Operation("select forebay.summarize_v1()", scalar)
+def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
+    """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
+    return Operation(
+        "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
+    )
 
 
 def count() -> Operation[list[tuple[str, str, int]]]:
@@ -429,9 +439,22 @@ def count() -> Operation[list[tuple[str, str, int]]]:
     )
 
 
-def trim() -> Operation[int]:
-    """Delete rows behind the cursors; return how many."""
-    return Operation("select forebay.trim_v1()", scalar)
+def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
+    """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
+    return Operation(
+        "select rows, next from forebay.trim_v1(%(part)s, %(after)s, %(most)s)",
+        _step,
+        {"part": part, "after": after, "most": most},
+    )
+
+
+def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
+    """Record for how long a duty of maintenance fails or is behind; without seconds, that it is well."""
+    return Operation(
+        "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",
+        nothing,
+        {"name": name, "seconds": seconds, "error": error},
+    )
 
 
 def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation[int]:
@@ -457,3 +480,8 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         lease_count,
         server_time,
     )
+
+
+def _step(rows: ResultRows) -> Any:
+    ((done, after),) = rows
+    return done, after
