@@ -58,6 +58,8 @@ def pass_first_second(database: str, conn: psycopg.Connection) -> None:
     enqueue(conn, queue="q", limit_key="first")
     with Reader(database, "q") as reader:
         reader.finish(reader.claim_ready(1))
+        # A key's lane is listed, and reported when there is room, until a claim finds it empty.
+        assert reader.claim_ready(1).jobs == []
     shift_clock(conn, 5)
 
 
