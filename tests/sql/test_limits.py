@@ -94,6 +94,9 @@ def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, c
     """Whatever the claims ask for, and whoever asks; a settled job makes room for another."""
     assert limit(conn, concurrency=5) is None
     pass_first_second(database, conn)
+    with Reader(database, "q") as reader:
+        # The first key's lane is listed, and reported when there is room, until a claim finds it empty.
+        assert reader.claim_ready(1).jobs == []
     jobs_of(conn, None, 20)
     with Reader(database, "q") as one_, Reader(database, "q") as other:
         first = one_.claim_ready(3)

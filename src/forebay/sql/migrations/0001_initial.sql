@@ -1948,8 +1948,10 @@ begin
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
-           pg_current_snapshot()
-    into v_places, v_moved, v_now
+           pg_current_snapshot(),
+           case when pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot())
+                then array[row('1', pg_snapshot_xmax(pg_current_snapshot()))::forebay._xid_range] end
+    into v_places, v_moved, v_now, v_ended
     from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -1965,7 +1967,9 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
-    v_ended := forebay._xid_ranges('1:1:', v_now);
+    if v_ended is null then
+        v_ended := forebay._xid_ranges('1:1:', v_now);
+    end if;
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
         execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
@@ -2080,10 +2084,10 @@ begin
         select case
             when p.moved then true
             when exists (
-                select from unnest(p_ended) e (low, high), lateral (
+                select from (select unnest(p_ended) as xids) e, lateral (
                     select from forebay.log_%1$s l
-                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
-                where e.high > pg_snapshot_xmax(p.snap)) then true
+                    where l.lane = p.lane and l.xid >= greatest((e.xids).low, pg_snapshot_xmax(p.snap)) and l.xid < (e.xids).high limit 1) f
+                where (e.xids).high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
                 select from pg_snapshot_xip(p.snap) late (xid), lateral (
@@ -2203,7 +2207,7 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, u.upto, forebay._now() as at,
+               b.whole, u.upto, forebay._now() as at, forebay._claim_bytes() / p_limit + 1024 as share,
                case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
                          and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
                     then forebay._xid_ranges(b.snap_from, u.upto)
@@ -2229,19 +2233,19 @@ begin
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
                array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
-               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
-                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
-               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
+               min(case when t.job is not null then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(t.job, ',') as jobs
         from cur, lateral (
-            select j.* from unnest(cur.ranges) r (low, high), lateral (
+            select j.seq, j.xid, j.expires_at, j.enqueued_at, j.job_id, case when octet_length(j.job) <= cur.share then j.job end as job
+            from (select unnest(cur.ranges) as xids) r, lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                   case when pg_column_size(j.args) <= cur.share
                         then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
                                                j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
-              and j.xid < r.high
+              and (j.xid, j.seq) > (greatest((r.xids).low, cur.pos_xid), case when cur.pos_xid >= (r.xids).low then cur.pos_seq else -1 end)
+              and j.xid < (r.xids).high
             order by j.xid, j.seq
             limit p_limit) j
             limit p_limit) t
@@ -2994,69 +2998,72 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_now     timestamptz := forebay._now();
+    v_now     timestamptz;
     v_start   timestamptz;
     v_problem text;
-    v_is_plain boolean := true;
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    -- A valid, plain job passes one expression, since each expression costs more than the checks in it. A pattern without a bound
-    -- is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
+    -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
+    -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
     -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
-    if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
-        and jsonb_typeof(enqueue.args) = 'object'
-        and enqueue.priority between -32768 and 32767
-        and (octet_length(enqueue.args::text) <= 124
-             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
-        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
-       ) is not true then
-        if enqueue.unique_as is not null then
-            return (forebay.enqueue_unique(
-                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                enqueue.ordering_key, enqueue.limit_key)).job_id;
-        end if;
-        v_problem := forebay._job_problem(
-            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-            enqueue.ordering_key, enqueue.limit_key);
-        if v_problem is not null then
-            raise exception using errcode = 'JQ001', message = v_problem,
-                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
-        end if;
-        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
-            perform forebay._check_args(enqueue.args, null);
-        end if;
-        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
-        v_is_plain := num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0;
-    end if;
+    v_lane := case
+        when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
+             and jsonb_typeof(enqueue.args) = 'object'
+             and enqueue.priority between -32768 and 32767
+             and (octet_length(enqueue.args::text) <= 124
+                  or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
+             and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                              enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+        then forebay._lane_id(enqueue.queue, enqueue.priority, 0) end;
 
-    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     -- The lowest bit: a queue was sharded, or has had a max_waiting.
-    if (v_is_plain and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
-        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
-        if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_max_waiting(enqueue.queue, 1);
+    if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+        v_now := forebay._now();
+        if v_lane is null then
+            if enqueue.unique_as is not null then
+                return (forebay.enqueue_unique(
+                    enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                    enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                    enqueue.ordering_key, enqueue.limit_key)).job_id;
+            end if;
+            v_problem := forebay._job_problem(
+                enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key, enqueue.limit_key);
+            if v_problem is not null then
+                raise exception using errcode = 'JQ001', message = v_problem,
+                    hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+            end if;
+            if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+                perform forebay._check_args(enqueue.args, null);
+            end if;
+            v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+            v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
         end if;
-    end if;
-
-    if v_start > v_now then
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
-        values (
-            v_start, v_lane, v_now, nextval('forebay.log_seq'),
-            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
-        returning job_id into v_job_id;
-        return v_job_id;
+        if (num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0
+            and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+            v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
+            if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+                perform forebay._require_below_max_waiting(enqueue.queue, 1);
+            end if;
+        end if;
+        if v_start > v_now then
+            insert into forebay.deferred (
+                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            values (
+                v_start, v_lane, v_now, nextval('forebay.log_seq'),
+                coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+            returning job_id into v_job_id;
+            return v_job_id;
+        end if;
     end if;
 
     insert into forebay.log (
         lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (
-        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
