@@ -15,6 +15,7 @@ from tests.migration.conftest import release
 from tests.sql.test_roles import acting_as
 from tests.sql.test_unique import ask
 from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments
+from tests.support.least_privilege import as_login
 
 __all__ = ["release"]
 
@@ -132,8 +133,10 @@ def test_an_advisory_lock_of_a_stranger_stops_no_unique_join(database, conn):
             assert reader.claim(10).job_ids == [made.job_id]
 
 
-def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, release, monkeypatch):
+def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, release, monkeypatch):
     """Neither alone nor in a transaction of the caller."""
+    owner = one(conn, "select nspowner::regrole::text from pg_namespace where nspname = 'forebay'")
+    database = as_login(database, owner)
     monkeypatch.setattr(stepping, "MIGRATOR_WAIT_SECONDS", 2)
     first, second = release(
         ("one", "-- locks: lane\nalter table forebay.lane add column one integer;"),
