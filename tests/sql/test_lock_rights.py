@@ -136,16 +136,16 @@ def test_an_advisory_lock_of_a_stranger_stops_no_unique_join(database, conn):
 def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, release, monkeypatch):
     """Neither alone nor in a transaction of the caller."""
     owner = one(conn, "select nspowner::regrole::text from pg_namespace where nspname = 'forebay'")
-    database = as_login(database, owner)
+    as_owner = as_login(database, owner)
     monkeypatch.setattr(stepping, "MIGRATOR_WAIT_SECONDS", 2)
     first, second = release(
         ("one", "-- locks: lane\nalter table forebay.lane add column one integer;"),
         ("two", "alter table forebay.lane add column two integer;"),
     )
     with every_advisory_lock(database):
-        assert upgrade(database).applied == [first, second]
+        assert upgrade(as_owner).applied == [first, second]
         *_, third = release(("three", "alter table forebay.lane add column three integer;"))
-        with psycopg.connect(database) as caller:
+        with psycopg.connect(as_owner) as caller:
             caller.execute("set lock_timeout = '2s'")
             assert migrate(caller) == [third]
 
