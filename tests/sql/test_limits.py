@@ -697,7 +697,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_jobs_are_found_whatever_transaction_brings_them,
-            "_arrivals",
+            "_xid_ranges",
             [("if pg_snapshot_xmin(p_from) <> pg_snapshot_xmax(p_from) then", "if false then")],
         ),
         (

@@ -307,27 +307,36 @@ def claim(
 def claimed_jobs(text: str | None) -> list[ClaimedJob]:
     """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
 
-    The arguments in a large answer stay text until their jobs start.
+    The arguments in a large answer stay text until their jobs start. A malformed row, which only the owner of the schema can
+    write, becomes a job without arguments: it ends as a dead letter, and the others of its claim run.
     """
     if text is None:
         return []
-    if len(text) > _DECODED_AT_ONCE:
-        jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
-        for offset, job in enumerate(jobs, 1):
-            job.offset = offset
-            job.job_id = job.job_id or job.seq
-        return jobs
     try:
-        jobs = _CLAIMED.decode(f"[{text}]")
+        if len(text) > _DECODED_AT_ONCE:
+            jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
+        else:
+            jobs = _CLAIMED.decode(f"[{text}]")
     except msgspec.ValidationError:
-        # A number is beyond the range of floats; the standard decoder makes it infinite.
-        jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
+        # A number is beyond the range of floats; the standard decoder makes it infinite. Or a row is malformed.
+        jobs = [_converted(item) for item in json.loads(f"[{text}]")]
     size = len(text) // len(jobs)
     for offset, job in enumerate(jobs, 1):
         job.offset = offset
-        job.size = size
+        job.size = job.size or size
         job.job_id = job.job_id or job.seq
     return jobs
+
+
+def _converted(item: list[Any]) -> ClaimedJob:
+    try:
+        return msgspec.convert(item, ClaimedJob)
+    except msgspec.ValidationError:
+        seq, kind, enqueued_micros, *_ = item
+        job_id, ordering_key = (item[place] if len(item) > place else None for place in (4, 12))
+        return ClaimedJob(
+            seq, kind, enqueued_micros, None, job_id or seq, ordering_key=ordering_key
+        )
 
 
 def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:
