@@ -15,6 +15,7 @@ from tests.migration.conftest import release
 from tests.sql.test_roles import acting_as
 from tests.sql.test_unique import ask
 from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments, trim
+from tests.support.least_privilege import as_login
 
 __all__ = ["release"]
 
@@ -132,17 +133,19 @@ def test_an_advisory_lock_of_a_stranger_stops_no_unique_join(database, conn):
             assert reader.claim(10).job_ids == [made.job_id]
 
 
-def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, release, monkeypatch):
+def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, release, monkeypatch):
     """Neither alone nor in a transaction of the caller."""
+    owner = one(conn, "select nspowner::regrole::text from pg_namespace where nspname = 'forebay'")
+    as_owner = as_login(database, owner)
     monkeypatch.setattr(stepping, "MIGRATOR_WAIT_SECONDS", 2)
     first, second = release(
         ("one", "-- locks: lane\nalter table forebay.lane add column one integer;"),
         ("two", "alter table forebay.lane add column two integer;"),
     )
     with every_advisory_lock(database):
-        assert upgrade(database).applied == [first, second]
+        assert upgrade(as_owner).applied == [first, second]
         *_, third = release(("three", "alter table forebay.lane add column three integer;"))
-        with psycopg.connect(database) as caller:
+        with psycopg.connect(as_owner) as caller:
             caller.execute("set lock_timeout = '2s'")
             assert migrate(caller) == [third]
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.direct
+@pytest.mark.usual("it makes the hostile settings and objects itself")
 @pytest.mark.parametrize("by", ["database", "environment"])
 async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     """
@@ -202,6 +203,7 @@ def jobs_of(conn: psycopg.Connection, queue: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.direct
+@pytest.mark.usual("it makes the hostile settings and objects itself")
 @pytest.mark.parametrize("which", ["text", "plans"])
 def test_calls_do_the_same_under_every_setting_of_the_caller(database, which):
     """
