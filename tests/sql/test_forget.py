@@ -6,7 +6,16 @@ Each guard of the protocol has a mutant without it, in which a committed job is 
 import psycopg
 import pytest
 
-from tests.support.engine import Reader, connect, depth, enqueue, one, open_group, small_segments
+from tests.support.engine import (
+    Reader,
+    connect,
+    depth,
+    enqueue,
+    one,
+    open_group,
+    small_segments,
+    trim,
+)
 from tests.support.mutant import break_function, violation
 
 FORGET = "select forebay.forget_v1()"
@@ -283,7 +292,7 @@ def pass_segments(database: str, conn: psycopg.Connection, reader: Reader, rows:
             conn.execute("select forebay.extend_v1()")
             finish_all(filler)
             finish_all(reader)
-    while one(conn, "select forebay.retain_v1()") is not None:
+    while one(conn, "select emptied from forebay.retain_v1()") is not None:
         pass
 
 
@@ -306,7 +315,7 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
         late = enqueue(conn, delay="1 hour", priority=77)
         for _ in range(7):
             pass_segments(database, conn, reader)
-            conn.execute("select forebay.trim_v1(20000, true)")
+            trim(conn)
             forget(conn)
         left = conn.execute(
             "select priority, state from forebay.lane where queue = 'default' and sort in ('plain', 'keyed')"

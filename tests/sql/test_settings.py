@@ -164,13 +164,13 @@ CALLS = (
         " where b.options operator(pg_catalog.->>) 'queue' operator(pg_catalog.=) %(queue)s"
     ),
     "select sum(d.ready), sum(d.scheduled) from forebay.depth(%(queue)s) d",
-    "select expired from forebay.sweep_v1('2020-01-02T00:00:00Z') >= 0",
+    "select expired >= 0 from forebay.sweep_v1('2020-01-02T00:00:00Z')",
     "select sum(t.rows) >= 0 from unnest(forebay._trim_parts()) p, forebay.trim_v1(p) t",
     "select forebay.promote_v1(10) >= 0",
     "select forebay.seal_v1() >= 0",
     "select forebay.extend_v1() >= 0",
     "select count(*) from forebay.count_v1()",
-    "select emptied from forebay.retain_v1() is null",
+    "select emptied is null from forebay.retain_v1()",
 )
 
 
