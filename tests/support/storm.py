@@ -277,7 +277,9 @@ def problems(conn: psycopg.Connection, account: Account, effects: Effects) -> di
     witness = [entry for (entry,) in conn.execute("select entry from witness").fetchall()]
     seen = set(witness)
     ledger = Ledger(committed=seen, writing=account.writing)
-    ends = conn.execute("select l.entry from ended e join logged l using (seq) where e.outcome in ('d', 'c', 'x')").fetchall()
+    ends = conn.execute(
+        "select l.entry from ended e join logged l using (seq) where e.outcome in ('d', 'c', 'x')"
+    ).fetchall()
     ledger.record_ended("default", [entry for (entry,) in ends])
     starts = effects.count("start")
     rows = Counter(dict(conn.execute("select entry, count(*) from effect group by 1").fetchall()))
