@@ -48,6 +48,7 @@ def weather(
     every_seconds: float,
     faults: tuple[str, ...] = FAULTS,
     environment: dict[str, str] | None = None,
+    slow_share: float = 0,
 ) -> tuple[Storm, dict[str, object]]:
     """Run a storm, wait for calm, and return what is wrong."""
     with crew(cluster.dsn, effects.path) as workers:
@@ -61,7 +62,7 @@ def weather(
             faults=faults,
         )
         try:
-            with Producers(cluster.dsn, seed) as producers:
+            with Producers(cluster.dsn, seed, slow_share=slow_share) as producers:
                 storm.rage(seconds, every_seconds)
             storm.calm()
             wait_until_calm(cluster, storm, 300)
@@ -104,10 +105,15 @@ def test_nothing_is_lost_or_doubled_in_a_long_storm(cluster, clock, effects, see
 
 def test_the_account_sees_settlements_of_lost_leases(cluster, clock, effects, seed):
     """
-    The control: without the look at the lease a frozen worker settles what others have run meanwhile.
+    The control: with a settlement that asks neither for the lease nor for what is settled, a frozen worker settles what others
+    have run meanwhile, and writes its effects once more.
     """
-    guard = "l.lease_id = p_lease_id and l.closed_at is null for key share"
-    break_function(cluster.direct, "settle_v1", (guard, "l.lease_id = p_lease_id"))
+    break_function(
+        cluster.direct,
+        "settle_v1",
+        ("and l.closed_at is null for key share", "for key share"),
+        ("and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)", "and false"),
+    )
     _, found = weather(
         cluster,
         clock,
@@ -117,5 +123,6 @@ def test_the_account_sees_settlements_of_lost_leases(cluster, clock, effects, se
         every_seconds=2,
         faults=("freeze_worker",),
         environment={"TEST_WITHOUT_OWN_FENCE": "1"},
+        slow_share=0.3,
     )
     assert found.keys() & {"ended twice in default", "effect twice"}, found

@@ -300,7 +300,7 @@ def problems(conn: psycopg.Connection, account: Account, effects: Effects) -> di
         "effect of nothing": sorted(set(rows) - writing),
         "out of order": _out_of_order(conn, account, effects, seen),
         "dead": conn.execute(
-            "select reason, error_class, args from forebay.dead_letter limit 3"
+            "select reason, kind, args from forebay.dead_letter limit 3"
         ).fetchall(),
         "producers failed": account.failures,
     }

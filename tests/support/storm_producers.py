@@ -67,10 +67,13 @@ class Account:
 class Producers:
     """Threads that enqueue until they are stopped; every second one is hostile."""
 
-    def __init__(self, dsn: str, seed: int, count: int = 6, pause_seconds: float = 0.5) -> None:
+    def __init__(
+        self, dsn: str, seed: int, count: int = 6, pause_seconds: float = 0.5, slow_share: float = 0
+    ) -> None:
         self.account = Account()
         self._dsn = dsn
         self._pause_seconds = pause_seconds
+        self._slow_share = slow_share
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(n, random.Random(f"{seed} {n}")), daemon=True)
@@ -89,7 +92,7 @@ class Producers:
         assert not any(thread.is_alive() for thread in self._threads), "a producer hangs"
 
     def _run(self, number: int, rng: random.Random) -> None:
-        producer = _Producer(self._dsn, self.account, number, rng)
+        producer = _Producer(self._dsn, self.account, number, rng, self._slow_share)
         while not self._stop.is_set():
             try:
                 producer.write_once()
@@ -105,11 +108,14 @@ class Producers:
 
 
 class _Producer:
-    def __init__(self, dsn: str, account: Account, number: int, rng: random.Random) -> None:
+    def __init__(
+        self, dsn: str, account: Account, number: int, rng: random.Random, slow_share: float
+    ) -> None:
         self.dsn = dsn
         self.account = account
         self.number = number
         self.rng = rng
+        self.slow_share = slow_share
         self.is_hostile = number % 2 == 1
         self.conn: psycopg.Connection | None = None
         self.prepared: list[tuple[str, set[int]]] = []
@@ -187,7 +193,8 @@ class _Producer:
         kind = rng.choice(_KINDS)
         if kind in _WRITING:
             self.account.writing.add(entry)
-        args: dict[str, object] = {"entry": entry, "seconds": rng.random() ** 6 * 0.5}
+        seconds = 1.0 if rng.random() < self.slow_share else rng.random() ** 6 * 0.5
+        args: dict[str, object] = {"entry": entry, "seconds": seconds}
         if rng.random() < 0.02:
             args["pad"] = "é" * rng.choice([3_000, 100_000])
         # Other priorities in turn: lanes fall idle, and are forgotten.
