@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.engine import Reader, enqueue, one, open_group, shift_clock
+from tests.support.engine import Reader, enqueue, one, open_group, shift_clock, trim
 
 GROUP_KEYS = {
     "claimed_at", "closing_at", "created_at", "group", "held_bytes", "held_segments", "is_implied",
@@ -90,7 +90,7 @@ def test_dead_letters_are_kept_as_long_as_told_and_summarized(forebay, database,
     for wrong in ([], ["--days", "3", "--forever"], ["--inherit"], ["--days", "0"]):
         assert forebay("dead", "keep", *wrong).code == 2
     shift_clock(conn, 31 * 86_400)
-    one(conn, "select forebay.trim_v1(p_pass => true)")
+    trim(conn)
     reports, mail = forebay("dead", "summary", "--json").json
     assert (reports["queue"], reports["kept"], reports["deleted"], reports["keep_days"]) == (
         "reports",

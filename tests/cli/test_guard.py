@@ -16,7 +16,7 @@ import pytest
 from forebay.guard import operations as calls
 from forebay.guard import run as guarding
 from forebay.guard.rules import Rule
-from tests.support.engine import Reader, connect, enqueue, one, small_segments, sqlstate
+from tests.support.engine import Reader, connect, enqueue, one, small_segments, sqlstate, trim
 from tests.support.mutant import violation
 from tests.support.standby import primary_and_standby, wait_until_replayed
 from tests.support.waiting import wait_for
@@ -366,9 +366,9 @@ def test_segments_that_are_kept_are_named_with_the_time_they_can_leave(
 
             enqueue(conn)
             reader.finish(reader.claim_ready(1))
-            assert one(conn, "select forebay.retain_v1()") is None
+            assert one(conn, "select emptied from forebay.retain_v1()") is None
             guard(*AT_ONCE, "--act", "terminate")
-        assert one(conn, "select forebay.retain_v1()") == 0
+        assert one(conn, "select emptied from forebay.retain_v1()") == 0
 
 
 # --- what is done ---
@@ -625,7 +625,7 @@ def test_old_records_are_deleted(conn):
             "update forebay.guard_event set at = now() - make_interval(days => %s) where name = %s",
             [days, str(days)],
         )
-    conn.execute("select forebay.trim_v1(p_pass => true)")
+    trim(conn)
     assert events(conn, "name") == [("59",), ("10",)]
 
 

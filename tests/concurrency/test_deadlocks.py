@@ -323,6 +323,9 @@ def _each_ended_once(conn: psycopg.Connection) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usual(
+    "without a lock_timeout that ends both transactions before the deadlock is found"
+)
 async def test_a_handler_that_is_a_deadlocks_victim_runs_again(app, conn):
     """
     Two transactions of handlers update the same two rows crosswise: one is rolled back and tried again, and what both

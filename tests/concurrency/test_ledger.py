@@ -73,7 +73,7 @@ def test_a_row_that_is_missing_is_a_lost_job(run, conn):
     """
     A handler that ended, and whose transaction wrote nothing.
     """
-    conn.execute("delete from effect")
+    conn.execute("truncate effect")
     assert run() == {"lost by default": [1]}
 
 

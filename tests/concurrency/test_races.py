@@ -494,7 +494,7 @@ def test_sweep_and_cancel(stage):
         return one(conn, "select forebay.cancel(%s)", context.job)
 
     def sweep(conn, context):
-        return one(conn, "select forebay.sweep_v1()")
+        return one(conn, "select expired from forebay.sweep_v1()")
 
     def check(context, outcome):
         assert stage.remaining(context) == []
@@ -639,7 +639,7 @@ def test_retain_and_open_batch(stage):
     def maintenance(conn, context):
         conn.execute("set lock_timeout = '1s'")
         one(conn, "select forebay.seal_v1()")
-        return sqlstate(conn, "select forebay.retain_v1()")
+        return sqlstate(conn, "select emptied from forebay.retain_v1()")
 
     def check(context, outcome):
         assert outcome.returned["worker.settle"] == "settled"
@@ -648,7 +648,7 @@ def test_retain_and_open_batch(stage):
         context.other.finish(batch)
         for _ in range(30):
             one(stage.conn, "select forebay.seal_v1()")
-            if one(stage.conn, "select forebay.retain_v1()") is None:
+            if one(stage.conn, "select emptied from forebay.retain_v1()") is None:
                 break
 
     stage.race(
@@ -696,7 +696,7 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         one(conn, "select forebay.seal_v1()")
         context.other.claim_all()
         conn.execute("set lock_timeout = '10s'")
-        return sqlstate(conn, "select forebay.retain_v1()")
+        return sqlstate(conn, "select emptied from forebay.retain_v1()")
 
     def check(context, outcome):
         assert outcome.returned["maintenance.retain"] in (None, "55P03")

@@ -41,7 +41,7 @@ def test_nothing_is_lost_or_doubled_under_stress(database, seed, stress_seconds)
             " where hi - lo < 1000"
         )
         assert one(conn, sealed) > 6
-        while one(conn, "select forebay.retain_v1()") is not None:
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
             pass
         removed = (
             "select count(*) from forebay.segment where removed_at is not null and hi - lo < 1000"

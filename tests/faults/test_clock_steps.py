@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import forebay
-from tests.support.engine import Reader, connect, enqueue, one, state
+from tests.support.engine import Reader, connect, enqueue, one, state, trim
 from tests.support.fix_db import make_migrated
 from tests.support.fix_worker import running
 from tests.support.stepping_server import SteppingServer, stepping_server
@@ -149,4 +149,4 @@ async def test_nothing_waits_for_a_time_from_before_the_clock_was_set_back(stepp
             await wait_for_async(lambda: due in ran, 10)
             assert state(conn, later) == "scheduled"
             await wait_for_async(lambda: one(conn, "select forebay._is_awaited('default')"))
-            one(conn, "select forebay.trim_v1()")
+            trim(conn)

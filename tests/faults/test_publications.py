@@ -7,19 +7,36 @@ from forebay import RetryPolicy
 from forebay.config import Settings, WorkerSettings
 from forebay.embedded import temporary_server
 from tests.support.engine import connect, one, shift_clock, small_segments
-from tests.support.fix_db import fast_folder, make_migrated
+from tests.support.fix_db import fast_folder
 from tests.support.fix_worker import run_until_idle, running
+from tests.support.least_privilege import as_login, make_least
 from tests.support.subscriber import SETTINGS, subscriber
 from tests.support.waiting import wait_for_async
 from tests.support.worker_process import FAST
 
 pytestmark = pytest.mark.anyio
 
+#: The kinds of rows that are trimmed.
+PARTS = (
+    "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "counts", "heartbeats", "leases", "failures",
+    "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
+    "mirror_audits", "unique_keys",
+)  # fmt: skip
+
 #: What maintenance does.
 DUTIES = (
-    "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", "trim_v1(p_pass => true)",
-    "summarize_v1()", "count_v1()",
+    "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", *(f"trim_v1('{part}')" for part in PARTS),
+    "summarize_v1()", "count_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
 )  # fmt: skip
+
+
+def repeat(conn, duty: str) -> None:
+    """Run a duty until nothing is left to do."""
+    for _ in range(1000):
+        row = conn.execute(f"select forebay.{duty}").fetchone()
+        if row is None or not row[0]:
+            return
+    pytest.fail(f"{duty} does not end")
 
 
 def without_identity(conn) -> list[str]:
@@ -52,17 +69,22 @@ def test_every_table_has_a_replica_identity(conn):
 @pytest.mark.slow
 async def test_maintenance_and_a_subscriber_keep_up_with_each_other(pg_bin):
     """
-    Jobs of every fate are worked while all tables are published; then a month of maintenance. No duty fails, and the copy
-    has the same rows, except those that retention truncated in the log.
+    Jobs of every fate are worked while all tables are published; then months of maintenance, by roles with no more rights than they
+    need. Dead letters are trimmed, segments are dropped, lanes are forgotten and a group is closed. No duty fails, and the
+    copy has the same rows, except those that retention truncated in the log.
     """
     with (
         temporary_server(
             pg_bin, parent=fast_folder(), extra_settings=SETTINGS | {"fsync": "off"}
         ) as server,
-        connect(dsn := server.dsn(make_migrated(server, "source"))) as conn,
+        connect(dsn := make_least(server, "source")) as conn,
+        connect(as_login(dsn, "least_worker")) as maintainer,
+        connect(as_login(dsn, "least_operator")) as operator,
         subscriber(server, dsn) as copy,
     ):
-        app = forebay.App(dsn, settings=Settings(worker=WorkerSettings(**FAST)))
+        app = forebay.App(
+            as_login(dsn, "least_worker"), settings=Settings(worker=WorkerSettings(**FAST))
+        )
 
         @app.job(keep_result=True, retry=RetryPolicy(max_attempts=2, base_seconds=0.01))
         async def work(n: int) -> int:
@@ -76,16 +98,24 @@ async def test_maintenance_and_a_subscriber_keep_up_with_each_other(pg_bin):
                 work.using(delay=0.05).enqueue(conn, n)
                 work.enqueue(conn, n)
                 work.using(unique=forebay.Coalesce(f"key {n % 3}")).enqueue(conn, n)
-            one(conn, "select forebay.cancel(%s)", work.using(delay=60).enqueue(conn, 1))
+            one(operator, "select forebay.cancel(%s)", work.using(delay=60).enqueue(conn, 1))
             await wait_for_async(lambda: worker.stats.done >= 72)
         await run_until_idle(app)
         copy.wait()
         assert copy.errors() == 0
         assert copy.differing() == []
-        for days in (1, 40, 80):
+        assert one(conn, "select count(*) from forebay.dead_letter") > 0
+        segments = one(conn, "select count(*) from forebay.segment")
+        one(operator, "select forebay.keep_dead(days => 30)")
+        for days in (1, 40, 80, 120):
             shift_clock(conn, days * 86_400)
             for duty in DUTIES:
-                conn.execute(f"select forebay.{duty}")
+                repeat(maintainer, duty)
+            if days == 80:
+                operator.execute("select forebay.close_group('default', 'default', true)")
+        assert one(conn, "select count(*) from forebay.dead_letter") == 0
+        assert one(conn, "select count(*) from forebay.segment") < segments
+        assert one(conn, "select count(*) from forebay.closed_group where lanes is null") == 1
         copy.wait()
         assert copy.errors() == 0
         assert set(copy.differing()) <= {"forebay.log"}

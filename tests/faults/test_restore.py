@@ -172,7 +172,7 @@ def adopted_once(dsn: str, *, resume: bool) -> None:
         assert set(states(conn, late).values()) == {"done"}
         assert not any(sum(n) for n in depth(conn, QUEUE).values())
         shift_clock(conn, 200 * 365 * 86400)
-        one(conn, "select forebay.sweep_v1()")
+        one(conn, "select expired from forebay.sweep_v1()")
         assert one(conn, "select count(*) from forebay.dead_letter") == letters
         for call in ("seal", "promote", "retain", "trim"):
             one(conn, f"select forebay.{call}_v1()")

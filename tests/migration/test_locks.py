@@ -194,7 +194,7 @@ def maintenance_meanwhile(dsn: str, release) -> None:
             for _ in stepping.run_step(migrator, step, 1.0, 5.0):
                 pass
             assert one(conn, "select forebay.extend_v1()") == 0
-            assert one(conn, "select forebay.retain_v1()") is None
+            assert one(conn, "select emptied from forebay.retain_v1()") is None
         assert one(conn, "select forebay.extend_v1()") > 0
         missing = conn.execute(
             "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"

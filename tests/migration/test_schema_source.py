@@ -128,3 +128,12 @@ def test_a_fragment_stands_where_it_is_included(schema: Path):
     file.write_text("-- include: missing\n")
     with pytest.raises(ValueError, match=r"missing\.sql"):
         build(schema)
+
+
+def test_no_function_needs_the_right_to_make_temporary_tables():
+    """
+    Where TEMP is revoked, an adoption in a restored database would fail.
+    """
+    texts = [file.read_text() for file in (SCHEMA / "functions").rglob("*.sql")]
+    assert texts
+    assert not [text for text in texts if re.search(r"create (?:temp|temporary)\b", text)]

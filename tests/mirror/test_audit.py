@@ -15,7 +15,7 @@ from forebay.cli._main import run
 from forebay.errors import ConfigError, TargetUnavailable
 from forebay.mirror import Document, Gone, PostgresTarget, QuerySource, SQLiteTarget, checksum_of
 from forebay.testing import LyingTarget
-from tests.support.engine import one
+from tests.support.engine import one, trim
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.source import Items
 from tests.support.waiting import wait_for_async
@@ -310,7 +310,7 @@ def test_what_audits_found_is_kept(app, conn):
         "update forebay.mirror_audit set ended_at = ended_at - interval '366 days' where audit_id = %s",
         [first.audit_id],
     )
-    conn.execute("select forebay.trim_v1(1000, true)")
+    trim(conn)
     assert [a.audit_id for a in mirror.audits()] == [second.audit_id]
     mirror.close()
 

@@ -15,7 +15,7 @@ from forebay.cli._main import run
 from forebay.mirror import Document, Thresholds
 from forebay.mirror._breaker import Breaker
 from forebay.testing import LyingTarget
-from tests.support.engine import Reader, one, shift_clock, sqlstate
+from tests.support.engine import Reader, one, shift_clock, sqlstate, trim
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for, wait_for_async
@@ -232,7 +232,7 @@ async def test_counts_are_folded_and_their_sum_stays(conn, mirror):
                   "mirror_breaker (mirror, at, who, place) select 'pages', now() - i, 'w', 'pass'"):  # fmt: skip
         conn.execute(f"insert into forebay.{table} from unnest('{{1 h, 3 days}}'::interval[]) i")
     for _ in range(3):
-        conn.execute("select forebay.trim_v1(1000, true)")
+        trim(conn)
         assert kept(conn, "tag") == {("a",): 31, (None,): 31}
     levels = "select level, count(*)::int from forebay.mirror_count group by level order by level"
     rows = dict(conn.execute(levels).fetchall())
@@ -245,7 +245,7 @@ async def test_counts_are_folded_and_their_sum_stays(conn, mirror):
     assert count.total == 31
     shift_clock(conn, 100 * 86_400)
     for _ in range(4):
-        conn.execute("select forebay.trim_v1(1000, true)")
+        trim(conn)
     assert kept(conn, "tag") == {("a",): 31, (None,): 31}
     assert one(conn, "select count(*) from forebay.mirror_count") == 2
 
@@ -493,7 +493,7 @@ async def test_a_job_that_cannot_succeed_is_an_alert_before_it_expires_and_after
     assert (alert.code, "3 is refused" in alert.problem) == ("A3", True)
     shift_clock(conn, 31 * 86_400)
     conn.execute("select forebay.promote_v1(100)")
-    conn.execute("select forebay.sweep_v1()")
+    conn.execute("select expired from forebay.sweep_v1()")
     count_completed(conn)
     (alert,) = mirror.status().alerts
     assert alert.code == "A3"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock, sqlstate
+from tests.support.engine import Reader, connect, enqueue, one, shift_clock, sqlstate, trim
 
 DAY = 86_400
 
@@ -28,8 +28,9 @@ def die(database, conn, queue, jobs=1, error="ValueError"):
             assert reader.settle(batch.claim_no, ended=ended) == "settled"
 
 
-def trim(conn, most=20_000):
-    return one(conn, "select forebay.trim_v1(%s, p_pass => true)", most)
+def step(conn, most):
+    """Make one step of trimming dead letters."""
+    conn.execute("select forebay.trim_v1('dead_letters', null, %s)", [most])
 
 
 def kept(conn):
@@ -86,11 +87,11 @@ def test_dead_letters_are_deleted_in_bounded_steps(database, conn):
     die(database, conn, "mail", 25)
     one(conn, "select forebay.keep_dead(days => 1)")
     shift_clock(conn, 2 * DAY)
-    trim(conn, 10)
+    step(conn, 10)
     assert kept(conn) == {"mail": 15}
-    one(conn, "select forebay.trim_v1(10)")  # No pass was recorded as complete.
+    step(conn, 10)
     assert kept(conn) == {"mail": 5}
-    trim(conn, 10)
+    step(conn, 10)
     assert kept(conn) == {}
     assert summary(conn) == [("mail", "ValueError", 0, 0, 25, 1)]
 

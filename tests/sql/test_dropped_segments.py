@@ -13,6 +13,7 @@ from tests.support.engine import (
     small_segments,
     sqlstate,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
 
@@ -46,7 +47,7 @@ def finish_all(conn, readers):
 
 
 def empty(conn):
-    while one(conn, "select forebay.retain_v1()") is not None:
+    while one(conn, "select emptied from forebay.retain_v1()") is not None:
         pass
 
 
@@ -165,7 +166,7 @@ def test_a_long_life_leaves_few_tables(database, conn):
         later = enqueue(conn)
         for reader in (one_reader, other):
             assert [job for b in reader.claim_all() for job in b.job_ids][-1] == later
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
 
 
 def drop_beside_an_open_transaction(database):

@@ -378,7 +378,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self):
-        one(self.conn, "select forebay.sweep_v1()")
+        one(self.conn, "select expired from forebay.sweep_v1()")
         now = self.clock()
         for job in self.jobs.values():
             for group in GROUPS:

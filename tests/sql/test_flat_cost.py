@@ -9,7 +9,16 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, lane_of, one, shift_clock, small_segments
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    lane_of,
+    one,
+    shift_clock,
+    small_segments,
+    trim,
+)
 
 _WAITING = 100_000
 
@@ -286,7 +295,7 @@ def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
                 meter._once()
                 for _ in meter._once():
                     pass
-            one(conn, "select forebay.trim_v1(p_pass => true)")
+            trim(conn)
             one(conn, "select forebay.seal_v1()")
             compare(small, meter.measure())
         meter.close()
@@ -412,7 +421,7 @@ def test_trimming_does_not_read_the_history_that_stays(database):
         enqueue(conn)
         load(conn, 12_000)
         churn(database, batches=10)
-        trim = "select forebay.trim_v1()"
+        trim = "select forebay.trim_v1('batches')"
         pages(conn, trim)
         few = pages(conn, trim)
         with Reader(database) as reader:
@@ -480,9 +489,9 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
     Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts behind
     them, and still finds what a late commit left before its mark when it makes a pass.
     """
-    trim = "select forebay.trim_v1(p_pass => false)"
+    step = "select forebay.trim_v1('deferred', null, 20000)"
     with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         enqueue(late, delay="1 millisecond")
         touched = []
         due = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s::int]), delay => '1 ms')"
@@ -491,7 +500,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
             promoted = 0
             while promoted < rows:
                 promoted += one(conn, "select forebay.promote_v1(5000)")
-            touched.append(pages(conn, trim))
+            touched.append(pages(conn, step))
         few, many, again = touched
         # It removes as many rows as the first one, and would read twenty thousand more.
         assert again <= few * 2 + 100 < many, touched
@@ -499,7 +508,7 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
         while not one(conn, "select forebay.promote_v1(5000)"):
             pass
         left = "select count(*) from forebay.deferred"
-        one(conn, trim)
+        one(conn, step)
         assert one(conn, left) == 1
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         assert one(conn, left) == 0

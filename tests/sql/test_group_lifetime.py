@@ -65,7 +65,7 @@ def named_group_gets_what_waited(database, conn, before):
 
 @pytest.mark.parametrize(
     "before",
-    ["select forebay.sweep_v1()", "select forebay.pause_queue('default')"],
+    ["select expired from forebay.sweep_v1()", "select forebay.pause_queue('default')"],
     ids=["sweep", "pause"],
 )
 def test_the_first_named_group_gets_what_waited_before_any_worker(database, conn, before):
@@ -81,7 +81,7 @@ def test_a_named_group_beside_an_implied_one_would_miss_jobs(database, conn):
         database, "open_group", ("where g.queue = open_group.queue and g.is_implied", "where false")
     )
     with violation():
-        named_group_gets_what_waited(database, conn, "select forebay.sweep_v1()")
+        named_group_gets_what_waited(database, conn, "select expired from forebay.sweep_v1()")
 
 
 def test_a_group_that_takes_over_keeps_expiries_and_the_pause(database, conn):
@@ -91,7 +91,7 @@ def test_a_group_that_takes_over_keeps_expiries_and_the_pause(database, conn):
     ]
     waiting = enqueue(conn)
     shift_clock(conn, 60)
-    assert one(conn, "select forebay.sweep_v1()") > 0
+    assert one(conn, "select expired from forebay.sweep_v1()") > 0
     one(conn, "select forebay.pause_queue('default')")
     with Reader(database, group="indexer") as reader:
         assert claim_all(reader) == []
@@ -104,7 +104,7 @@ def test_a_group_that_takes_over_keeps_expiries_and_the_pause(database, conn):
 
 def test_a_worker_of_the_default_group_makes_the_implied_group_real(database, conn):
     job = enqueue(conn)
-    one(conn, "select forebay.sweep_v1()")
+    one(conn, "select expired from forebay.sweep_v1()")
     with Reader(database) as reader, Reader(database, group="later") as later:
         assert claim_all(reader) == [job]
         assert claim_all(later) == []
@@ -114,7 +114,7 @@ def test_a_worker_of_the_default_group_makes_the_implied_group_real(database, co
 
 def test_an_explicit_start_now_holds_for_the_first_group_too(database, conn):
     enqueue(conn)
-    one(conn, "select forebay.sweep_v1()")
+    one(conn, "select expired from forebay.sweep_v1()")
     open_group(conn, "default", "indexer", "now")
     later = enqueue(conn)
     with Reader(database, group="indexer") as reader:
@@ -127,7 +127,9 @@ def test_two_sessions_that_open_the_first_group_at_once_leave_no_implied_group(d
     enqueue(conn)
     with psycopg.connect(database) as worker, connect(database) as sweeper:
         open_group(worker, "default", "indexer")
-        thread = threading.Thread(target=lambda: one(sweeper, "select forebay.sweep_v1()"))
+        thread = threading.Thread(
+            target=lambda: one(sweeper, "select expired from forebay.sweep_v1()")
+        )
         thread.start()
         wait_for(
             lambda: one(
@@ -289,7 +291,7 @@ def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
             for batch in reader.claim_all():
                 reader.finish(batch)
         reader.claim()
-        assert one(conn, "select forebay.retain_v1()") is None
+        assert one(conn, "select emptied from forebay.retain_v1()") is None
         listed = dict(
             conn.execute(
                 "select group_name, (unread, held_segments)::text from forebay.groups()"
@@ -302,7 +304,7 @@ def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
         assert (cancelled, running, segments) == (400, 0, held)
         assert size > 0
         finish_closing(conn)
-        assert one(conn, "select forebay.retain_v1()") is not None
+        assert one(conn, "select emptied from forebay.retain_v1()") is not None
         assert groups(conn) == ["default"]
 
 

@@ -21,6 +21,7 @@ from tests.support.engine import (
     sqlstate,
     state,
     states,
+    trim,
 )
 from tests.support.mutant import (
     break_function,
@@ -660,5 +661,5 @@ def test_counters_agree(database):
         shift_clock(conn, 7200)
         one(conn, "select forebay.promote_v1()")
         assert agree() == {"one": (5, 10, 0), "two": (20, 0, 0)}
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         assert agree() == {"one": (5, 10, 0), "two": (20, 0, 0)}

@@ -5,9 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from forebay.upgrade._blockers import moment, session_running_since
+from forebay.upgrade.migrate import upgrade
+from tests.migration.conftest import release
 from tests.support.engine import Reader, connect, enqueue, lane_of, one
 from tests.support.least_privilege import as_login, least_database
 from tests.support.waiting import wait_for
+
+__all__ = ["release"]
 
 
 @pytest.fixture
@@ -92,3 +96,21 @@ def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin)
         admin.execute("select pg_advisory_unlock(1)")
         waiting.result()
         assert session_running_since(owner, since) is None
+
+
+def test_the_owner_upgrades_its_schema_while_workers_are_connected(least, admin, release):
+    """
+    A migration takes the locks of maintenance and of tables, alters what belongs to the owner, and grants to the four roles, all
+    with no right but the ownership. A worker's next calls use the new schema, and its session need not end.
+    """
+    with connect(as_login(least, "least_worker")) as worker:
+        enqueue(worker)
+        with Reader(least, conn=worker) as reader:
+            call = "create function forebay.two() returns integer language sql return 2;"
+            steps = release(
+                ("one", "-- locks: lane\nalter table forebay.lane add column one integer;"),
+                ("two", f"{call}\ngrant execute on function forebay.two() to forebay_worker;"),
+            )
+            assert upgrade(as_login(least, "least_owner")).applied == list(steps)
+            assert len(reader.claim(1, lane_of("default", admin)).jobs) == 1
+            assert one(worker, "select forebay.two()") == 2

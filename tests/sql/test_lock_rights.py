@@ -14,7 +14,8 @@ from forebay.upgrade.migrate import migrate, upgrade
 from tests.migration.conftest import release
 from tests.sql.test_roles import acting_as
 from tests.sql.test_unique import ask
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments
+from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments, trim
+from tests.support.least_privilege import as_login
 
 __all__ = ["release"]
 
@@ -111,11 +112,11 @@ def test_an_advisory_lock_of_a_stranger_stops_no_maintenance(database, conn):
             one(conn, "select forebay.summarize_v1()")
             assert sampled(conn)
             shift_clock(conn, 40 * 86400)
-            assert one(conn, "select forebay.sweep_v1()") > 0
-            assert one(conn, "select forebay.trim_v1(20000, true)") > 0
+            assert one(conn, "select expired from forebay.sweep_v1()") > 0
+            assert trim(conn) > 0
             for batch in reader.claim_all():
                 reader.finish(batch)
-            assert one(conn, "select forebay.retain_v1()") is not None
+            assert one(conn, "select emptied from forebay.retain_v1()") is not None
 
 
 def sampled(conn: psycopg.Connection) -> bool:
@@ -132,17 +133,19 @@ def test_an_advisory_lock_of_a_stranger_stops_no_unique_join(database, conn):
             assert reader.claim(10).job_ids == [made.job_id]
 
 
-def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, release, monkeypatch):
+def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, release, monkeypatch):
     """Neither alone nor in a transaction of the caller."""
+    owner = one(conn, "select nspowner::regrole::text from pg_namespace where nspname = 'forebay'")
+    as_owner = as_login(database, owner)
     monkeypatch.setattr(stepping, "MIGRATOR_WAIT_SECONDS", 2)
     first, second = release(
         ("one", "-- locks: lane\nalter table forebay.lane add column one integer;"),
         ("two", "alter table forebay.lane add column two integer;"),
     )
     with every_advisory_lock(database):
-        assert upgrade(database).applied == [first, second]
+        assert upgrade(as_owner).applied == [first, second]
         *_, third = release(("three", "alter table forebay.lane add column three integer;"))
-        with psycopg.connect(database) as caller:
+        with psycopg.connect(as_owner) as caller:
             caller.execute("set lock_timeout = '2s'")
             assert migrate(caller) == [third]
 

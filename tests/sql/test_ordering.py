@@ -19,6 +19,7 @@ from tests.support.engine import (
     shift_clock,
     small_segments,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
@@ -724,9 +725,9 @@ def emptied(conn, reader: Reader) -> int:
     one(conn, "select forebay.seal_v1()")
     drained(reader)
     count = 0
-    while one(conn, "select forebay.retain_v1()") is not None:
+    while one(conn, "select emptied from forebay.retain_v1()") is not None:
         count += 1
-    one(conn, "select forebay.trim_v1(p_pass => true)")
+    trim(conn)
     return count
 
 
@@ -763,7 +764,7 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
         done = [batch.job_ids.index(job) + 1 for job in parked]
         assert first.settle(batch.claim_no, done, flush_no=2) == "settled"
         first.open_claims.discard(batch.claim_no)
-        one(conn, "select forebay.retain_v1()")
+        one(conn, "select emptied from forebay.retain_v1()")
         assert one(conn, oldest) == "jobs of it wait for their ordering key"
         assert drained(second) == [behind]
         shift_clock(conn, 1000000)
@@ -821,7 +822,7 @@ def claimed_while_retention_looks(database: str) -> None:
         assert len(ids(take(second))) == 1
         first.finish(batch)
         brake.execute("select pg_advisory_xact_lock(4711)")
-        emptying = threads.submit(one, maintenance, "select forebay.retain_v1()")
+        emptying = threads.submit(one, maintenance, "select emptied from forebay.retain_v1()")
         blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
         wait_for(lambda: one(conn, blocked, maintenance.info.backend_pid), 10)
         (batch,) = take(second)
@@ -904,7 +905,7 @@ def test_a_cancellation_is_remembered_while_its_job_waits_for_its_key(database, 
         assert first.settle(batch.claim_no, [], ended=going) == "settled"
         for job in (requeued, parked):
             one(conn, "select forebay.cancel(%s)", job)
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         wait_over(conn)
         assert drained(second) == [head]
         assert [state(conn, job) for job in (requeued, parked)] == ["cancelled", "cancelled"]

@@ -212,7 +212,7 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
         attacker.execute("select forebay.cancel(1::pg_catalog.int8)")
         group_id = one(attacker, "select forebay.open_group('default')")
         lease_id = one(attacker, "select forebay.open_lease_v1('w')")
-        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1()",
+        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1('deferred')",
                      "retain_v1()", "job(1)", "heartbeat_v1('{1}')"):  # fmt: skip
             attacker.execute(f"select forebay.{call}")
         lane = one(conn, "select forebay._lane_id('default', 100, 0)")
@@ -272,7 +272,9 @@ def test_a_worker_role_runs_the_whole_protocol(database, conn):
         assert reader.settle(batch.claim_no, ended=retry) == "settled"
         worker.execute("select forebay.heartbeat_v1(array[%s::bigint], array[%s::bigint])",
                        [reader.lease_id, job])  # fmt: skip
-        for call in ("extend", "seal", "promote", "sweep", "trim", "retain", "revoke_lost"):
+        for part in one(conn, "select forebay._trim_parts()"):
+            one(worker, "select rows from forebay.trim_v1(%s)", part)
+        for call in ("extend", "seal", "promote", "sweep", "retain", "summarize", "revoke_lost"):
             worker.execute(f"select forebay.{call}_v1()")
         assert one(worker, "select forebay.close_lease_v1(%s)", reader.lease_id) == 0
         with pytest.raises(psycopg.Error):

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.direct
+@pytest.mark.usual("it makes the hostile settings and objects itself")
 @pytest.mark.parametrize("by", ["database", "environment"])
 async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     """
@@ -163,13 +164,13 @@ CALLS = (
         " where b.options operator(pg_catalog.->>) 'queue' operator(pg_catalog.=) %(queue)s"
     ),
     "select sum(d.ready), sum(d.scheduled) from forebay.depth(%(queue)s) d",
-    "select forebay.sweep_v1('2020-01-02T00:00:00Z') >= 0",
-    "select forebay.trim_v1(p_pass => true) >= 0",
+    "select expired from forebay.sweep_v1('2020-01-02T00:00:00Z') >= 0",
+    "select sum(t.rows) >= 0 from unnest(forebay._trim_parts()) p, forebay.trim_v1(p) t",
     "select forebay.promote_v1(10) >= 0",
     "select forebay.seal_v1() >= 0",
     "select forebay.extend_v1() >= 0",
     "select count(*) from forebay.count_v1()",
-    "select forebay.retain_v1() is null",
+    "select emptied from forebay.retain_v1() is null",
 )
 
 
@@ -202,6 +203,7 @@ def jobs_of(conn: psycopg.Connection, queue: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.direct
+@pytest.mark.usual("it makes the hostile settings and objects itself")
 @pytest.mark.parametrize("which", ["text", "plans"])
 def test_calls_do_the_same_under_every_setting_of_the_caller(database, which):
     """

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock
+from tests.support.engine import Reader, connect, enqueue, one, shift_clock, trim
 
 ERROR = {"type": "T", "message": "no", "traceback": "", "max_attempts": 20}
 
@@ -217,7 +217,7 @@ def test_a_heartbeat_without_running_jobs_is_as_small_as_before(database):
         bounded = [(count, size < 9000) for count, size in sizes[2:]]
         assert bounded == [(100, True), (1000, True)]
         conn.execute("update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '1 hour'")
-        one(conn, "select forebay.trim_v1(p_pass => true)")
+        trim(conn)
         assert one(conn, "select array_agg(cardinality(running_jobs)) from forebay.heartbeat") == [
             1000
         ]

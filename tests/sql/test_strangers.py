@@ -234,7 +234,8 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
             with Watch(database, conn, reader.conn) as watch:
                 thread = threading.Thread(
                     target=lambda: [
-                        sqlstate(maintenance, "select forebay.retain_v1()") for _ in range(3)
+                        sqlstate(maintenance, "select emptied from forebay.retain_v1()")
+                        for _ in range(3)
                     ]
                 )
                 thread.start()
@@ -253,7 +254,7 @@ def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(da
                 )
                 == 0
             )
-        wait_for(lambda: one(conn, "select forebay.retain_v1()") is not None)
+        wait_for(lambda: one(conn, "select emptied from forebay.retain_v1()") is not None)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tests.support.engine import (
     shift_clock,
     sqlstate,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
@@ -541,13 +542,11 @@ def test_maintenance_forgets_keys_whose_jobs_have_ended_and_no_others(conn, read
         reader.finish(reader.claim())
     ask(conn, {"once": "held"})
     ask(conn, {"throttle": "slow", "period": 10 * 86_400})
-    one(conn, "select forebay.trim_v1(20000, true)")
+    trim(conn)
     assert len(generations(conn)) == 5
     shift_clock(conn, 2 * 86_400)
     kept = [("held", 1), ("slow", 1)]
-    wait_for(
-        lambda: one(conn, "select forebay.trim_v1(20000, true)") == 0 and generations(conn) == kept
-    )
+    wait_for(lambda: trim(conn) == 0 and generations(conn) == kept)
     assert not ask(conn, {"once": "held"}).is_new
     assert ask(conn, {"once": "ended"}).is_new
 
@@ -560,7 +559,7 @@ def numbering_does_not_begin_anew(database: str) -> None:
         shift_clock(conn, 2 * 86_400)
         assert ask(first, MODES["once"]).is_new
         for _ in range(40):  # each looks at the row with a chance of one half
-            one(conn, "select forebay.trim_v1(20000, true)")
+            trim(conn)
         busy = json.dumps(MODES["once"] | {"on_busy": "raise"})
         query = "select forebay.enqueue('work', unique_as => %s::jsonb)"
         assert sqlstate(conn, query, busy) == "JQ004"

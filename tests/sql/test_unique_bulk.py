@@ -20,6 +20,7 @@ from tests.support.engine import (
     shift_clock,
     sqlstate,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
@@ -317,7 +318,7 @@ def numbering_goes_on_in_bulk(database: str) -> None:
         shift_clock(conn, 2 * 86_400)
         enqueue_many(first, [job(key) for key in keys])
         for _ in range(40):  # each looks at the rows with a chance of one half
-            one(conn, "select forebay.trim_v1(20000, true)")
+            trim(conn)
         query = "select forebay.enqueue_many(%s::jsonb)"
         for key in keys:
             busy = json.dumps([job(key | {"on_busy": "raise"})])

@@ -92,6 +92,22 @@ def small_segments(conn: psycopg.Connection[Any], rows: int = 300, reserve: int 
     one(conn, "select forebay.extend_v1()")
 
 
+def trim(conn: psycopg.Connection[Any], part: str | None = None, most: int = 5000) -> int:
+    """Make a pass of one part of trimming, or of all; return the number of rows deleted."""
+    parts = one(conn, "select forebay._trim_parts()") if part is None else [part]
+    total = 0
+    for name in parts:
+        after = None
+        while True:
+            rows, after = conn.execute(
+                "select rows, next from forebay.trim_v1(%s, %s, %s)", [name, after, most]
+            ).fetchone()
+            total += rows
+            if after is None:
+                break
+    return total
+
+
 def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     """Replace the schema's clock in this database by one that is so far ahead."""
     conn.execute(

@@ -211,11 +211,14 @@ class Session:
         yield Call("count_v1", "select * from forebay.count_v1()", [], lanes)
         yield Call(
             "sweep_v1",
-            "select forebay.sweep_v1(now() - interval '1 minute', 10)",
+            "select forebay.sweep_v1(now() - interval '1 minute', null, 10)",
             [],
             {**lanes, "job": 10 * min(len(self.groups) + 6, 50)},
         )
-        yield Call("trim_v1", "select forebay.trim_v1(p_pass => false)")
+        for part in one(self.conn, "select forebay._trim_parts()"):
+            step = f"select forebay.trim_v1('{part}', null, 100)"
+            yield Call("trim_v1", step, [], {"job": 100})
+        yield Call("record_duty_v1", "select forebay.record_duty_v1('trim batches', 60, 'x')")
         yield Call("job", "select * from forebay.job(%s)", [self.job])
         yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
         yield Call("result", "select * from forebay.result(%s)", [self.job])

@@ -24,6 +24,7 @@ def test_a_worker_says_it_once_and_again_when_it_was_better_meanwhile(caplog):
     The log names queue, group and number, not at every count.
     """
     answers = [[("mail", "default", 1_200_000)], [("mail", "default", 1_300_000)], []] * 2
+    duty = None
 
     class Session:
         async def run(self, operation):
@@ -32,7 +33,7 @@ def test_a_worker_says_it_once_and_again_when_it_was_better_meanwhile(caplog):
     maintenance = Maintenance(Session())
     with caplog.at_level(logging.WARNING):
         for _ in range(6):
-            asyncio.run(maintenance._count())
+            asyncio.run(maintenance._count(duty))
     assert [record.message for record in caplog.records] == [
         "queue mail: 1,200,000 jobs wait for group default"
     ] * 2

@@ -299,3 +299,21 @@ def test_a_bad_holder_or_time_is_refused(conn):
 
 def _at(seconds: float):
     return datetime.fromtimestamp(seconds, UTC)
+
+
+async def test_an_idle_worker_draws_no_transaction_ids(app, conn, database):
+    """
+    A hundred polls, with their wake-ups and the renewals of leadership, are some transactions: heartbeats and the first calls.
+    """
+
+    @app.job
+    async def work() -> None: ...
+
+    with Proxy(database) as proxy:
+        async with running(app, dsn=proxy.dsn, heartbeat_seconds=5.0):
+            await wait_for_async(lambda: looks(proxy, "promote_v1") > 5)
+            polls = looks(proxy, "ready_v1")
+            first = one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+            await wait_for_async(lambda: looks(proxy, "ready_v1") > polls + 100)
+            last = one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    assert last - first < 20

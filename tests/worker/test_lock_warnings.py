@@ -10,11 +10,13 @@ from forebay.worker import _lock_warnings, _worker
 from forebay.worker._maintenance import Maintenance
 from tests.support.engine import connect, enqueue, one, open_group
 from tests.support.fix_worker import running
+from tests.support.least_privilege import as_login
 from tests.support.waiting import wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct]
 
 
+@pytest.mark.usual("the worker's role sees what the sessions of other roles are")
 async def test_a_claim_that_waits_for_long_names_the_session_with_the_lock(
     app, conn, database, caplog, monkeypatch
 ):
@@ -63,7 +65,7 @@ async def test_a_locked_task_is_reported_once_though_the_task_does_not_fail(
     if not sees_others:
         conn.execute("drop role if exists plain_worker")
         conn.execute("create role plain_worker login")
-        session = Session(f"{database}&options=-c%20role%3Dplain_worker", name="test")
+        session = Session(as_login(database, "plain_worker"), name="test")
         conn.execute("grant usage on schema forebay to plain_worker")
         maintenance = Maintenance(session)
     try:

@@ -425,3 +425,26 @@ async def test_a_handler_finds_nothing_of_the_one_before_it(app, conn):
     await run_until_idle(app, concurrency=1)
     assert seen == ["none"] * 30
     assert cancelling == [0] * 30
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+async def test_a_malformed_row_ends_as_a_dead_letter_and_stops_no_other(app, conn, size):
+    """
+    Only the owner of the schema can write one. The jobs that are claimed with it run.
+    """
+    seen = []
+
+    @app.job
+    def work(text: str = "") -> None:
+        seen.append(len(text))
+
+    before = enqueue(conn, args={"text": "x" * size})
+    (malformed,) = conn.execute(
+        "insert into forebay.log (lane, enqueued_at, kind, args, headers)"
+        " select lane, enqueued_at, kind, '{}', '3' from forebay.log where seq = %s returning seq",
+        [before],
+    ).fetchone()
+    after = enqueue(conn)
+    await run_until_idle(app)
+    assert sorted(seen) == [0, size]
+    assert [state(conn, job) for job in (before, malformed, after)] == ["done", "dead", "done"]

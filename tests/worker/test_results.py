@@ -13,7 +13,7 @@ from forebay import Cancel, Dead, RetryPolicy
 from forebay.config import Settings, WorkerSettings
 from forebay.errors import ConfigError, JobDied, JobNotFound, NoResult, ResultTimeout
 from forebay.ops.results import kept
-from tests.support.engine import connect, one, shift_clock, state
+from tests.support.engine import connect, one, shift_clock, state, trim
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import FAST
@@ -153,7 +153,7 @@ async def test_results_go_when_their_time_is_over(app, conn):
     shift_clock(conn, 3700)
     with pytest.raises(NoResult):
         app.handle(job).result(0)
-    one(conn, "select forebay.trim_v1()")
+    trim(conn)
     assert one(conn, "select count(*) from forebay.result") == 0
 
 

@@ -100,7 +100,7 @@ def list_(
         return
     rows = table(
         "dead", "job", "kind", "queue", "reason", "attempt", "died", "last error",
-        right=("dead", "job", "attempt"), loose=("last error",),
+        right=("dead", "job", "attempt"), loose=("kind", "queue", "last error"),
     )  # fmt: skip
     for letter in found:
         rows.add_row(
@@ -158,7 +158,7 @@ def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> N
         return
     rows = table(
         "queue", "kind", "reason", "last error", "open", "deleted", "last",
-        right=("open", "deleted"), loose=("last error",),
+        right=("open", "deleted"), loose=("queue", "kind", "last error"),
     )  # fmt: skip
     for line in found:
         rows.add_row(

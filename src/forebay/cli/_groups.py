@@ -41,7 +41,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     rows = table(
         "queue", "group", "unread", "oldest", "running", "keeps", "last claim",
         *([""] if has_notes else []),
-        right=("unread", "running"),
+        right=("unread", "running"), loose=("queue", "group"),
     )  # fmt: skip
     for group in found:
         rows.add_row(

@@ -43,6 +43,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
         *("queue", "prio", *(["group"] if has_groups else []), *numbers, "last claim"),
         *([""] if has_paused else []),
         right=("prio", *numbers),
+        loose=("queue", "group"),
     )
     for line in found:
         paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.doctor import _locks, _log, _schema, _server, _snapshots
+from forebay.doctor import _duties, _locks, _log, _schema, _server, _snapshots
 from forebay.doctor._finding import (
     Check,
     Finding,
@@ -43,6 +43,7 @@ CHECKS: Final = (
     Check("durability", _server.durability(), needs="nothing"),
     Check("timeouts", _server.timeouts(), needs="nothing"),
     Check("locks", _locks.locks()),
+    Check("maintenance", _duties.duties()),
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
     Check("scheduled", _log.overdue()),

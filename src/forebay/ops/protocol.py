@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -307,27 +307,36 @@ def claim(
 def claimed_jobs(text: str | None) -> list[ClaimedJob]:
     """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
 
-    The arguments in a large answer stay text until their jobs start.
+    The arguments in a large answer stay text until their jobs start. A malformed row, which only the owner of the schema can
+    write, becomes a job without arguments: it ends as a dead letter, and the others of its claim run.
     """
     if text is None:
         return []
-    if len(text) > _DECODED_AT_ONCE:
-        jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
-        for offset, job in enumerate(jobs, 1):
-            job.offset = offset
-            job.job_id = job.job_id or job.seq
-        return jobs
     try:
-        jobs = _CLAIMED.decode(f"[{text}]")
+        if len(text) > _DECODED_AT_ONCE:
+            jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
+        else:
+            jobs = _CLAIMED.decode(f"[{text}]")
     except msgspec.ValidationError:
-        # A number is beyond the range of floats; the standard decoder makes it infinite.
-        jobs = msgspec.convert(json.loads(f"[{text}]"), list[ClaimedJob])
+        # A number is beyond the range of floats; the standard decoder makes it infinite. Or a row is malformed.
+        jobs = [_converted(item) for item in json.loads(f"[{text}]")]
     size = len(text) // len(jobs)
     for offset, job in enumerate(jobs, 1):
         job.offset = offset
-        job.size = size
+        job.size = job.size or size
         job.job_id = job.job_id or job.seq
     return jobs
+
+
+def _converted(item: list[Any]) -> ClaimedJob:
+    try:
+        return msgspec.convert(item, ClaimedJob)
+    except msgspec.ValidationError:
+        seq, kind, enqueued_micros, *_ = item
+        job_id, ordering_key = (item[place] if len(item) > place else None for place in (4, 12))
+        return ClaimedJob(
+            seq, kind, enqueued_micros, None, job_id or seq, ordering_key=ordering_key
+        )
 
 
 def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:
@@ -377,9 +386,9 @@ def promote(limit: int = 5000) -> Operation[int]:
     return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
 
 
-def extend() -> Operation[int]:
-    """Create segments in advance; return how many."""
-    return Operation("select forebay.extend_v1()", scalar)
+def extend(most: int = 64) -> Operation[int]:
+    """Create at most ``most`` segments in advance; return how many."""
+    return Operation("select forebay.extend_v1(%(most)s)", scalar, {"most": most})
 
 
 def seal() -> Operation[int]:
@@ -387,14 +396,22 @@ def seal() -> Operation[int]:
     return Operation("select forebay.seal_v1()", scalar)
 
 
-def sweep(since: datetime | None) -> Operation[int]:
-    """Expire jobs that no worker claims; return how many."""
-    return Operation("select forebay.sweep_v1(%(since)s)", scalar, {"since": since})
+def sweep(
+    since: datetime | None, after: str | None, most: int
+) -> Operation[tuple[int, str | None]]:
+    """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
+    return Operation(
+        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s)",
+        _step,
+        {"since": since, "after": after, "most": most},
+    )
 
 
-def retain() -> Operation[int | None]:
-    """Empty one segment past its retention; return its number, or None."""
-    return Operation("select forebay.retain_v1()", scalar_or_none)
+def retain(after: int | None) -> Operation[tuple[int | None, int | None]]:
+    """Empty one segment past its retention; return its number, and where to continue."""
+    return Operation(
+        "select emptied, next from forebay.retain_v1(%(after)s)", _step, {"after": after}
+    )
 
 
 def drop_segments() -> Operation[int]:
@@ -407,9 +424,11 @@ def forget() -> Operation[int]:
     return Operation("select forebay.forget_v1()", scalar)
 
 
-def summarize() -> Operation[int]:
-    """Update the block range index on numbers; return how many page ranges were added."""
-    return Operation("select forebay.summarize_v1()", scalar)
+def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
+    """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
+    return Operation(
+        "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
+    )
 
 
 def count() -> Operation[list[tuple[str, str, int]]]:
@@ -420,9 +439,22 @@ def count() -> Operation[list[tuple[str, str, int]]]:
     )
 
 
-def trim() -> Operation[int]:
-    """Delete rows behind the cursors; return how many."""
-    return Operation("select forebay.trim_v1()", scalar)
+def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
+    """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
+    return Operation(
+        "select rows, next from forebay.trim_v1(%(part)s, %(after)s, %(most)s)",
+        _step,
+        {"part": part, "after": after, "most": most},
+    )
+
+
+def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
+    """Record for how long a duty of maintenance fails or is behind; without seconds, that it is well."""
+    return Operation(
+        "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",
+        nothing,
+        {"name": name, "seconds": seconds, "error": error},
+    )
 
 
 def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation[int]:
@@ -448,3 +480,8 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         lease_count,
         server_time,
     )
+
+
+def _step(rows: ResultRows) -> Any:
+    ((done, after),) = rows
+    return done, after

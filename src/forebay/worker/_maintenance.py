@@ -1,8 +1,8 @@
 """Maintenance of the log: every worker can do it, and one worker does it.
 
-Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each task is
-one SQL function under a try-lock, so that several workers may call it at the same time. Normally only the leader of
-maintenance calls these functions: see ``docs/design/worker.md``.
+Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each duty is
+one SQL function under a try-lock, so that several workers may call it at the same time, and each call is a step bounded in
+rows. Normally only the leader of maintenance calls these functions: see ``docs/design/worker.md``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import asyncio
 import contextlib
 import random
 import time
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import DatabaseUnavailable, ForeignCluster
+from forebay.errors import DatabaseUnavailable
 from forebay.model.text import logger
 from forebay.ops import protocol, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
 from forebay.policy.server_clock import ServerClock
+from forebay.worker._duties import Duty, Schedule
 from forebay.worker._lock_warnings import LockWatch
 from forebay.worker._outage import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Callable, Collection
     from datetime import datetime
 
     from forebay.db.session import Session
@@ -35,23 +35,46 @@ log = logger("forebay.maintenance")
 
 #: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000
-_TRIM_ROWS = 20_000  # most rows of one kind that trim_v1 deletes
-_SWEEP_ROWS = 1000  # most rows of one kind that sweep_v1 takes
+_EXTEND_SEGMENTS = 64  # most segments created by one call
+_SWEEP_ROWS = 1000  # most jobs that a step of the sweep looks at
+_TRIM_ROWS = 5000  # most rows that a step of trimming looks at
+
+#: Expiries that were committed long after their time are found by a sweep of all expiries, after this time.
+_SWEEP_ALL_SECONDS = 3600.0
+
+#: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
+_SUMMARIZED_SEGMENTS = 3
+
+#: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
+#: so most are rare.
+_TRIMMED: Final = {
+    "deferred": 15.0,
+    "late_deferred": 3600.0,
+    "promotions": 600.0,
+    "batches": 600.0,
+    "key_runs": 600.0,
+    "limiters": 60.0,
+    "counts": 60.0,
+    "heartbeats": 600.0,
+    "leases": 600.0,
+    "failures": 600.0,
+    "guard_events": 600.0,
+    "dead_letters": 600.0,
+    "tombstones": 600.0,
+    "results": 600.0,
+    "progress": 600.0,
+    "mirror_counts": 600.0,
+    "mirror_samples": 600.0,
+    "mirror_breakers": 600.0,
+    "mirror_audits": 3600.0,
+    "unique_keys": 600.0,
+}
 
 #: Longest pause after a task failed for another reason than an unreachable database.
 _FAILED_SECONDS_MAX = 30.0
 
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
-
-
-@dataclass(slots=True)
-class _Task:
-    name: str
-    every_seconds: float
-    run: Callable[[], Awaitable[bool]]  # true: more work is left
-    due_at: float = field(default_factory=time.monotonic)
-    failures: int = 0
 
 
 class Maintenance:
@@ -91,21 +114,31 @@ class Maintenance:
         self._deep: set[tuple[str, str]] = set()
         self._lock_watch = LockWatch(log)
         self.counts: dict[str, int] = {}
-        self._tasks = [
-            _Task("promote", promote_seconds, self._promote),
-            _Task("revoke", revoke_seconds, self._revoke),
-            _Task("seal", 1.0, self._seal),
-            _Task("extend", 5.0, self._extend),
-            _Task("sweep", 10.0, self._sweep),
-            _Task("summarize", 5.0, self._summarize),
-            _Task("retain", 30.0, self._retain),
-            _Task("drop", 5.0, self._drop),
-            _Task("trim", 15.0, self._trim),
-            _Task("close", 2.0, self._close),
-            _Task("forget", 10.0, self._forget),
-            _Task("count", 60.0, self._count),
-            _Task("locks", 60.0, self._watch_locks),
-        ]
+        self._summarized = 0
+        self._sweep_began_at: datetime | None = None
+        self._swept_all_at: float | None = None
+        self._schedule = Schedule(
+            [
+                Duty("promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True),
+                Duty("revoke", revoke_seconds, self._revoke, is_urgent=True),
+                Duty("seal", 1.0, self._seal, is_urgent=True),
+                Duty("extend", 5.0, self._extend, is_urgent=True),
+                Duty("sweep", 10.0, self._sweep, _SWEEP_ROWS),
+                Duty("summarize", 5.0, self._summarize),
+                Duty("retain", 30.0, self._retain),
+                Duty("drop", 5.0, self._drop),
+                Duty("close", 2.0, self._close),
+                Duty("forget", 10.0, self._forget),
+                Duty("count", 60.0, self._count),
+                Duty("locks", 60.0, self._watch_locks),
+                *(
+                    Duty(f"trim {part}", seconds, self._trim, _TRIM_ROWS)
+                    for part, seconds in _TRIMMED.items()
+                ),
+            ],
+            self._report,
+            log,
+        )
 
     async def run(self) -> None:
         """Run the tasks that are due while this process leads, until cancelled."""
@@ -113,11 +146,8 @@ class Maintenance:
             if not await self._leads():
                 await self._wait_for_hint()
                 continue
-            now = time.monotonic()
-            for task in self._tasks:
-                if task.due_at <= now:
-                    await self._do(task)
-            await asyncio.sleep(max(0.0, min(d.due_at for d in self._tasks) - time.monotonic()))
+            await self._schedule.run_next()
+            await asyncio.sleep(self._schedule.pause_seconds)
 
     @property
     def leaderless(self) -> list[int]:
@@ -151,10 +181,8 @@ class Maintenance:
                 self._lead_failures += 1
                 self._outage.failed("maintenance", error)
                 await self._outage.pause(self._lead_failures)
-                # Tasks that failed during the outage are due at its end, and not after their long pauses.
-                for task in self._tasks:
-                    task.failures = 0
-                    task.due_at = min(task.due_at, time.monotonic() + task.every_seconds)
+                # Duties that failed during the outage are due at its end, and not after their long pauses.
+                self._schedule.forgive()
                 self._hint.set()
                 return False
             except Exception as error:
@@ -183,46 +211,25 @@ class Maintenance:
         """Promote due jobs once; return how many became claimable."""
         return await self._session.run(protocol.promote(_PROMOTE_ROWS))
 
-    async def _do(self, task: _Task) -> None:
-        try:
-            more = await task.run()
-        except (DatabaseUnavailable, ForeignCluster) as error:
-            self._failed(task, error)
-        except Exception as error:
-            # For example a lock of another session. Every task is safe to repeat, and one that fails must not block
-            # the others.
-            self._failed(task, error)
-        else:
-            if task.failures >= 3:
-                log.info("%s works again", task.name)
-            task.failures = 0
-            # A little jitter, so that processes do not synchronize.
-            pause = task.every_seconds * (0.9 + 0.2 * random.random())
-            task.due_at = time.monotonic() + (0.0 if more else pause)
-
-    def _failed(self, task: _Task, error: Exception) -> None:
-        task.failures += 1
-        if task.failures in {3, 30, 300}:
-            log.warning("%s failed %s times: %s", task.name, task.failures, error)
-        pause = reconnect_seconds(task.failures, random.random(), cap_seconds=_FAILED_SECONDS_MAX)
-        task.due_at = time.monotonic() + min(max(task.every_seconds, pause), 60.0)
+    async def _report(self, name: str, seconds: float | None, error: str | None) -> None:
+        await self._session.run(protocol.record_duty(name, seconds, error))
 
     def _record(self, name: str, count: int) -> None:
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
-    async def _promote(self) -> bool:
-        count = await self._session.run(protocol.promote(_PROMOTE_ROWS))
+    async def _promote(self, duty: Duty) -> bool:
+        count = await self._session.run(protocol.promote(duty.rows))
         self._record("promoted", count)
         if count:
             self._on_work()
-        return count >= _PROMOTE_ROWS
+        return count >= duty.rows
 
     def observe_clock(self, reading: datetime, sent_at: float, answered_at: float) -> None:
         """Record a reading of the server's clock, also while another worker leads: see ``ServerClock.observe``."""
         self._server_clock.observe(reading, sent_at, answered_at)
 
-    async def _revoke(self) -> bool:
+    async def _revoke(self, _: Duty) -> bool:
         asked_at = time.monotonic()
         clock = await self._session.run(protocol.now())
         observed = self._server_clock.observe(clock, asked_at, time.monotonic())
@@ -242,56 +249,72 @@ class Maintenance:
         self._on_work()
         return True
 
-    async def _seal(self) -> bool:
+    async def _seal(self, _: Duty) -> bool:
         self._record("sealed", await self._session.run(protocol.seal()))
         return False
 
-    async def _extend(self) -> bool:
-        made: Any = await self._session.run(protocol.extend())
+    async def _extend(self, _: Duty) -> bool:
+        made: Any = await self._session.run(protocol.extend(_EXTEND_SEGMENTS))
         self._record("extended", made)
-        return False
+        return bool(made >= _EXTEND_SEGMENTS)
 
-    async def _sweep(self) -> bool:
-        started = await self._session.run(protocol.now())
-        # One minute of overlap, for transactions that committed after the last pass.
+    async def _sweep(self, duty: Duty) -> bool:
+        if duty.after is None:
+            self._sweep_began_at = await self._session.run(protocol.now())
+            if (
+                self._swept_all_at is None
+                or time.monotonic() - self._swept_all_at > _SWEEP_ALL_SECONDS
+            ):
+                self._swept_at = None
+        began_at = self._sweep_began_at
+        # One minute of overlap, for transactions that committed after the last pass; later ones are found by a pass over all.
         # If the clock was set back, also for all that expires from now on.
-        swept_at = self._swept_at
-        since = None if swept_at is None else min(swept_at, started) - timedelta(minutes=1)
-        count = await self._session.run(protocol.sweep(since))
+        since = None
+        if self._swept_at is not None and began_at is not None:
+            since = min(self._swept_at, began_at) - timedelta(minutes=1)
+        count, duty.after = await self._session.run(protocol.sweep(since, duty.after, duty.rows))
         self._record("expired", count)
-        if count >= _SWEEP_ROWS:
-            return True  # The limit was reached: repeat from the same time.
-        self._swept_at = started
+        if duty.after is None:
+            if self._swept_at is None:
+                self._swept_all_at = time.monotonic()
+            self._swept_at = began_at
+        return duty.after is not None
+
+    async def _summarize(self, duty: Duty) -> bool:
+        added, duty.after = await self._session.run(protocol.summarize(duty.after))
+        self._record("summarized", added)
+        self._summarized += 1
+        if duty.after is not None and (
+            not duty.is_clear or self._summarized < _SUMMARIZED_SEGMENTS
+        ):
+            return True
+        duty.after = None
+        self._summarized = 0
         return False
 
-    async def _summarize(self) -> bool:
-        self._record("summarized", await self._session.run(protocol.summarize()))
-        return False
+    async def _retain(self, duty: Duty) -> bool:
+        emptied, duty.after = await self._session.run(protocol.retain(duty.after))
+        if emptied is not None:
+            log.info("segment %s of the archive emptied", emptied)
+            self._record("emptied", 1)
+        return duty.after is not None
 
-    async def _retain(self) -> bool:
-        emptied = await self._session.run(protocol.retain())
-        if emptied is None:
-            return False
-        log.info("segment %s of the archive emptied", emptied)
-        self._record("emptied", 1)
-        return True
-
-    async def _drop(self) -> bool:
+    async def _drop(self, _: Duty) -> bool:
         dropped = await self._session.run(protocol.drop_segments())
         self._record("dropped", dropped)
         return dropped > 0
 
-    async def _close(self) -> bool:
+    async def _close(self, _: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
         self._record("closed", count)
         return count > 0
 
-    async def _forget(self) -> bool:
-        lanes = await self._session.run(protocol.forget())
-        self._record("forgotten", lanes)
-        return lanes > 0
+    async def _forget(self, _: Duty) -> bool:
+        count = await self._session.run(protocol.forget())
+        self._record("forgotten", count)
+        return count > 0
 
-    async def _count(self) -> bool:
+    async def _count(self, _: Duty) -> bool:
         deep = await self._session.run(protocol.count())
         for queue, group, waiting in deep:
             if (queue, group) not in self._deep:
@@ -300,11 +323,12 @@ class Maintenance:
         self._deep = {(queue, group) for queue, group, _ in deep}
         return False
 
-    async def _watch_locks(self) -> bool:
+    async def _watch_locks(self, _: Duty) -> bool:
         self._lock_watch.record(await self._session.run(lock_holders()))
         return False
 
-    async def _trim(self) -> bool:
-        count = await self._session.run(protocol.trim())
+    async def _trim(self, duty: Duty) -> bool:
+        part = duty.name.removeprefix("trim ")
+        count, duty.after = await self._session.run(protocol.trim(part, duty.after, duty.rows))
         self._record("trimmed", count)
-        return count >= _TRIM_ROWS
+        return duty.after is not None

@@ -287,6 +287,7 @@ create table forebay.failure (
     max_attempts integer                -- maximum attempts as known to the worker; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
+create index failure_by_time on forebay.failure (failed_at);
 alter table forebay.failure replica identity full;
 
 
@@ -484,7 +485,7 @@ create sequence forebay.lane_secret as bigint minvalue -9223372036854775808 cach
 
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
 -- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups.
-create sequence forebay.leader_0 as bigint cache 1;
+create unlogged sequence forebay.leader_0 as bigint cache 1;
 
 
 -- tables/lease.sql
@@ -503,6 +504,7 @@ create table forebay.lease (
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
+create index lease_by_end on forebay.lease (closed_at, lease_id) where closed_at is not null;
 
 create table forebay.heartbeat (
     lease_id     bigint not null,
@@ -688,6 +690,7 @@ create table forebay.mirror_count (
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
+create unique index mirror_count_of_all on forebay.mirror_count (mirror, outcome, tag, priority) nulls not distinct where level = 3;
 alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
@@ -699,6 +702,7 @@ create table forebay.mirror_sample (
     waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
+create index mirror_sample_by_age on forebay.mirror_sample (at);
 alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
@@ -711,6 +715,7 @@ create table forebay.mirror_breaker (
     why        text
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
+create index mirror_breaker_by_age on forebay.mirror_breaker (at);
 alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
@@ -733,6 +738,7 @@ create table forebay.mirror_audit (
     repaired bigint not null default 0   -- jobs enqueued to repair the findings
 );
 create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
+create index mirror_audit_by_age on forebay.mirror_audit (ended_at);
 
 comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';
 
@@ -745,7 +751,7 @@ comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag an
 -- Jobs whose handler keeps no result cost nothing.
 
 -- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
-create sequence forebay.result_wakeup as bigint cache 1;
+create unlogged sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
@@ -867,15 +873,24 @@ create table forebay.tombstone (
     enqueued_at timestamptz              -- of the expired job
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
+create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
 alter table forebay.tombstone replica identity full;
 
 
 -- tables/trimming.sql
 
--- State of trimming: when its last pass began, in seconds since 1970, and up to which run_at, in microseconds since 1970,
--- deferred rows were removed. While a snapshot is held, removed rows lie in front of those to be removed next.
-create sequence forebay.trim_pass_seq as bigint cache 1;
+-- Up to which run_at, in microseconds since 1970, deferred rows were removed. While a snapshot is held, removed rows lie in front
+-- of those to be removed next.
 create sequence forebay.trim_position_seq as bigint cache 1;
+
+-- Duties of maintenance that fail or are behind, for the doctor. A row exists only while there is something to report.
+create table forebay.duty (
+    name        text primary key,
+    error       text,                    -- the last error; null: it does not fail
+    since       timestamptz not null,    -- when it last was well
+    recorded_at timestamptz not null,
+    worker      text not null            -- the session that reported it
+);
 
 
 -- tables/unique.sql
@@ -906,7 +921,7 @@ create table forebay.unique_key (
     primary key (queue, mode, key, gen)
 );
 create index unique_key_by_job on forebay.unique_key (job_id) where mode = 'c';
-create index unique_key_by_time on forebay.unique_key (taken_at);
+create index unique_key_by_time on forebay.unique_key (taken_at, job_id);
 
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
 
@@ -938,11 +953,13 @@ comment on table forebay.schema_migration is 'Applied migrations; a migration fi
 -- tables/wakeup.sql
 
 -- Wake-ups: "a worker sleeps until", in milliseconds since 1970, one flag sequence for each hash of a queue name.
--- They are sequences because a sequence is read and set outside transactions and leaves no dead rows.
+-- They are sequences because a sequence is read and set outside transactions and leaves no dead rows. Unlogged: setting a logged one
+-- draws a transaction id, and an idle worker sets one at each poll. After a crash of the server they say that no worker sleeps, which
+-- is true then.
 do $$
 begin
     for i in 0..15 loop
-        execute format('create sequence forebay.wakeup_%s as bigint cache 1', i);
+        execute format('create unlogged sequence forebay.wakeup_%s as bigint cache 1', i);
     end loop;
 end
 $$;
@@ -1114,25 +1131,29 @@ begin
 
     -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
-    create temp table adopted_deferred on commit drop as
-        select d.* from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
-          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
-                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
-    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key)
         select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
                d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
-        from pg_temp.adopted_deferred d order by d.run_at, d.deferred_id;
+        from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        order by d.run_at, d.deferred_id;
         get diagnostics v_count = row_count;
         resumed := resumed + v_count;
     else
-        select count(*) into v_count from pg_temp.adopted_deferred;
+        select count(*) into v_count
+        from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
         discarded := discarded + v_count;
     end if;
+    -- The rows written above are younger than the border.
+    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     delete from forebay.promotion;
 
     -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is
@@ -1927,8 +1948,10 @@ begin
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
-           pg_current_snapshot()
-    into v_places, v_moved, v_now
+           pg_current_snapshot(),
+           case when pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot())
+                then array[row('1', pg_snapshot_xmax(pg_current_snapshot()))::forebay._xid_range] end
+    into v_places, v_moved, v_now, v_ended
     from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -1944,7 +1967,9 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
-    v_ended := forebay._xid_ranges('1:1:', v_now);
+    if v_ended is null then
+        v_ended := forebay._xid_ranges('1:1:', v_now);
+    end if;
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
         execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
@@ -2059,10 +2084,10 @@ begin
         select case
             when p.moved then true
             when exists (
-                select from unnest(p_ended) e (low, high), lateral (
+                select from (select unnest(p_ended) as xids) e, lateral (
                     select from forebay.log_%1$s l
-                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
-                where e.high > pg_snapshot_xmax(p.snap)) then true
+                    where l.lane = p.lane and l.xid >= greatest((e.xids).low, pg_snapshot_xmax(p.snap)) and l.xid < (e.xids).high limit 1) f
+                where (e.xids).high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
                 select from pg_snapshot_xip(p.snap) late (xid), lateral (
@@ -2182,7 +2207,7 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, u.upto, forebay._now() as at,
+               b.whole, u.upto, forebay._now() as at, forebay._claim_bytes() / p_limit + 1024 as share,
                case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
                          and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
                     then forebay._xid_ranges(b.snap_from, u.upto)
@@ -2208,19 +2233,19 @@ begin
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
                array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
-               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
-                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
-               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
+               min(case when t.job is not null then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(t.job, ',') as jobs
         from cur, lateral (
-            select j.* from unnest(cur.ranges) r (low, high), lateral (
+            select j.seq, j.xid, j.expires_at, j.enqueued_at, j.job_id, case when octet_length(j.job) <= cur.share then j.job end as job
+            from (select unnest(cur.ranges) as xids) r, lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                   case when pg_column_size(j.args) <= cur.share
                         then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
                                                j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_%1$s j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
-              and j.xid < r.high
+              and (j.xid, j.seq) > (greatest((r.xids).low, cur.pos_xid), case when cur.pos_xid >= (r.xids).low then cur.pos_seq else -1 end)
+              and j.xid < (r.xids).high
             order by j.xid, j.seq
             limit p_limit) j
             limit p_limit) t
@@ -2498,8 +2523,9 @@ $$;
 
 -- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
--- not read its uncommitted rows, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once in five minutes: if the writer is rolled back, later
+-- windows do not read what it left in the index. Each move costs a row and a transaction id, in every lane, so a busy writer
+-- elsewhere must not cause many.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -2507,7 +2533,7 @@ begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
        and (p_moved_at is null
             -- A time in the future is from before the clock was set back.
-            or p_moved_at not between forebay._now() - interval '1 second' and forebay._now() + interval '1 second')
+            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;
@@ -2972,69 +2998,72 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_now     timestamptz := forebay._now();
+    v_now     timestamptz;
     v_start   timestamptz;
     v_problem text;
-    v_is_plain boolean := true;
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    -- A valid, plain job passes one expression, since each expression costs more than the checks in it. A pattern without a bound
-    -- is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
+    -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
+    -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
     -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
-    if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
-        and jsonb_typeof(enqueue.args) = 'object'
-        and enqueue.priority between -32768 and 32767
-        and (octet_length(enqueue.args::text) <= 124
-             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
-        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
-       ) is not true then
-        if enqueue.unique_as is not null then
-            return (forebay.enqueue_unique(
-                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                enqueue.ordering_key, enqueue.limit_key)).job_id;
-        end if;
-        v_problem := forebay._job_problem(
-            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-            enqueue.ordering_key, enqueue.limit_key);
-        if v_problem is not null then
-            raise exception using errcode = 'JQ001', message = v_problem,
-                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
-        end if;
-        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
-            perform forebay._check_args(enqueue.args, null);
-        end if;
-        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
-        v_is_plain := num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0;
-    end if;
+    v_lane := case
+        when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
+             and jsonb_typeof(enqueue.args) = 'object'
+             and enqueue.priority between -32768 and 32767
+             and (octet_length(enqueue.args::text) <= 124
+                  or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
+             and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                              enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+        then forebay._lane_id(enqueue.queue, enqueue.priority, 0) end;
 
-    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     -- The lowest bit: a queue was sharded, or has had a max_waiting.
-    if (v_is_plain and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
-        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
-        if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_max_waiting(enqueue.queue, 1);
+    if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+        v_now := forebay._now();
+        if v_lane is null then
+            if enqueue.unique_as is not null then
+                return (forebay.enqueue_unique(
+                    enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                    enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                    enqueue.ordering_key, enqueue.limit_key)).job_id;
+            end if;
+            v_problem := forebay._job_problem(
+                enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key, enqueue.limit_key);
+            if v_problem is not null then
+                raise exception using errcode = 'JQ001', message = v_problem,
+                    hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+            end if;
+            if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+                perform forebay._check_args(enqueue.args, null);
+            end if;
+            v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+            v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
         end if;
-    end if;
-
-    if v_start > v_now then
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
-        values (
-            v_start, v_lane, v_now, nextval('forebay.log_seq'),
-            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
-        returning job_id into v_job_id;
-        return v_job_id;
+        if (num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0
+            and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+            v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
+            if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+                perform forebay._require_below_max_waiting(enqueue.queue, 1);
+            end if;
+        end if;
+        if v_start > v_now then
+            insert into forebay.deferred (
+                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            values (
+                v_start, v_lane, v_now, nextval('forebay.log_seq'),
+                coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+            returning job_id into v_job_id;
+            return v_job_id;
+        end if;
     end if;
 
     insert into forebay.log (
         lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (
-        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
@@ -4418,56 +4447,92 @@ $$;
 -- functions/keys/trim.sql
 
 -- Delete parked rows whose jobs have been taken, and key runs that are no longer needed: not the newest of their key, or of jobs
--- that all left the archive. Returns the number of rows.
+-- that all left the archive.
 --
 -- A key loses its oldest runs first: the newest run that is left has its state. A run that took no job has no numbers, so it would
 -- go before older ones, and the key would again wait for a job that was cancelled.
-create function forebay._trim_key_runs(p_most integer) returns bigint
+create function forebay._trim_key_runs(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
     v_key   record;
     v_first bigint;
-    v_rows  bigint;
-    v_total bigint := 0;
+    v_gone  bigint;
+    v_keys  integer := 0;
+    v_stay  text := p_after;
 begin
+    rows := 0;
     if pg_sequence_last_value('forebay.key_seq') is null then
-        return 0;
+        return;
     end if;
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
     for v_key in
         with recursive key as (
-            (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
+            (select t.group_id, t.ordering_key, 1 as nr from forebay.key_run t
+             where (t.group_id, t.ordering_key) > (coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808),
+                                                   coalesce(p_after::jsonb ->> 1, ''))
+             order by t.group_id, t.ordering_key limit 1)
             union all
-            select n.group_id, n.ordering_key
+            select n.group_id, n.ordering_key, k.nr + 1
             from key k, lateral (
                 select t.group_id, t.ordering_key from forebay.key_run t
                 where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
                 order by t.group_id, t.ordering_key limit 1) n
+            where k.nr < p_most
         )
-        select k.group_id, k.ordering_key, s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed
-        from (select k.* from key k
-              -- Most keys have nothing to delete: numbers rise from key run to key run.
-              where exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-                 or v_first > (select t.high_seq from forebay.key_run t
-                               where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1)
-              offset 0) k,
-             lateral forebay._key_states(k.group_id, array[k.ordering_key]) s
+        -- Most keys have nothing to delete: numbers rise from key run to key run.
+        select k.group_id, k.ordering_key,
+               exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
+               or v_first > (select t.high_seq from forebay.key_run t
+                             where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1) as is_due
+        from key k
     loop
-        exit when v_total >= p_most;
-        delete from forebay.parked p
-        where p.group_id = v_key.group_id and p.ordering_key = v_key.ordering_key and p.parked_no <= v_key.taken_up_to;
-        get diagnostics v_rows = row_count;
-        v_total := v_total + v_rows;
-        delete from forebay.key_run t
-        where t.group_id = v_key.group_id and t.ordering_key = v_key.ordering_key and t.high_seq < v_first
-          and (t.no < v_key.since or not v_key.is_needed)
-          and not exists (select from forebay.key_run o
-                          where o.group_id = t.group_id and o.ordering_key = t.ordering_key and o.no < t.no and o.high_seq >= v_first);
-        get diagnostics v_rows = row_count;
-        v_total := v_total + v_rows;
+        v_keys := v_keys + 1;
+        if v_key.is_due then
+            v_gone := forebay._trim_key(v_key.group_id, v_key.ordering_key, v_first, p_most);
+            rows := rows + v_gone;
+            if v_gone >= p_most then  -- The key may have more.
+                next := coalesce(v_stay, '[]');
+                return;
+            end if;
+        end if;
+        v_stay := jsonb_build_array(v_key.group_id, v_key.ordering_key);
+        if v_keys + rows >= p_most then
+            next := v_stay;
+            return;
+        end if;
     end loop;
-    return v_total;
+end
+$$;
+
+
+-- Delete at most p_most parked rows, and as many key runs, of one key; returns the number of rows.
+create function forebay._trim_key(p_group_id bigint, p_key text, p_first bigint, p_most integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_state  record;
+    v_parked bigint;
+    v_runs   bigint;
+begin
+    select s.taken_up_to, s.since, s.open > 0 or s.head is not null or s.waiting_seqs <> '{}' as is_needed into v_state
+    from forebay._key_states(p_group_id, array[p_key]) s;
+    delete from forebay.parked p
+    where p.ctid = any (array(
+        select o.ctid from forebay.parked o
+        where o.group_id = p_group_id and o.ordering_key = p_key and o.parked_no <= v_state.taken_up_to
+        order by o.parked_no limit p_most));
+    get diagnostics v_parked = row_count;
+    with old as (
+        select o.ctid as row, o.no, o.high_seq from forebay.key_run o
+        where o.group_id = p_group_id and o.ordering_key = p_key order by o.no limit p_most)
+    delete from forebay.key_run t
+    where t.ctid = any (array(
+        select o.row from old o
+        where o.no < coalesce((select min(i.no) from old i where i.high_seq >= p_first), 9223372036854775807)
+          and (o.no < v_state.since or not v_state.is_needed)));
+    get diagnostics v_runs = row_count;
+    return v_parked + v_runs;
 end
 $$;
 
@@ -5814,28 +5879,76 @@ $$;
 
 -- functions/limits/trim.sql
 
--- Delete rows of limiters behind the newest ones, at most the p_back next older of each, or all; returns their number.
-create function forebay._trim_limiters(p_back bigint) returns bigint
+-- Delete rows of limiters behind the newest ones.
+create function forebay._trim_limiters(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
-    v_group record;
-    v_rows  bigint;
-    v_total bigint := 0;
+    v_group bigint := coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808);
+    v_no    bigint := coalesce((p_after::jsonb ->> 1)::bigint, -1);
+    v_next  record;
+    v_end   bigint;
+    v_left  bigint := p_most;
+    v_gone  bigint;
 begin
+    rows := 0;
     if pg_sequence_last_value('forebay.limiter_seq') is null then
-        return 0;
+        return;
     end if;
-    for v_group in
-        select n.group_id, n.no from forebay.queue_group q,
-               lateral (select g.group_id, g.no from forebay.limiter g where g.group_id = q.group_id order by g.no desc limit 1) n
-    loop
-        delete from forebay.limiter g
-        where g.group_id = v_group.group_id and g.no < v_group.no - 10 and g.no >= coalesce(v_group.no - p_back, 0);
-        get diagnostics v_rows = row_count;
-        v_total := v_total + v_rows;
+    while v_left > 0 loop
+        select g.group_id, g.no into v_next from forebay.limiter g
+        where (g.group_id, g.no) > (v_group, v_no) order by g.group_id, g.no limit 1;
+        if not found then
+            return;
+        end if;
+        v_group := v_next.group_id;
+        v_end := least(v_next.no + v_left, (select g.no from forebay.limiter g where g.group_id = v_group order by g.no desc limit 1) - 10);
+        v_left := v_left - 1;
+        if v_next.no >= v_end then
+            v_no := 9223372036854775807;
+            continue;
+        end if;
+        delete from forebay.limiter g where g.group_id = v_group and g.no >= v_next.no and g.no < v_end;
+        get diagnostics v_gone = row_count;
+        rows := rows + v_gone;
+        v_left := v_left - v_gone;
+        v_no := v_end - 1;
     end loop;
-    return v_total;
+    next := jsonb_build_array(v_group, v_no);
+end
+$$;
+
+
+-- Delete counts of waiting jobs behind the newest ones.
+create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_queue text := coalesce(p_after::jsonb ->> 0, '');
+    v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
+    v_next  record;
+    v_left  bigint := p_most;
+    v_gone  bigint;
+begin
+    rows := 0;
+    loop
+        select c.queue, c.group_id, c.no into v_next from forebay.queue_count c
+        where (c.queue, c.group_id) > (v_queue, v_group) order by c.queue, c.group_id, c.no desc limit 1;
+        if not found then
+            return;
+        end if;
+        delete from forebay.queue_count c
+        where c.ctid = any (array(
+            select o.ctid from forebay.queue_count o
+            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_next.no order by o.no desc limit v_left));
+        get diagnostics v_gone = row_count;
+        rows := rows + v_gone;
+        v_left := v_left - v_gone - 1;
+        exit when v_left <= 0;
+        v_queue := v_next.queue;
+        v_group := v_next.group_id;
+    end loop;
+    next := jsonb_build_array(v_queue, v_group);
 end
 $$;
 
@@ -6026,10 +6139,6 @@ begin
             return next;
         end if;
     end loop;
-    perform forebay._trim_limiters(100000);
-    delete from forebay.queue_count c
-    where c.no < (select n.no from forebay.queue_count n
-                  where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
 end
 $$;
 
@@ -6445,7 +6554,7 @@ begin
         v_leaf, p_lo, p_hi);
     execute format('create index on %s (lane, xid, seq)', v_leaf);
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
-    execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s (expires_at, seq) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
     execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
@@ -6462,11 +6571,46 @@ end
 $$;
 
 
+-- functions/maintenance/record_duty.sql
+
+-- grant: worker
+
+-- Record that a duty of maintenance fails or is behind, or, with p_seconds null, that it is well again. forebay doctor shows it.
+--
+-- Parameters: p_name, at most 100 characters; p_seconds, for how long; p_error, null when it is only behind.
+-- Errors: JQ001 no name, or seconds outside 0 to 100000000. Locks: none.
+-- pages: 20
+create function forebay.record_duty_v1(p_name text, p_seconds double precision default null, p_error text default null) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now constant timestamptz := forebay._now();
+begin
+    if (length(p_name) between 1 and 100 and coalesce(p_seconds, 0) between 0 and 100000000) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('duty %s cannot fail for %s seconds', coalesce(quote_literal(left(p_name, 100)), 'null'), coalesce(p_seconds::text, 'null'));
+    end if;
+    if p_seconds is null then
+        delete from forebay.duty d where d.name = p_name;
+        return;
+    end if;
+    insert into forebay.duty as d (name, error, since, recorded_at, worker)
+    values (p_name, left(p_error, 1000), v_now - make_interval(secs => p_seconds), v_now, coalesce(current_setting('application_name', true), ''))
+    on conflict on constraint duty_pkey do update
+    set error = excluded.error, since = least(d.since, excluded.since), recorded_at = excluded.recorded_at, worker = excluded.worker;
+end
+$$;
+
+
 -- functions/maintenance/retain.sql
 
 -- grant: worker
 
--- Empty the oldest segment that may be emptied; returns its number, or null when there is none.
+-- Empty the oldest segment that may be emptied. emptied is its number, or null; a call looks at no more than twenty segments that
+-- must stay, and next is the p_after of the call that continues, or null when all were looked at.
 --
 -- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
 -- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
@@ -6475,7 +6619,7 @@ $$;
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
 -- pages: 100
-create function forebay.retain_v1() returns bigint
+create function forebay.retain_v1(p_after bigint default null, out emptied bigint, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -6488,25 +6632,34 @@ declare
     v_total   numeric;
     v_days    bigint := forebay._setting_value('retention_days');
     v_bytes   bigint := forebay._setting_value('retention_bytes');
+    v_kept    integer := 0;
 begin
     perform forebay._require_same_cluster();
     if not forebay._try_lock('retention') then
-        return null;
+        return;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
     from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     for v_segment in
         select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
-        where s.removed_at is null
+        where s.removed_at is null and s.segment_id > coalesce(p_after, -1)
         order by s.segment_id
     loop
         continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
-        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        if forebay._segment_held_by(v_segment.segment_id) is not null then
+            v_kept := v_kept + 1;
+            if v_kept >= 20 then
+                next := v_segment.segment_id;
+                return;
+            end if;
+            continue;
+        end if;
         execute format('truncate forebay.log_%s', v_segment.segment_id);
         update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
-        return v_segment.segment_id;
+        emptied := v_segment.segment_id;
+        next := emptied;
+        return;
     end loop;
-    return null;
 end
 $$;
 
@@ -6658,7 +6811,8 @@ $$;
 
 -- grant: worker
 
--- Update the block index on numbers for the segments in use; returns the number of page ranges added.
+-- Update the block index on numbers of the segments in use, the newest first, one segment a call. added is the number of page
+-- ranges added; next is the p_after of the call that continues, or null when all were looked at.
 --
 -- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
 -- are read from end to end.
@@ -6666,26 +6820,26 @@ $$;
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
 -- pages: 200
-create function forebay.summarize_v1() returns integer
+create function forebay.summarize_v1(p_after bigint default null, out added integer, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
 declare
     v_segment bigint;
-    v_added   integer := 0;
 begin
+    added := 0;
     if not forebay._try_lock('summary') then
-        return 0;
+        return;
     end if;
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-        order by s.lo desc limit 3
-    loop
-        v_added := v_added + brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
-    end loop;
-    return v_added;
+    select s.segment_id into v_segment from forebay.segment s
+    where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+      and s.segment_id < coalesce(p_after, 9223372036854775807)
+    order by s.lo desc limit 1;
+    if found then
+        added := brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
+        next := v_segment;
+    end if;
 end
 $$;
 
@@ -6694,19 +6848,22 @@ $$;
 
 -- grant: worker
 
--- Expire jobs that no worker claims; returns their number.
+-- Expire jobs that no worker claims. expired is their number; next is the p_after of the call that continues, or null when the pass
+-- is over.
 --
--- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
+-- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
 -- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
--- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
--- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
+-- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
+-- jobs.
 --
--- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
---   null: all. p_most, p_lanes, at least 1.
+-- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
+--   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
+--   1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- pages: 300 + 20 a lane + 12 a job
-create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
-returns bigint
+create function forebay.sweep_v1(
+    p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,
+    out expired bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -6715,12 +6872,18 @@ set enable_bitmapscan = off
 set lock_timeout = '1s'
 as $$
 declare
+    v_after   constant jsonb := p_after;
+    v_at      constant timestamptz := forebay._now();
     v_queue   text;
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_count   bigint := 0;
-    v_at      constant timestamptz := forebay._now();
+    v_end     record;
+    v_from    timestamptz;
+    v_seq     bigint;
+    v_left    integer := p_most;
+    v_lane    bigint;
+    v_lanes   integer := 0;
     v_rows       forebay.log[] := '{}';
     v_groups     bigint[] := '{}';
     v_queues     text[] := '{}';
@@ -6728,81 +6891,114 @@ declare
     v_audiences  bigint[] := '{}';
     v_starts     pg_snapshot[] := '{}';
 begin
-    if (p_most >= 1 and p_lanes >= 1) is not true then
+    if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+            message = format('cannot sweep %s jobs in %s lanes', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null')),
+            hint = 'Both numbers are 1 to 1000000.';
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
+    expired := 0;
     if not forebay._try_lock('sweep') then
-        return 0;
+        return;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for an implied one.
-    for v_queue in
-        select distinct l.queue from forebay.lane l
-        where not exists (select from forebay.queue_group g where g.queue = l.queue)
-    loop
-        perform forebay._imply_group(v_queue);
-    end loop;
+    if v_after is null then
+        -- A queue that was never served has no group yet; its jobs expire for an implied one.
+        for v_queue in
+            with recursive queue as (
+                (select l.queue from forebay.lane l order by l.queue limit 1)
+                union all
+                select n.queue from queue q, lateral (
+                    select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+            )
+            select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+        loop
+            perform forebay._imply_group(v_queue);
+        end loop;
+    end if;
 
     -- First the search, then the locks: claims must not wait for the search.
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-          and s.lo >= forebay._archived_below()
-        order by s.segment_id
-    loop
-        for v_row in execute format(
-            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
-             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
-             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
-                   from forebay.queue_group g
-                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where g.closing_at is null and j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
-                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
-                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
-                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
-                   offset 0) p on p.lane = l.lane
-             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
-               and (p.snap_from is null
-                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
-               and not exists (select from forebay.tombstone t
-                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
-                                 and (t.group_id is null or t.group_id = p.group_id))
-             limit $3', v_segment)
-            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+    if v_after ->> 0 is distinct from 'lane' then
+        for v_segment in
+            select s.segment_id from forebay.segment s
+            where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+              and s.lo >= forebay._archived_below() and s.segment_id >= coalesce((v_after ->> 1)::bigint, 0)
+            order by s.segment_id
         loop
-            v_rows := v_rows || v_row.r;
-            v_groups := v_groups || v_row.group_id;
-            v_queues := v_queues || v_row.queue;
-            v_priorities := v_priorities || v_row.priority;
-            v_audiences := v_audiences || v_row.audience;
-            v_starts := v_starts || v_row.start_after;
+            v_from := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 2)::timestamptz end, p_since, '-infinity');
+            v_seq := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 3)::bigint end, 9223372036854775807);
+            execute format(
+                'select count(*) as seen, max(x.expires_at) as at, (array_agg(x.seq order by x.expires_at desc, x.seq desc))[1] as seq
+                 from (select i.expires_at, i.seq from forebay.log_%s i
+                       where i.expires_at is not null and i.expires_at <= $1 and (i.expires_at, i.seq) > ($2, $3)
+                       order by i.expires_at, i.seq limit $4) x', v_segment)
+                into v_end using v_at, v_from, v_seq, v_left;
+            continue when v_end.seen = 0;
+            for v_row in execute format(
+                'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+                 from (select * from forebay.log_%s x
+                       where x.expires_at is not null and (x.expires_at, x.seq) > ($1, $2) and (x.expires_at, x.seq) <= ($3, $4) offset 0) l
+                 cross join lateral (
+                     select g.group_id, g.queue, g.start_after, i.priority, i.audience, c.*
+                     from (select distinct j.queue, j.priority, j.audience from forebay.lane j where j.lane = l.lane) i
+                     join forebay.queue_group g on g.queue = i.queue and i.audience in (0, g.group_id, -g.group_id) and g.closing_at is null
+                     left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                        where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true) p
+                 where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+                   and (p.snap_from is null
+                        or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+                   and not exists (select from forebay.tombstone t
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                     and (t.group_id is null or t.group_id = p.group_id))', v_segment)
+                using v_from, v_seq, v_end.at, v_end.seq
+            loop
+                v_rows := v_rows || v_row.r;
+                v_groups := v_groups || v_row.group_id;
+                v_queues := v_queues || v_row.queue;
+                v_priorities := v_priorities || v_row.priority;
+                v_audiences := v_audiences || v_row.audience;
+                v_starts := v_starts || v_row.start_after;
+            end loop;
+            v_left := v_left - v_end.seen;
+            if v_left <= 0 then
+                next := jsonb_build_array('row', v_segment, v_end.at, v_end.seq);
+                exit;
+            end if;
         end loop;
-        exit when cardinality(v_rows) >= p_most;
-    end loop;
-    for v_nr in 1 .. cardinality(v_rows) loop
-        v_count := v_count + forebay._expire_one(
-            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
-    end loop;
+        for v_nr in 1 .. cardinality(v_rows) loop
+            expired := expired + forebay._expire_one(
+                v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+        end loop;
+        if next is not null then
+            return;
+        end if;
+    end if;
 
+    v_lane := coalesce(case when v_after ->> 0 = 'lane' then (v_after ->> 1)::bigint end, -9223372036854775808);
     for v_place in
-        select g.group_id, l.lane
-        from forebay.queue_group g
-        join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed' and i.state <> 'dormant') l on true
+        select l.lane, g.group_id, c.claimed_at
+        from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
+        left join forebay.queue_group g
+            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and l.state <> 'dormant' and g.closing_at is null
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
-        order by random()
-        limit p_lanes
+        order by l.lane
     loop
         -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
-        exit when v_count >= p_most;
-        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        if expired >= p_most then
+            next := jsonb_build_array('lane', v_lane);
+            return;
+        end if;
+        if v_place.group_id is not null and coalesce(v_place.claimed_at < v_at - interval '5 seconds', true) then
+            expired := expired + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        end if;
+        if expired < p_most then
+            v_lane := v_place.lane;
+            v_lanes := v_lanes + 1;
+        end if;
     end loop;
-
-    return v_count;
+    next := case when expired >= p_most or v_lanes >= p_lanes then jsonb_build_array('lane', v_lane) end;
 end
 $$;
 
@@ -6870,75 +7066,61 @@ $$;
 
 -- grant: worker
 
--- Does a job still wait, for its time or its key, run or lie ahead of a cursor, in any group?
-create function forebay._is_unfinished(p_job_id bigint) returns boolean
-language sql stable
-as $$
-    select exists (select from forebay.deferred d where d.job_id = p_job_id)
-        or exists (
-            select from forebay._rows_of(p_job_id) r
-            join lateral (select l.queue, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
-            left join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or abs(i.audience) = g.group_id)
-            left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
-                               from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
-                               where b.group_id = g.group_id and b.lane = r.lane order by b.no desc limit 1) c on true
-            where r.seq >= forebay._archived_below()
-              and (c.snap_from is null
-                   or not forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
-                   or r.ordering_key is not null and forebay._is_parked(g.group_id, r.ordering_key, r.seq)))
-        or exists (select from forebay.job(p_job_id) j where j.state in ('claimed', 'running'))
-$$;
-
-
--- Delete rows that are no longer needed: promoted deferred rows, old heartbeats and acts of the guard, dead letters past the time
--- that forebay.keep_dead() set, and batches, settlements, leases and failures whose segments are gone. Returns the number of rows. Never the newest row of a cursor, never an open batch.
+-- Delete some rows of one kind that are no longer needed; returns their number, and in next where the next call continues. next is
+-- null when the pass is over: all rows were looked at.
 --
--- Invariant "flat cost": while a snapshot is held, deleted rows stay in the indexes, in front of the rows to be deleted next. So
--- each call continues with deferred rows where the last one stopped, and everything else waits for a pass, every ten minutes.
--- Once an hour the pass takes deferred rows from the beginning, for rows that a late commit, or a call that was rolled back,
--- left behind.
+-- Each part is a pass over one kind of rows, oldest first, in steps: a call looks at about p_most rows, by an index, and begins
+-- behind those that earlier calls of the pass looked at. So a call takes as long with a backlog of a million rows as with one of a
+-- few thousand, rows that must stay are passed over once in a pass, and a pass visits no rows that it deleted itself. Invariant
+-- "flat cost": while a snapshot is held, deleted rows stay in the indexes. A part that fails stops no other part.
 --
--- Parameters: p_most, about the number of rows of a kind in this call; p_pass, make a pass now, over everything and from the
---   beginning; null: when a pass is due.
--- Errors: JQ030 foreign cluster.
--- pages: 60
-create function forebay.trim_v1(p_most integer default 20000, p_pass boolean default null) returns bigint
+-- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
+-- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
+-- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
+-- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- mirror_breakers; mirror_audits; unique_keys.
+--
+-- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
+-- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
+-- Locks: the trimming lock; without it nothing is done, and next is null.
+-- pages: 60 + 30 a job
+create function forebay.trim_v1(p_part text, p_after text default null, p_most integer default 5000, out rows bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 set lock_timeout = '1s'
 as $$
-declare
-    v_now    constant timestamptz := forebay._now();
-    v_second constant bigint := extract(epoch from v_now);
-    v_last   bigint;
-    v_pass   boolean;
-    v_rows   bigint;
-    v_total  bigint;
 begin
+    if (p_part = any (forebay._trim_parts()) and p_most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot trim %s rows of %s', coalesce(p_most::text, 'null'), coalesce(quote_literal(p_part), 'null')),
+            hint = format('The number is 1 to 1000000, the part one of %s.', array_to_string(forebay._trim_parts(), ', '));
+    end if;
     perform forebay._require_same_cluster();
+    rows := 0;
     if not forebay._try_lock('trim') then
-        return 0;
+        return;
     end if;
-    v_last := coalesce(pg_sequence_last_value('forebay.trim_pass_seq'), 0);
-    v_pass := coalesce(p_pass, v_last not between v_second - 599 and v_second + 60);
-    v_total := forebay._trim_deferred(p_most, v_pass and coalesce(p_pass, v_last / 3600 <> v_second / 3600));
-    if v_pass then
-        v_rows := forebay._trim_key_runs(p_most) + forebay._trim_batches(p_most) + forebay._trim_limiters(null)
-                  + forebay._trim_dead_letters(p_most);
-        v_total := v_total + v_rows + forebay._trim_by_age() + forebay._trim_keys(p_most);
-        if v_rows < p_most then
-            perform setval('forebay.trim_pass_seq', v_second);
-        end if;
-    end if;
-    return v_total;
+    execute format('select t.rows, t.next from forebay._trim_%s($1, $2) t', p_part) into rows, next using p_after, p_most;
 end
 $$;
 
 
--- Delete promoted rows, from the position on or from the beginning, and the promoter's old cursors.
-create function forebay._trim_deferred(p_most integer, p_from_the_beginning boolean) returns bigint
+-- The parts of trimming.
+create function forebay._trim_parts() returns text[]
+language sql immutable
+as $$
+    select array[
+        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
+        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'unique_keys']
+$$;
+
+
+-- Delete promoted rows from the stored position on.
+create function forebay._trim_deferred(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -6946,17 +7128,15 @@ set enable_bitmapscan = off
 as $$
 declare
     v_cursor forebay.promotion;
-    v_from   timestamptz := '-infinity';
+    v_from   timestamptz;
     v_gone   timestamptz;
-    v_rows   bigint;
 begin
+    rows := 0;
     select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
     if not found then
-        return 0;
+        return;
     end if;
-    if not p_from_the_beginning then
-        v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_position_seq'), 0) / 1000000.0);
-    end if;
+    v_from := to_timestamp(coalesce(pg_sequence_last_value('forebay.trim_position_seq'), 0) / 1000000.0);
     with gone as (
         delete from forebay.deferred d
         where d.ctid = any (array(
@@ -6966,45 +7146,109 @@ begin
               and pg_visible_in_snapshot(i.xid, v_cursor.snap)
             order by i.run_at, i.deferred_id limit p_most))
         returning d.run_at)
-    select count(*), max(g.run_at) into v_rows, v_gone from gone g;
+    select count(*), max(g.run_at) into rows, v_gone from gone g;
+    if rows = 0 then
+        return;
+    end if;
     -- Just below: some rows as old as the position may be left.
     perform setval('forebay.trim_position_seq', greatest(
-        1, (extract(epoch from case when v_rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
-    delete from forebay.promotion p
-    where p.no < v_cursor.no - 100 and (p_from_the_beginning or p.no >= v_cursor.no - 10000);
-    return v_rows;
+        1, (extract(epoch from case when rows < p_most then v_cursor.run_at else v_gone end) * 1000000)::bigint - 1));
+    next := case when rows >= p_most then '[]' end;
+end
+$$;
+
+
+-- Delete promoted rows from the beginning on.
+create function forebay._trim_late_deferred(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_cursor forebay.promotion;
+    v_gone   tid[];
+    v_seen   integer;
+    v_run_at timestamptz;
+    v_id     bigint;
+begin
+    rows := 0;
+    select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
+    if not found then
+        return;
+    end if;
+    select array_agg(d.ctid) filter (where d.is_promoted), count(*), max(d.run_at),
+           (array_agg(d.deferred_id order by d.run_at desc, d.deferred_id desc))[1]
+    into v_gone, v_seen, v_run_at, v_id
+    from (select i.ctid, i.run_at, i.deferred_id, pg_visible_in_snapshot(i.xid, v_cursor.snap) as is_promoted
+          from forebay.deferred i
+          where (i.run_at, i.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+            and (i.run_at, i.deferred_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by i.run_at, i.deferred_id limit p_most) d;
+    delete from forebay.deferred d where d.ctid = any (v_gone);
+    get diagnostics rows = row_count;
+    next := case when v_seen >= p_most then jsonb_build_array(v_run_at, v_id) end;
+end
+$$;
+
+
+-- Delete old cursors of the promoter.
+create function forebay._trim_promotions(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_no bigint;
+begin
+    with gone as (
+        delete from forebay.promotion p
+        where p.no = any (array(
+            select o.no from forebay.promotion o
+            where o.no < (select n.no from forebay.promotion n order by n.no desc limit 1) - 100
+              and o.no > coalesce((p_after::jsonb ->> 0)::bigint, 0)
+            order by o.no limit p_most))
+        returning p.no)
+    select count(*), max(g.no) into rows, v_no from gone g;
+    next := case when rows >= p_most then jsonb_build_array(v_no) end;
 end
 $$;
 
 
 -- Delete batches whose jobs left the archive, with their settlements and starts of suspects.
-create function forebay._trim_batches(p_most integer) returns bigint
+create function forebay._trim_batches(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
-    v_first bigint;
-    v_lane  record;
-    v_rows  bigint;
-    v_total bigint := 0;
+    v_first  bigint;
+    v_lane   record;
+    v_group  bigint := coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808);
+    v_at     bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
+    v_no     bigint := coalesce((p_after::jsonb ->> 2)::bigint, 0);
+    v_left   bigint := p_most;
+    v_end    bigint;
+    v_gone   bigint;
 begin
+    rows := 0;
     select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
-    for v_lane in
-        select g.group_id, l.lane
-        from forebay.queue_group g
-        join lateral (select distinct i.lane from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true
-    loop
-        exit when v_total >= p_most;
-        -- high_seq rises with no: rows to delete are at the front, and mostly the first row shows that there are none.
-        continue when (select b.high_seq >= v_first from forebay.batch b
-                       where b.group_id = v_lane.group_id and b.lane = v_lane.lane order by b.no limit 1) is not false;
+    while v_left > 0 loop
+        select b.group_id, b.lane, b.no, b.high_seq into v_lane from forebay.batch b
+        where (b.group_id, b.lane, b.no) > (v_group, v_at, v_no) order by b.group_id, b.lane, b.no limit 1;
+        if not found then
+            return;
+        end if;
+        v_left := v_left - 1;
+        v_group := v_lane.group_id;
+        v_at := v_lane.lane;
+        select i.no into v_end from forebay.batch i
+        where i.group_id = v_group and i.lane = v_at order by i.no desc limit 1;
+        -- high_seq rises with no: mostly the first row of a lane shows that there is nothing to delete.
+        if v_lane.no >= v_end or v_lane.high_seq >= v_first then
+            v_no := 9223372036854775807;
+            continue;
+        end if;
+        v_end := least(v_end, v_lane.no + v_left + 1);
         with gone as (
             delete from forebay.batch b
-            where b.group_id = v_lane.group_id and b.lane = v_lane.lane and b.high_seq < v_first
-              and b.no < (select i.no from forebay.batch i
-                          where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no desc limit 1)
-              and b.no <= (select i.no from forebay.batch i
-                           where i.group_id = v_lane.group_id and i.lane = v_lane.lane order by i.no limit 1) + p_most
+            where b.group_id = v_group and b.lane = v_at and b.no >= v_lane.no and b.no < v_end and b.high_seq < v_first
               and not exists (select from forebay.lease l where l.lease_id = b.lease_id and l.closed_at is null
                               and b.claim_no >= (select i.floor from forebay.batch i
                                                  where i.lease_id = l.lease_id order by i.claim_no desc limit 1))
@@ -7020,41 +7264,177 @@ begin
         started as (
             delete from forebay.suspect_start s using gone g
             where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
-        select (select count(*) from gone) + (select count(*) from settled) + (select count(*) from started) into v_rows;
-        v_total := v_total + v_rows;
+        select (select count(*) from gone) + (select count(*) from settled) + (select count(*) from started) into v_gone;
+        rows := rows + v_gone;
+        v_left := v_left - (v_end - v_lane.no);
+        v_no := v_end - 1;
     end loop;
-    return v_total;
+    next := jsonb_build_array(v_group, v_at, v_no);
 end
 $$;
 
 
--- Delete old heartbeats, closed leases, errors, acts of the guard, and tombstones that are no longer read.
-create function forebay._trim_by_age() returns bigint
+-- Delete heartbeats older than ten minutes, but not the newest of an open lease; and those from before the clock was set back.
+create function forebay._trim_heartbeats(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
-    v_rows bigint;
-    v_days constant bigint := forebay._setting_value('retention_days');
+    v_now    constant timestamptz := forebay._now();
+    v_lease  bigint := coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808);
+    v_next   bigint;
+    v_before timestamptz;
+    v_left   bigint := p_most;
+    v_gone   bigint;
 begin
-    delete from forebay.heartbeat h
-    where h.heartbeat_at < forebay._now() - interval '10 minutes'
-      and (exists (select from forebay.heartbeat n where n.lease_id = h.lease_id and n.heartbeat_at > h.heartbeat_at)
-           or not exists (select from forebay.lease l where l.lease_id = h.lease_id and l.closed_at is null));
-    get diagnostics v_rows = row_count;
-    delete from forebay.heartbeat h where h.heartbeat_at > forebay._now() + interval '1 minute';  -- The clock was set back.
+    rows := 0;
+    loop
+        select h.lease_id into v_next from forebay.heartbeat h where h.lease_id > v_lease order by h.lease_id limit 1;
+        if not found then
+            return;
+        end if;
+        v_before := v_now - interval '10 minutes';
+        if exists (select from forebay.lease l where l.lease_id = v_next and l.closed_at is null) then
+            v_before := least(v_before, (select h.heartbeat_at from forebay.heartbeat h
+                                         where h.lease_id = v_next and h.heartbeat_at <= v_now + interval '1 minute'
+                                         order by h.heartbeat_at desc limit 1));
+        end if;
+        delete from forebay.heartbeat h
+        where h.ctid = any (array(
+            select o.ctid from forebay.heartbeat o
+            where o.lease_id = v_next and (o.heartbeat_at < v_before or o.heartbeat_at > v_now + interval '1 minute')
+            order by o.heartbeat_at desc limit v_left));
+        get diagnostics v_gone = row_count;
+        rows := rows + v_gone;
+        v_left := v_left - v_gone - 1;
+        exit when v_left <= 0;
+        v_lease := v_next;
+    end loop;
+    next := jsonb_build_array(v_lease);
+end
+$$;
+
+
+-- Delete leases that closed long ago and have no batch.
+create function forebay._trim_leases(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_before constant timestamptz := forebay._now() - forebay._retention(1);  -- A constant: the index is read up to it.
+    v_leases bigint[];
+    v_at     timestamptz;
+begin
+    select array_agg(l.lease_id order by l.closed_at, l.lease_id), max(l.closed_at) into v_leases, v_at
+    from (select i.lease_id, i.closed_at from forebay.lease i
+          where i.closed_at < v_before
+            and (i.closed_at, i.lease_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
+                                             coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808))
+          order by i.closed_at, i.lease_id limit p_most) l;
     delete from forebay.lease l
-    where l.closed_at < forebay._now() - make_interval(days => v_days::integer)
-      and not exists (select from forebay.batch b where b.lease_id = l.lease_id);
-    -- Errors outlive their jobs' attempts; a tombstone is needed as long as a claim or a settlement may read it.
-    delete from forebay.failure f
-    where f.failed_at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
-    delete from forebay.guard_event e
-    where e.at < forebay._now() - make_interval(days => greatest(60, 2 * v_days::integer));
-    delete from forebay.tombstone t
-    where t.recorded_at < forebay._now() - make_interval(days => 2 * v_days::integer)
-      and not forebay._is_unfinished(t.job_id);
-    v_rows := v_rows + forebay._trim_results() + forebay._trim_mirrors();
-    return v_rows;
+    where l.lease_id = any (v_leases)
+      and (select b.lease_id from forebay.batch b where b.lease_id = l.lease_id limit 1) is null;  -- a probe each, never a join
+    get diagnostics rows = row_count;
+    next := case when cardinality(v_leases) >= p_most then jsonb_build_array(v_at, v_leases[cardinality(v_leases)]) end;
+end
+$$;
+
+
+-- Delete tombstones of jobs that have no row any more: a claim or a settlement may read the others.
+--
+-- A job has none when its first segment was emptied, none of those in use has a row of it, and it does not wait for a time. This
+-- takes a probe of each segment in use for each job, so a call looks at fewer rows where there are many segments.
+create function forebay._trim_tombstones(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_before   constant timestamptz := forebay._now() - forebay._retention(2);
+    v_segments bigint[];
+    v_segment  bigint;
+    v_most     integer;
+    v_last     forebay.tombstone;
+    v_seen     integer;
+    v_jobs     bigint[];
+    v_some     bigint[];
+    v_used     bigint[] := '{}';
+    v_ctids    tid[];
+begin
+    v_segments := array(select s.segment_id from forebay.segment s
+                        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0));
+    v_most := greatest(1, least(p_most, 200000 / greatest(cardinality(v_segments), 1)));
+    select count(*), array_agg(t.ctid), array_agg(distinct t.job_id) filter (where not t.is_kept)
+    into v_seen, v_ctids, v_jobs
+    from (select i.ctid, i.job_id, exists (
+              select from (select s.hi, s.removed_at from forebay.segment s where s.lo <= i.job_id order by s.lo desc limit 1) f
+              where f.hi > i.job_id and f.removed_at is null) as is_kept
+          from forebay.tombstone i
+          where i.recorded_at < v_before
+            and (i.recorded_at, i.tombstone_no) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'),
+                                                   coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by i.recorded_at, i.tombstone_no limit v_most) t;
+    rows := 0;
+    if v_seen = 0 then
+        return;
+    end if;
+    select t.* into v_last from forebay.tombstone t where t.ctid = v_ctids[cardinality(v_ctids)];
+    if v_jobs is not null then
+        foreach v_segment in array v_segments loop
+            execute format('select array_agg(distinct l.job_id) from forebay.log_%s l where l.job_id = any ($1)', v_segment)
+                into v_some using v_jobs;
+            v_used := v_used || v_some;
+        end loop;
+        select array_agg(distinct d.job_id) into v_some from forebay.deferred d where d.job_id = any (v_jobs);
+        v_used := v_used || v_some;
+        select array_agg(u.job_id) into v_jobs from (select unnest(v_jobs) as job_id except select unnest(v_used)) u;
+        delete from forebay.tombstone t
+        where t.ctid = any (v_ctids) and t.job_id in (select unnest(v_jobs));
+        get diagnostics rows = row_count;
+    end if;
+    next := case when v_seen >= v_most then jsonb_build_array(v_last.recorded_at, v_last.tombstone_no) end;
+end
+$$;
+
+
+-- Delete errors; they outlive the attempts of their jobs.
+create function forebay._trim_failures(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'failure', 'failed_at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete acts of the guard.
+create function forebay._trim_guard_events(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'guard_event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- p_times the retention of the log.
+create function forebay._retention(p_times integer) returns interval
+language sql stable
+as $$
+    select make_interval(days => (p_times * forebay._setting_value('retention_days'))::integer)
+$$;
+
+
+-- Delete the oldest rows of a table with an index on a column of times, up to a time; returns their number and where to continue.
+create function forebay._trim_by_time(
+    p_table text, p_column text, p_before timestamptz, p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+declare
+    v_at timestamptz;
+begin
+    execute format(
+        'with old as materialized (
+             select o.ctid, o.%2$I as at from forebay.%1$I o where o.%2$I < $1 and o.%2$I >= $2 order by o.%2$I limit $3),
+         gone as (
+             delete from forebay.%1$I t where t.ctid = any (array(select o.ctid from old o)))
+         select count(*), max(o.at) from old o', p_table, p_column)
+        into rows, v_at using p_before, coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), p_most;
+    next := case when rows >= p_most then jsonb_build_array(v_at) end;
 end
 $$;
 
@@ -7093,7 +7473,8 @@ $$;
 --
 -- Parameters: p_counters, {"mirror", "counts": [[outcome, tag, priority, count], ..],
 --   "breaker": {"place", "open_seconds": null for closed, "why"}, absent when there is nothing new}
---   p_who, the worker or the process.
+--   p_who, the worker or the process. A count is 0 to 1000000000 and open_seconds 0 to 31536000, so that no sum of them overflows.
+-- Errors: JQ001 another number.
 create function forebay._record_counters(p_counters jsonb, p_who text) returns void
 language plpgsql volatile
 as $$
@@ -7101,6 +7482,11 @@ declare
     v_now  constant timestamptz := forebay._now();
     v_open constant jsonb := p_counters -> 'breaker';
 begin
+    if exists (select from jsonb_array_elements(p_counters -> 'counts') c
+               where ((c.value ->> 3)::numeric between 0 and 1000000000) is not true)
+       or not coalesce((v_open ->> 'open_seconds')::numeric, 0) between 0 and 31536000 then
+        raise exception using errcode = 'JQ001', message = 'a count is outside 0 to 1000000000, or open_seconds outside 0 to 31536000';
+    end if;
     insert into forebay.mirror_count (mirror, at, outcome, tag, priority, count)
     select left(p_counters ->> 'mirror', 200), v_now, left(c.value ->> 0, 100), left(c.value ->> 1, 200), (c.value ->> 2)::integer, (c.value ->> 3)::bigint
     from jsonb_array_elements(p_counters -> 'counts') c;
@@ -7146,7 +7532,7 @@ $$;
 -- that only a settlement proves.
 --
 -- Parameters: p_counters, see forebay._record_counters; p_who, the process.
--- Errors: JQ001 malformed counters, or counters other than those of direct writes. Locks: none.
+-- Errors: JQ001 malformed counters, counters other than those of direct writes, or a number out of range. Locks: none.
 create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7156,7 +7542,7 @@ begin
         and jsonb_array_length(p_counters -> 'counts') <= 1000 and p_who is not null
         and coalesce(p_counters -> 'breaker' ->> 'place', 'direct') = 'direct'
         and not exists (select from jsonb_array_elements(p_counters -> 'counts') c
-                        where (c.value ->> 0 like 'direct.%' and (c.value ->> 3)::bigint >= 0) is not true)) is not true then
+                        where (c.value ->> 0 like 'direct.%') is not true)) is not true then
         raise exception using errcode = 'JQ001',
             message = 'counters of direct writes need a mirror, a process, and only counts whose names begin with direct';
     end if;
@@ -7326,54 +7712,66 @@ $$;
 
 -- functions/mirror/trim.sql
 
--- Fold counts, and delete old samples, breaker records and audits; returns the number of rows deleted.
+-- Add up old counts, the oldest first; returns the number of rows added up.
 --
--- Invariant: the sum of a mirror's counts does not change.
-create function forebay._trim_mirrors() returns bigint
+-- Invariant: the sum of a mirror's counts does not change, except that it stops at the end of bigint.
+create function forebay._trim_mirror_counts(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
-    v_now  constant timestamptz := forebay._now();
-    v_days constant interval := make_interval(days => forebay._setting_value('retention_days')::integer);
-    v_rows bigint;
-    v_all  bigint := 0;
+    v_now   constant timestamptz := forebay._now();
+    v_level smallint := coalesce((p_after::jsonb ->> 0)::smallint, 0);
+    v_from  timestamptz := coalesce((p_after::jsonb ->> 1)::timestamptz, '-infinity');
+    v_before timestamptz;
+    v_at    timestamptz;
 begin
+    v_before := case v_level when 0 then date_trunc('minute', v_now - interval '10 minutes')
+                             when 1 then date_trunc('hour', v_now - interval '1 day')
+                             else v_now - forebay._retention(1) end;
     with gone as (
         delete from forebay.mirror_count c
-        where c.level = 0 and c.at < date_trunc('minute', v_now - interval '10 minutes') returning c.*),
+        where c.ctid = any (array(
+            select o.ctid from forebay.mirror_count o
+            where o.level = v_level and o.at >= v_from and o.at < v_before order by o.at limit p_most))
+        returning c.*),
+    added as (
+        select g.mirror, case v_level when 0 then date_trunc('minute', g.at) when 1 then date_trunc('hour', g.at) else '-infinity' end as at,
+               g.outcome, g.tag, g.priority, least(sum(g.count), 9223372036854775807)::bigint as count
+        from gone g group by 1, 2, 3, 4, 5),
     kept as (
-        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
-        select g.mirror, date_trunc('minute', g.at), 1, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
-    select count(*) into v_rows from gone;
-    v_all := v_all + v_rows;
-    with gone as (
-        delete from forebay.mirror_count c
-        where c.level = 1 and c.at < date_trunc('hour', v_now - interval '1 day') returning c.*),
-    kept as (
-        insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
-        select g.mirror, date_trunc('hour', g.at), 2, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 2, 4, 5, 6)
-    select count(*) into v_rows from gone;
-    v_all := v_all + v_rows;
-    if exists (select from forebay.mirror_count c where c.level = 2 and c.at < v_now - v_days) then
-        with gone as (
-            delete from forebay.mirror_count c
-            where c.level = 3 or (c.level = 2 and c.at < v_now - v_days) returning c.*),
-        kept as (
-            insert into forebay.mirror_count (mirror, at, level, outcome, tag, priority, count)
-            select g.mirror, '-infinity', 3, g.outcome, g.tag, g.priority, sum(g.count) from gone g group by 1, 4, 5, 6)
-        select count(*) into v_rows from gone;
-        v_all := v_all + v_rows;
-    end if;
-    delete from forebay.mirror_sample s where s.at < v_now - interval '2 days';
-    get diagnostics v_rows = row_count;
-    v_all := v_all + v_rows;
-    delete from forebay.mirror_breaker b where b.at < v_now - interval '2 days';
-    get diagnostics v_rows = row_count;
-    v_all := v_all + v_rows;
-    delete from forebay.mirror_audit a where a.ended_at < v_now - greatest(interval '365 days', v_days);
-    get diagnostics v_rows = row_count;
-    return v_all + v_rows;
+        insert into forebay.mirror_count as c (mirror, at, level, outcome, tag, priority, count)
+        select a.mirror, a.at, v_level + 1, a.outcome, a.tag, a.priority, a.count from added a
+        on conflict (mirror, outcome, tag, priority) where level = 3
+        do update set count = least(c.count::numeric + excluded.count, 9223372036854775807)::bigint)
+    select count(*), max(g.at) into rows, v_at from gone g;
+    next := case when rows >= p_most then jsonb_build_array(v_level, v_at)
+                 when v_level < 2 then jsonb_build_array(v_level + 1, null) end;
 end
+$$;
+
+
+-- Delete samples of waiting jobs.
+create function forebay._trim_mirror_samples(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('mirror_sample', 'at', forebay._now() - interval '2 days', p_after, p_most)
+$$;
+
+
+-- Delete records of circuit breakers.
+create function forebay._trim_mirror_breakers(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('mirror_breaker', 'at', forebay._now() - interval '2 days', p_after, p_most)
+$$;
+
+
+-- Delete records of audits.
+create function forebay._trim_mirror_audits(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'mirror_audit', 'ended_at', forebay._now() - greatest(interval '365 days', forebay._retention(1)), p_after, p_most)
 $$;
 
 
@@ -8216,16 +8614,16 @@ as $$
 $$;
 
 
--- Delete dead letters past the time set for them, about p_most; returns their number.
-create function forebay._trim_dead_letters(p_most integer) returns bigint
+-- Delete dead letters past the time set for them.
+create function forebay._trim_dead_letters(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
     v_queue record;
-    v_total bigint := 0;
 begin
+    rows := 0;
     if not exists (select from forebay.dead_retention r where r.days is not null) then
-        return 0;
+        return;
     end if;
     for v_queue in
         with recursive queue as (
@@ -8237,12 +8635,12 @@ begin
         select q.queue, forebay._days_of_dead(q.queue) as days from queue q
     loop
         continue when v_queue.days is null;
-        v_total := v_total + forebay._delete_dead(
-            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - v_total)::integer);
-        exit when v_total >= p_most;
+        rows := rows + forebay._delete_dead(
+            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - rows)::integer);
+        exit when rows >= p_most;
     end loop;
     delete from forebay.dead_deletion c where c.died_on < forebay._now() - interval '400 days';
-    return v_total;
+    next := case when rows >= p_most then '[]' end;
 end
 $$;
 
@@ -8373,7 +8771,7 @@ begin
     values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    execute format('create sequence forebay.leader_%s as bigint cache 1', v_id);
+    execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
     return v_id;
 end
 $$;
@@ -8794,22 +9192,19 @@ $$;
 
 -- functions/results/trim.sql
 
--- Delete results past their time, and progress older than a day.
-create function forebay._trim_results() returns bigint
-language plpgsql volatile
+-- Delete results past their time.
+create function forebay._trim_results(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
 as $$
-declare
-    v_results  bigint;
-    v_progress bigint;
-begin
-    delete from forebay.result r where r.ctid = any (array(
-        select o.ctid from forebay.result o where o.kept_until < forebay._now() limit 10000));
-    get diagnostics v_results = row_count;
-    delete from forebay.progress p where p.ctid = any (array(
-        select o.ctid from forebay.progress o where o.recorded_at < forebay._now() - interval '1 day' limit 10000));
-    get diagnostics v_progress = row_count;
-    return v_results + v_progress;
-end
+    select * from forebay._trim_by_time('result', 'kept_until', forebay._now(), p_after, p_most)
+$$;
+
+
+-- Delete progress older than a day.
+create function forebay._trim_progress(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('progress', 'recorded_at', forebay._now() - interval '1 day', p_after, p_most)
 $$;
 
 
@@ -8847,9 +9242,9 @@ begin
                 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
                 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
                 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
-                'record_direct', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
-                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
+                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
+                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
@@ -10562,27 +10957,26 @@ $$;
 
 -- functions/unique/trim.sql
 
--- Delete generations that are no longer needed: older than a day, and superseded or ended; returns their number.
+-- Delete generations that are no longer needed: older than a day, and superseded or ended.
 --
 -- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
-create function forebay._trim_keys(p_most integer) returns bigint
+create function forebay._trim_unique_keys(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
     v_before constant timestamptz := forebay._now() - interval '1 day';
-    v_oldest timestamptz;
-    v_key    forebay.unique_key;
-    v_count  bigint := 0;
+    v_ctids tid[];
+    v_key   forebay.unique_key;
+    v_at    timestamptz;
+    v_job   bigint;
 begin
-    select u.taken_at into v_oldest from forebay.unique_key u order by u.taken_at limit 1;
-    for v_key in
-        select u.* from forebay.unique_key u
-        where u.taken_at < v_before
-          -- About half of the calls start at a random time, so that keys which are locked for long do not hide the others.
-          and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
-        order by u.taken_at limit least(p_most, 2000)
-        for update skip locked
-    loop
+    rows := 0;
+    select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
+    from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
+          where i.taken_at < v_before
+            and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by i.taken_at, i.job_id limit p_most) u;
+    for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop
         if exists (select from forebay.unique_key u
                    where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
             continue when exists (
@@ -10594,9 +10988,9 @@ begin
         end if;
         delete from forebay.unique_key u
         where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;
-        v_count := v_count + 1;
+        rows := rows + 1;
     end loop;
-    return v_count;
+    next := case when cardinality(v_ctids) >= p_most then jsonb_build_array(v_at, v_job) end;
 end
 $$;
 

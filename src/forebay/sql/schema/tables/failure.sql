@@ -13,4 +13,5 @@ create table forebay.failure (
     max_attempts integer                -- maximum attempts as known to the worker; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
+create index failure_by_time on forebay.failure (failed_at);
 alter table forebay.failure replica identity full;

@@ -12,6 +12,7 @@ create table forebay.lease (
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
+create index lease_by_end on forebay.lease (closed_at, lease_id) where closed_at is not null;
 
 create table forebay.heartbeat (
     lease_id     bigint not null,

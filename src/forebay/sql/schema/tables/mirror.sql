@@ -16,6 +16,7 @@ create table forebay.mirror_count (
 );
 create index mirror_count_by_time on forebay.mirror_count (mirror, at);
 create index mirror_count_by_level on forebay.mirror_count (level, at);
+create unique index mirror_count_of_all on forebay.mirror_count (mirror, outcome, tag, priority) nulls not distinct where level = 3;
 alter table forebay.mirror_count replica identity full;
 
 -- How many jobs were due, sampled once a minute while passes run or a status is read.
@@ -27,6 +28,7 @@ create table forebay.mirror_sample (
     waiting bigint not null              -- also jobs within their grace period, and scheduled ones
 );
 create index mirror_sample_by_time on forebay.mirror_sample (mirror, at);
+create index mirror_sample_by_age on forebay.mirror_sample (at);
 alter table forebay.mirror_sample replica identity full;
 
 -- Circuit breakers: when each opens, fails again and closes.
@@ -39,6 +41,7 @@ create table forebay.mirror_breaker (
     why        text
 );
 create index mirror_breaker_by_time on forebay.mirror_breaker (mirror, at);
+create index mirror_breaker_by_age on forebay.mirror_breaker (at);
 alter table forebay.mirror_breaker replica identity full;
 
 -- Finished audits.
@@ -61,5 +64,6 @@ create table forebay.mirror_audit (
     repaired bigint not null default 0   -- jobs enqueued to repair the findings
 );
 create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
+create index mirror_audit_by_age on forebay.mirror_audit (ended_at);
 
 comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';

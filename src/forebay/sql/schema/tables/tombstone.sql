@@ -12,4 +12,5 @@ create table forebay.tombstone (
     enqueued_at timestamptz              -- of the expired job
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
+create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
 alter table forebay.tombstone replica identity full;

@@ -162,25 +162,29 @@ begin
 
     -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
-    create temp table adopted_deferred on commit drop as
-        select d.* from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
-          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
-                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
-    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     if p_resume then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key)
         select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
                d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
-        from pg_temp.adopted_deferred d order by d.run_at, d.deferred_id;
+        from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        order by d.run_at, d.deferred_id;
         get diagnostics v_count = row_count;
         resumed := resumed + v_count;
     else
-        select count(*) into v_count from pg_temp.adopted_deferred;
+        select count(*) into v_count
+        from forebay.deferred d
+        where age(d.xmin) >= age(v_border)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
         discarded := discarded + v_count;
     end if;
+    -- The rows written above are younger than the border.
+    delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     delete from forebay.promotion;
 
     -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is

@@ -57,8 +57,10 @@ begin
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
     select array_agg(row(p.group_id, p.lane, p.queue, p.priority, p.audience, p.snap, p.claimed_at)::forebay._place),
            array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)),
-           pg_current_snapshot()
-    into v_places, v_moved, v_now
+           pg_current_snapshot(),
+           case when pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot())
+                then array[row('1', pg_snapshot_xmax(pg_current_snapshot()))::forebay._xid_range] end
+    into v_places, v_moved, v_now, v_ended
     from (select g.group_id, l.lane, l.queue, l.priority, l.audience, b.claimed_at, b.snap_to is not null as in_hand,
                  coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
           from forebay.queue_group g
@@ -74,7 +76,9 @@ begin
               order by c.no desc limit 1) b on true
           where g.group_id = any (p_group_ids) and g.paused_at is null) p;
 
-    v_ended := forebay._xid_ranges('1:1:', v_now);
+    if v_ended is null then
+        v_ended := forebay._xid_ranges('1:1:', v_now);
+    end if;
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
         execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;

@@ -49,8 +49,9 @@ $$;
 
 -- Should an idle cursor move although no row was found?
 --
--- Yes when a writer that began after the cursor is still at work, at most once a second: later windows then do
--- not read its uncommitted rows, however many they are.
+-- Yes when a writer that began after the cursor is still at work, at most once in five minutes: if the writer is rolled back, later
+-- windows do not read what it left in the index. Each move costs a row and a transaction id, in every lane, so a busy writer
+-- elsewhere must not cause many.
 create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_moved_at timestamptz) returns boolean
 language plpgsql stable
 as $$
@@ -58,7 +59,7 @@ begin
     return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
        and (p_moved_at is null
             -- A time in the future is from before the clock was set back.
-            or p_moved_at not between forebay._now() - interval '1 second' and forebay._now() + interval '1 second')
+            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
        and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;

@@ -68,69 +68,72 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_now     timestamptz := forebay._now();
+    v_now     timestamptz;
     v_start   timestamptz;
     v_problem text;
-    v_is_plain boolean := true;
     v_lane    bigint;
     v_job_id  bigint;
 begin
-    -- A valid, plain job passes one expression, since each expression costs more than the checks in it. A pattern without a bound
-    -- is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
+    -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
+    -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
     -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
-    if (enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
-        and jsonb_typeof(enqueue.args) = 'object'
-        and enqueue.priority between -32768 and 32767
-        and (octet_length(enqueue.args::text) <= 124
-             or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
-        and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                         enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
-       ) is not true then
-        if enqueue.unique_as is not null then
-            return (forebay.enqueue_unique(
-                enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                enqueue.ordering_key, enqueue.limit_key)).job_id;
-        end if;
-        v_problem := forebay._job_problem(
-            enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-            enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-            enqueue.ordering_key, enqueue.limit_key);
-        if v_problem is not null then
-            raise exception using errcode = 'JQ001', message = v_problem,
-                hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
-        end if;
-        if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
-            perform forebay._check_args(enqueue.args, null);
-        end if;
-        v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
-        v_is_plain := num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0;
-    end if;
+    v_lane := case
+        when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
+             and jsonb_typeof(enqueue.args) = 'object'
+             and enqueue.priority between -32768 and 32767
+             and (octet_length(enqueue.args::text) <= 124
+                  or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
+             and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
+                              enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+        then forebay._lane_id(enqueue.queue, enqueue.priority, 0) end;
 
-    v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
     -- The lowest bit: a queue was sharded, or has had a max_waiting.
-    if (v_is_plain and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
-        v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
-        if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
-            perform forebay._require_below_max_waiting(enqueue.queue, 1);
+    if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+        v_now := forebay._now();
+        if v_lane is null then
+            if enqueue.unique_as is not null then
+                return (forebay.enqueue_unique(
+                    enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                    enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                    enqueue.ordering_key, enqueue.limit_key)).job_id;
+            end if;
+            v_problem := forebay._job_problem(
+                enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
+                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
+                enqueue.ordering_key, enqueue.limit_key);
+            if v_problem is not null then
+                raise exception using errcode = 'JQ001', message = v_problem,
+                    hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
+            end if;
+            if pg_column_size(enqueue.args || '{}') > 500 or octet_length(enqueue.args::text) > 500 then
+                perform forebay._check_args(enqueue.args, null);
+            end if;
+            v_start := coalesce(enqueue.run_at, v_now + enqueue.delay);
+            v_lane := forebay._lane_id(enqueue.queue, enqueue.priority, 0);
         end if;
-    end if;
-
-    if v_start > v_now then
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
-        values (
-            v_start, v_lane, v_now, nextval('forebay.log_seq'),
-            coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-            enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
-        returning job_id into v_job_id;
-        return v_job_id;
+        if (num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0
+            and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
+            v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
+            if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+                perform forebay._require_below_max_waiting(enqueue.queue, 1);
+            end if;
+        end if;
+        if v_start > v_now then
+            insert into forebay.deferred (
+                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            values (
+                v_start, v_lane, v_now, nextval('forebay.log_seq'),
+                coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
+                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+            returning job_id into v_job_id;
+            return v_job_id;
+        end if;
     end if;
 
     insert into forebay.log (
         lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
     values (
-        v_lane, v_now, enqueue.expires_at, enqueue.max_attempts,
+        v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
         enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);

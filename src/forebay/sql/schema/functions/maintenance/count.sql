@@ -25,9 +25,5 @@ begin
             return next;
         end if;
     end loop;
-    perform forebay._trim_limiters(100000);
-    delete from forebay.queue_count c
-    where c.no < (select n.no from forebay.queue_count n
-                  where n.queue = c.queue and n.group_id = c.group_id order by n.no desc limit 1);
 end
 $$;

@@ -15,7 +15,7 @@ begin
         v_leaf, p_lo, p_hi);
     execute format('create index on %s (lane, xid, seq)', v_leaf);
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
-    execute format('create index on %s (expires_at) where expires_at is not null', v_leaf);
+    execute format('create index on %s (expires_at, seq) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
     execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);

@@ -1,6 +1,7 @@
 -- grant: worker
 
--- Empty the oldest segment that may be emptied; returns its number, or null when there is none.
+-- Empty the oldest segment that may be emptied. emptied is its number, or null; a call looks at no more than twenty segments that
+-- must stay, and next is the p_after of the call that continues, or null when all were looked at.
 --
 -- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
 -- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
@@ -9,7 +10,7 @@
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
 -- pages: 100
-create function forebay.retain_v1() returns bigint
+create function forebay.retain_v1(p_after bigint default null, out emptied bigint, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -20,24 +21,33 @@ declare
     v_total   numeric;
     v_days    bigint := forebay._setting_value('retention_days');
     v_bytes   bigint := forebay._setting_value('retention_bytes');
+    v_kept    integer := 0;
 begin
     perform forebay._require_same_cluster();
     if not forebay._try_lock('retention') then
-        return null;
+        return;
     end if;
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
     from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     for v_segment in
         select s.segment_id, f.sealed_at from forebay.segment s join forebay.seal f using (segment_id)
-        where s.removed_at is null
+        where s.removed_at is null and s.segment_id > coalesce(p_after, -1)
         order by s.segment_id
     loop
         continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
-        continue when forebay._segment_held_by(v_segment.segment_id) is not null;
+        if forebay._segment_held_by(v_segment.segment_id) is not null then
+            v_kept := v_kept + 1;
+            if v_kept >= 20 then
+                next := v_segment.segment_id;
+                return;
+            end if;
+            continue;
+        end if;
         execute format('truncate forebay.log_%s', v_segment.segment_id);
         update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
-        return v_segment.segment_id;
+        emptied := v_segment.segment_id;
+        next := emptied;
+        return;
     end loop;
-    return null;
 end
 $$;

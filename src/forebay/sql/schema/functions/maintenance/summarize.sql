@@ -1,6 +1,7 @@
 -- grant: worker
 
--- Update the block index on numbers for the segments in use; returns the number of page ranges added.
+-- Update the block index on numbers of the segments in use, the newest first, one segment a call. added is the number of page
+-- ranges added; next is the p_after of the call that continues, or null when all were looked at.
 --
 -- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
 -- are read from end to end.
@@ -8,25 +9,25 @@
 -- Errors: 55P03 when another session holds a lock on the segment, try again.
 -- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
 -- pages: 200
-create function forebay.summarize_v1() returns integer
+create function forebay.summarize_v1(p_after bigint default null, out added integer, out next bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
 declare
     v_segment bigint;
-    v_added   integer := 0;
 begin
+    added := 0;
     if not forebay._try_lock('summary') then
-        return 0;
+        return;
     end if;
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-        order by s.lo desc limit 3
-    loop
-        v_added := v_added + brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
-    end loop;
-    return v_added;
+    select s.segment_id into v_segment from forebay.segment s
+    where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
+      and s.segment_id < coalesce(p_after, 9223372036854775807)
+    order by s.lo desc limit 1;
+    if found then
+        added := brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment)::regclass);
+        next := v_segment;
+    end if;
 end
 $$;

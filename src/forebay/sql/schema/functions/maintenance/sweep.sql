@@ -1,30 +1,39 @@
 -- grant: worker
 
--- Expire jobs that no worker claims; returns their number.
+-- Expire jobs that no worker claims. expired is their number; next is the p_after of the call that continues, or null when the pass
+-- is over.
 --
--- It looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
+-- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
 -- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
--- sweep never both decide. Bounded: p_most jobs of the first kind, p_most a lane of the second in p_lanes lanes, in
--- random order. When it returns p_most or more, there may be more: call it again with the same p_since.
+-- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
+-- jobs.
 --
--- Parameters: p_since, look at expiries after this time only (the last complete pass, with an overlap);
---   null: all. p_most, p_lanes, at least 1.
+-- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
+--   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
+--   1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- pages: 300 + 20 a lane + 12 a job
-create function forebay.sweep_v1(p_since timestamptz default null, p_most integer default 1000, p_lanes integer default 50)
-returns bigint
+create function forebay.sweep_v1(
+    p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,
+    out expired bigint, out next text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 set lock_timeout = '1s'
 as $$
 declare
+    v_after   constant jsonb := p_after;
+    v_at      constant timestamptz := forebay._now();
     v_queue   text;
     v_place   record;
     v_segment bigint;
     v_row     record;
-    v_count   bigint := 0;
-    v_at      constant timestamptz := forebay._now();
+    v_end     record;
+    v_from    timestamptz;
+    v_seq     bigint;
+    v_left    integer := p_most;
+    v_lane    bigint;
+    v_lanes   integer := 0;
     v_rows       forebay.log[] := '{}';
     v_groups     bigint[] := '{}';
     v_queues     text[] := '{}';
@@ -32,81 +41,114 @@ declare
     v_audiences  bigint[] := '{}';
     v_starts     pg_snapshot[] := '{}';
 begin
-    if (p_most >= 1 and p_lanes >= 1) is not true then
+    if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
-            message = format('a sweep of %s jobs in %s lanes does nothing', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null'));
+            message = format('cannot sweep %s jobs in %s lanes', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null')),
+            hint = 'Both numbers are 1 to 1000000.';
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
+    expired := 0;
     if not forebay._try_lock('sweep') then
-        return 0;
+        return;
     end if;
-    -- A queue that was never served has no group yet; its jobs expire for an implied one.
-    for v_queue in
-        select distinct l.queue from forebay.lane l
-        where not exists (select from forebay.queue_group g where g.queue = l.queue)
-    loop
-        perform forebay._imply_group(v_queue);
-    end loop;
+    if v_after is null then
+        -- A queue that was never served has no group yet; its jobs expire for an implied one.
+        for v_queue in
+            with recursive queue as (
+                (select l.queue from forebay.lane l order by l.queue limit 1)
+                union all
+                select n.queue from queue q, lateral (
+                    select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+            )
+            select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+        loop
+            perform forebay._imply_group(v_queue);
+        end loop;
+    end if;
 
     -- First the search, then the locks: claims must not wait for the search.
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-          and s.lo >= forebay._archived_below()
-        order by s.segment_id
-    loop
-        for v_row in execute format(
-            'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
-             from (select * from forebay.log_%s x where x.expires_at <= $1 and x.expires_at > $2 offset 0) l
-             join (select g.group_id, g.queue, g.start_after, i.lane, i.priority, i.audience, c.*
-                   from forebay.queue_group g
-                   join lateral (select distinct j.lane, j.priority, j.audience from forebay.lane j
-                                 where g.closing_at is null and j.queue = g.queue and j.audience in (0, g.group_id, -g.group_id)) i on true
-                   left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
-                                      from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
-                                      where b.group_id = g.group_id and b.lane = i.lane order by b.no desc limit 1) c on true
-                   offset 0) p on p.lane = l.lane
-             where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
-               and (p.snap_from is null
-                    or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
-               and not exists (select from forebay.tombstone t
-                               where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
-                                 and (t.group_id is null or t.group_id = p.group_id))
-             limit $3', v_segment)
-            using v_at, coalesce(p_since, '-infinity'), p_most - cardinality(v_rows)
+    if v_after ->> 0 is distinct from 'lane' then
+        for v_segment in
+            select s.segment_id from forebay.segment s
+            where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+              and s.lo >= forebay._archived_below() and s.segment_id >= coalesce((v_after ->> 1)::bigint, 0)
+            order by s.segment_id
         loop
-            v_rows := v_rows || v_row.r;
-            v_groups := v_groups || v_row.group_id;
-            v_queues := v_queues || v_row.queue;
-            v_priorities := v_priorities || v_row.priority;
-            v_audiences := v_audiences || v_row.audience;
-            v_starts := v_starts || v_row.start_after;
+            v_from := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 2)::timestamptz end, p_since, '-infinity');
+            v_seq := coalesce(case when v_segment = (v_after ->> 1)::bigint then (v_after ->> 3)::bigint end, 9223372036854775807);
+            execute format(
+                'select count(*) as seen, max(x.expires_at) as at, (array_agg(x.seq order by x.expires_at desc, x.seq desc))[1] as seq
+                 from (select i.expires_at, i.seq from forebay.log_%s i
+                       where i.expires_at is not null and i.expires_at <= $1 and (i.expires_at, i.seq) > ($2, $3)
+                       order by i.expires_at, i.seq limit $4) x', v_segment)
+                into v_end using v_at, v_from, v_seq, v_left;
+            continue when v_end.seen = 0;
+            for v_row in execute format(
+                'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
+                 from (select * from forebay.log_%s x
+                       where x.expires_at is not null and (x.expires_at, x.seq) > ($1, $2) and (x.expires_at, x.seq) <= ($3, $4) offset 0) l
+                 cross join lateral (
+                     select g.group_id, g.queue, g.start_after, i.priority, i.audience, c.*
+                     from (select distinct j.queue, j.priority, j.audience from forebay.lane j where j.lane = l.lane) i
+                     join forebay.queue_group g on g.queue = i.queue and i.audience in (0, g.group_id, -g.group_id) and g.closing_at is null
+                     left join lateral (select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+                                        from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+                                        where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true) p
+                 where (p.snap_from is not null or p.audience <> 0 or not pg_visible_in_snapshot(l.xid, p.start_after))
+                   and (p.snap_from is null
+                        or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
+                   and not exists (select from forebay.tombstone t
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                     and (t.group_id is null or t.group_id = p.group_id))', v_segment)
+                using v_from, v_seq, v_end.at, v_end.seq
+            loop
+                v_rows := v_rows || v_row.r;
+                v_groups := v_groups || v_row.group_id;
+                v_queues := v_queues || v_row.queue;
+                v_priorities := v_priorities || v_row.priority;
+                v_audiences := v_audiences || v_row.audience;
+                v_starts := v_starts || v_row.start_after;
+            end loop;
+            v_left := v_left - v_end.seen;
+            if v_left <= 0 then
+                next := jsonb_build_array('row', v_segment, v_end.at, v_end.seq);
+                exit;
+            end if;
         end loop;
-        exit when cardinality(v_rows) >= p_most;
-    end loop;
-    for v_nr in 1 .. cardinality(v_rows) loop
-        v_count := v_count + forebay._expire_one(
-            v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
-    end loop;
+        for v_nr in 1 .. cardinality(v_rows) loop
+            expired := expired + forebay._expire_one(
+                v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+        end loop;
+        if next is not null then
+            return;
+        end if;
+    end if;
 
+    v_lane := coalesce(case when v_after ->> 0 = 'lane' then (v_after ->> 1)::bigint end, -9223372036854775808);
     for v_place in
-        select g.group_id, l.lane
-        from forebay.queue_group g
-        join lateral (select distinct i.lane, i.audience from forebay.lane i
-                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id) and i.sort <> 'keyed' and i.state <> 'dormant') l on true
+        select l.lane, g.group_id, c.claimed_at
+        from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
+        left join forebay.queue_group g
+            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and l.state <> 'dormant' and g.closing_at is null
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
-        where g.closing_at is null and (c.claimed_at is null or c.claimed_at < v_at - interval '5 seconds')
-        order by random()
-        limit p_lanes
+        order by l.lane
     loop
         -- The locks last until the end of this call: with p_most jobs it has had them for long enough.
-        exit when v_count >= p_most;
-        v_count := v_count + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        if expired >= p_most then
+            next := jsonb_build_array('lane', v_lane);
+            return;
+        end if;
+        if v_place.group_id is not null and coalesce(v_place.claimed_at < v_at - interval '5 seconds', true) then
+            expired := expired + forebay._sweep_lane(v_place.group_id, v_place.lane, p_most);
+        end if;
+        if expired < p_most then
+            v_lane := v_place.lane;
+            v_lanes := v_lanes + 1;
+        end if;
     end loop;
-
-    return v_count;
+    next := case when expired >= p_most or v_lanes >= p_lanes then jsonb_build_array('lane', v_lane) end;
 end
 $$;
 

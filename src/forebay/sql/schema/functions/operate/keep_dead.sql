@@ -42,16 +42,16 @@ as $$
 $$;
 
 
--- Delete dead letters past the time set for them, about p_most; returns their number.
-create function forebay._trim_dead_letters(p_most integer) returns bigint
+-- Delete dead letters past the time set for them.
+create function forebay._trim_dead_letters(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
     v_queue record;
-    v_total bigint := 0;
 begin
+    rows := 0;
     if not exists (select from forebay.dead_retention r where r.days is not null) then
-        return 0;
+        return;
     end if;
     for v_queue in
         with recursive queue as (
@@ -63,12 +63,12 @@ begin
         select q.queue, forebay._days_of_dead(q.queue) as days from queue q
     loop
         continue when v_queue.days is null;
-        v_total := v_total + forebay._delete_dead(
-            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - v_total)::integer);
-        exit when v_total >= p_most;
+        rows := rows + forebay._delete_dead(
+            v_queue.queue, forebay._now() - make_interval(days => v_queue.days), (p_most - rows)::integer);
+        exit when rows >= p_most;
     end loop;
     delete from forebay.dead_deletion c where c.died_on < forebay._now() - interval '400 days';
-    return v_total;
+    next := case when rows >= p_most then '[]' end;
 end
 $$;
 

@@ -1,17 +1,14 @@
--- Delete results past their time, and progress older than a day.
-create function forebay._trim_results() returns bigint
-language plpgsql volatile
+-- Delete results past their time.
+create function forebay._trim_results(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
 as $$
-declare
-    v_results  bigint;
-    v_progress bigint;
-begin
-    delete from forebay.result r where r.ctid = any (array(
-        select o.ctid from forebay.result o where o.kept_until < forebay._now() limit 10000));
-    get diagnostics v_results = row_count;
-    delete from forebay.progress p where p.ctid = any (array(
-        select o.ctid from forebay.progress o where o.recorded_at < forebay._now() - interval '1 day' limit 10000));
-    get diagnostics v_progress = row_count;
-    return v_results + v_progress;
-end
+    select * from forebay._trim_by_time('result', 'kept_until', forebay._now(), p_after, p_most)
+$$;
+
+
+-- Delete progress older than a day.
+create function forebay._trim_progress(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('progress', 'recorded_at', forebay._now() - interval '1 day', p_after, p_most)
 $$;

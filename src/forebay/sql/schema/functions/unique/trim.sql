@@ -1,24 +1,23 @@
--- Delete generations that are no longer needed: older than a day, and superseded or ended; returns their number.
+-- Delete generations that are no longer needed: older than a day, and superseded or ended.
 --
 -- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
-create function forebay._trim_keys(p_most integer) returns bigint
+create function forebay._trim_unique_keys(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
     v_before constant timestamptz := forebay._now() - interval '1 day';
-    v_oldest timestamptz;
-    v_key    forebay.unique_key;
-    v_count  bigint := 0;
+    v_ctids tid[];
+    v_key   forebay.unique_key;
+    v_at    timestamptz;
+    v_job   bigint;
 begin
-    select u.taken_at into v_oldest from forebay.unique_key u order by u.taken_at limit 1;
-    for v_key in
-        select u.* from forebay.unique_key u
-        where u.taken_at < v_before
-          -- About half of the calls start at a random time, so that keys which are locked for long do not hide the others.
-          and u.taken_at >= case when random() < 0.5 then v_oldest else v_oldest + random() * (v_before - v_oldest) end
-        order by u.taken_at limit least(p_most, 2000)
-        for update skip locked
-    loop
+    rows := 0;
+    select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
+    from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
+          where i.taken_at < v_before
+            and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by i.taken_at, i.job_id limit p_most) u;
+    for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop
         if exists (select from forebay.unique_key u
                    where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
             continue when exists (
@@ -30,8 +29,8 @@ begin
         end if;
         delete from forebay.unique_key u
         where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;
-        v_count := v_count + 1;
+        rows := rows + 1;
     end loop;
-    return v_count;
+    next := case when cardinality(v_ctids) >= p_most then jsonb_build_array(v_at, v_job) end;
 end
 $$;

@@ -10,10 +10,10 @@ begin
         select case
             when p.moved then true
             when exists (
-                select from unnest(p_ended) e (low, high), lateral (
+                select from (select unnest(p_ended) as xids) e, lateral (
                     select from forebay.log_{segment} l
-                    where l.lane = p.lane and l.xid >= greatest(e.low, pg_snapshot_xmax(p.snap)) and l.xid < e.high limit 1) f
-                where e.high > pg_snapshot_xmax(p.snap)) then true
+                    where l.lane = p.lane and l.xid >= greatest((e.xids).low, pg_snapshot_xmax(p.snap)) and l.xid < (e.xids).high limit 1) f
+                where (e.xids).high > pg_snapshot_xmax(p.snap)) then true
             when pg_snapshot_xmin(p.snap) = pg_snapshot_xmax(p.snap) then false
             else exists (
                 select from pg_snapshot_xip(p.snap) late (xid), lateral (

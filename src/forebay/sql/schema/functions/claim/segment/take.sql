@@ -21,7 +21,7 @@ declare
 begin
     with cur as materialized (
         select b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total,
-               b.whole, u.upto, forebay._now() as at,
+               b.whole, u.upto, forebay._now() as at, forebay._claim_bytes() / p_limit + 1024 as share,
                case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
                          and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
                     then forebay._xid_ranges(b.snap_from, u.upto)
@@ -47,19 +47,19 @@ begin
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
                array_agg(t.job_id) as job_ids, -- A job that is too large counts as expired: nothing is written.
-               min(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024
-                        then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
-               string_agg(case when octet_length(t.job) <= forebay._claim_bytes() / p_limit + 1024 then t.job end, ',') as jobs
+               min(case when t.job is not null then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+               string_agg(t.job, ',') as jobs
         from cur, lateral (
-            select j.* from unnest(cur.ranges) r (low, high), lateral (
+            select j.seq, j.xid, j.expires_at, j.enqueued_at, j.job_id, case when octet_length(j.job) <= cur.share then j.job end as job
+            from (select unnest(cur.ranges) as xids) r, lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
-                   case when pg_column_size(j.args) <= forebay._claim_bytes() / p_limit + 1024
+                   case when pg_column_size(j.args) <= cur.share
                         then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
                                                j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
             from forebay.log_{segment} j
             where j.lane = p_lane
-              and (j.xid, j.seq) > (greatest(r.low, cur.pos_xid), case when cur.pos_xid >= r.low then cur.pos_seq else -1 end)
-              and j.xid < r.high
+              and (j.xid, j.seq) > (greatest((r.xids).low, cur.pos_xid), case when cur.pos_xid >= (r.xids).low then cur.pos_seq else -1 end)
+              and j.xid < (r.xids).high
             order by j.xid, j.seq
             limit p_limit) j
             limit p_limit) t
