@@ -3,6 +3,7 @@
 An account outside the database says what was committed, what ran, and in which order.
 """
 
+import faulthandler
 import random
 from collections.abc import Iterator
 
@@ -96,6 +97,7 @@ def test_nothing_is_lost_or_doubled_in_a_long_storm(cluster, clock, effects, see
     """
     The same for twenty minutes, or for --stress-seconds, with a fault every fifteen seconds.
     """
+    faulthandler.cancel_dump_traceback_later()  # It is meant to last.
     seconds = stress_seconds if stress_seconds >= 60 else 1200
     storm, found = weather(cluster, clock, effects, seed, seconds=seconds, every_seconds=15)
     assert not found, found
