@@ -263,6 +263,8 @@ class Storm:
                 if conn is None or conn.closed:
                     conn = psycopg.connect(self.cluster.dsn, autocommit=True, connect_timeout=5)
                 count = one(conn, statement)
+                if isinstance(count, tuple):  # What it did, and whether there is more.
+                    count = count[0]
                 self.maintenance[statement[15:].partition("_v1")[0]] += int(count or 0)
             except psycopg.Error as error:
                 self.errors[f"{statement[15:]}: {error.sqlstate or type(error).__name__}"] += 1
