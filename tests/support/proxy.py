@@ -72,8 +72,7 @@ class Proxy:
     """A unix socket that leads to a server, with faults on the way."""
 
     def __init__(self, dsn: str) -> None:
-        parts = conninfo.conninfo_to_dict(dsn)
-        self._target = f"{parts['host']}/.s.PGSQL.{parts.get('port', _PORT)}"
+        self.lead_to(dsn)
         self._folder = Path(tempfile.mkdtemp(prefix="proxy-"))
         self.dsn = conninfo.make_conninfo(dsn, host=str(self._folder), port=_PORT)
         self._faults: list[Fault] = []
@@ -99,6 +98,11 @@ class Proxy:
         self.open.set()
         self.cut_all()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def lead_to(self, dsn: str) -> None:
+        """Let new connections lead to another server; old ones stay where they are."""
+        parts = conninfo.conninfo_to_dict(dsn)
+        self._target = f"{parts['host']}/.s.PGSQL.{parts.get('port', _PORT)}"
 
     # --- faults ---
 
@@ -178,6 +182,7 @@ class Proxy:
             try:
                 server.connect(self._target)
             except OSError:
+                server.close()
                 client.close()
                 continue
             link = _Link(self, client, server)

@@ -24,15 +24,14 @@ def faketime_library() -> Path | None:
     return None
 
 
-class SteppingServer:
-    """A running server and its clock."""
+class SteppingClock:
+    """The clock of the servers that were started with it."""
 
-    def __init__(self, server: EmbeddedServer, offset: Path) -> None:
-        self.server = server
+    def __init__(self, offset: Path) -> None:
         self._offset = offset
 
-    def set_clock(self, seconds: int) -> None:
-        """Let the server's clock be so many seconds ahead of the real time, or behind it, from now on."""
+    def set(self, seconds: int) -> None:
+        """Let it be so many seconds ahead of the real time, or behind it, from now on."""
         # In one step: the server reads the file at every look at the clock.
         new = self._offset.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
@@ -40,31 +39,49 @@ class SteppingServer:
         new.rename(self._offset)
 
 
+class SteppingServer:
+    """A running server and its clock."""
+
+    def __init__(self, server: EmbeddedServer, clock: SteppingClock) -> None:
+        self.server = server
+        self.set_clock = clock.set
+
+
 @contextmanager
-def stepping_server(
-    pg_bin: str | None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SteppingServer]:
-    """Lend a running server with the real time."""
+def stepping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingClock | None]:
+    """Let every server that is started meanwhile have a clock that can be set; None without libfaketime."""
     library = faketime_library()
     if library is None:
-        pytest.skip("libfaketime is not installed (Debian: faketime)")
+        yield None
+        return
     folder = Path(tempfile.mkdtemp(prefix="clock-"))
     folder.chmod(0o755)
-    clock = folder / "offset"
-    clock.write_text("+0\n")
-    clock.chmod(0o644)
+    offset = folder / "offset"
+    offset.write_text("+0\n")
+    offset.chmod(0o644)
     plain = Owner.environment
     variables = {
         "LD_PRELOAD": str(library),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_RESET": "1",
     }
     monkeypatch.setattr(Owner, "environment", lambda self: plain(self) | variables)
     try:
-        with temporary_server(pg_bin) as server:
-            monkeypatch.setattr(Owner, "environment", plain)
-            yield SteppingServer(server, clock)
+        yield SteppingClock(offset)
     finally:
+        monkeypatch.setattr(Owner, "environment", plain)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def stepping_server(
+    pg_bin: str | None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SteppingServer]:
+    """Lend a running server with the real time."""
+    with stepping_clock(monkeypatch) as clock:
+        if clock is None:
+            pytest.skip("libfaketime is not installed (Debian: faketime)")
+        with temporary_server(pg_bin) as server:
+            yield SteppingServer(server, clock)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.effects import PATH_VARIABLE
 from tests.support.waiting import wait_for
@@ -126,10 +127,12 @@ class Crew:
         self.dsn = dsn
         self.effects = effects
         self.members: list[WorkerProcess] = []
+        #: Of every member that is started from now on.
+        self.options: dict[str, Any] = {}
 
     def start(self, *, wait: bool = True, dsn: str | None = None, **options) -> WorkerProcess:
         """Start one more."""
-        member = WorkerProcess(dsn or self.dsn, self.effects, **options)
+        member = WorkerProcess(dsn or self.dsn, self.effects, **self.options | options)
         self.members.append(member)
         if wait:
             member.wait_until_started()

@@ -363,6 +363,61 @@ async def test_an_app_without_a_module_runs_suspects_in_its_own_process(app, con
     assert one(conn, "select count(*) from forebay.suspect_start") == 1
 
 
+#: The first record of a suspect's start is refused.
+_REFUSE_ONE_START = """
+    create sequence starts;
+    create function refuse_one_start() returns trigger language plpgsql security definer as $$
+    begin
+        if nextval('public.starts') = 1 then
+            raise 'could not extend file: No space left on device' using errcode = 'disk_full';
+        end if;
+        return new;
+    end $$;
+    create trigger refuse_one_start before insert on forebay.suspect_start
+    for each row execute function refuse_one_start();
+"""
+
+
+@pytest.mark.usual("a trigger on a table of the schema")
+async def test_a_suspect_whose_start_is_refused_in_the_workers_process_runs_later(app, conn):
+    """
+    The disk is full when the start of a suspect is to be recorded: it is released, and not held until the worker ends.
+    """
+
+    @app.job
+    async def work() -> None: ...
+
+    job = work.enqueue(conn)
+    group = one(conn, "select forebay.open_group('default')")
+    lease = one(conn, "select forebay.open_lease_v1('dies', 1, 0.1)")
+    lane = one(conn, "select forebay._lane_id('default', 100, 0)")
+    conn.execute("select forebay.claim_v1(%s, 1, 1, %s, %s, 1)", [lease, group, lane])
+    assert one(conn, "select forebay._revoke(%s, 'revoked', true)", lease) == 1
+    conn.execute(_REFUSE_ONE_START)
+    async with running(app) as worker:
+        await wait_for_async(lambda: state(conn, job) == "done")
+        assert worker.stats.leases_lost == 0
+    assert one(conn, "select last_value from starts") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usual("a trigger on a table of the schema")
+async def test_a_suspect_whose_start_is_refused_for_a_child_process_runs_later(
+    conn, workers, effects
+):
+    """
+    The same where suspects run in child processes.
+    """
+    first = workers.start()
+    job = one(conn, "select forebay.enqueue('work_in_thread', '{\"entry\": 1, \"seconds\": 2}')")
+    await wait_for_async(lambda: effects.all("start"))
+    conn.execute(_REFUSE_ONE_START)
+    first.kill()
+    workers.start()
+    await wait_for_async(lambda: state(conn, job) == "done", 40, lambda: workers.logs)
+    assert one(conn, "select last_value from starts") == 2
+
+
 @pytest.mark.slow
 async def test_a_worker_finds_its_way_back_when_all_its_sessions_are_terminated(
     app, conn, database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable, LeaseLost
+from forebay.errors import LeaseLost
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.worker._running import job_of
@@ -75,7 +75,13 @@ class Suspects:
             return
         if not self._children.available:
             # It runs in this process, beside other jobs. If it kills the process, that still uses an attempt.
-            await self._record_start(held)
+            try:
+                await self._record_start(held)
+            except LeaseLost:
+                raise
+            except Exception as error:
+                self._release(held, error)
+                raise
             self._executor.take([held])
             return
         self._executor.reserve()
@@ -118,11 +124,14 @@ class Suspects:
                 self._stats.done += 1
         except LeaseLost:
             self._on_lease_lost(lease)
-        except DatabaseUnavailable as error:
-            # The suspect did not start: its start is not recorded.
-            log.warning("suspect %s released: %s", job.job_id, error)
-            if not held.ended:
-                held.ended = True
-                self._settler.end(held, protocol.Ended(held.row.offset, "released", after=1.0))
+        except Exception as error:
+            self._release(held, error)
         finally:
             self._executor.release()
+
+    def _release(self, held: HeldJob, error: Exception) -> None:
+        """Give a suspect back that did not start: the database is unavailable, or refuses, as with a full disk."""
+        log.warning("suspect %s released: %s", held.row.job_id, error)
+        if not held.ended:
+            held.ended = True
+            self._settler.end(held, protocol.Ended(held.row.offset, "released", after=1.0))
