@@ -19,7 +19,7 @@ def test_a_change_of_what_was_released_would_be_noticed(server, template):
     may take one away.
     """
     steps, spoken = list(migrations()), protocol(server.dsn(template))
-    assert {"forebay.seal_v1()", "forebay.retain_v1()"} <= spoken.keys()
+    assert {"forebay.seal_v1()", "forebay.retain_v1(bigint)"} <= spoken.keys()
     record = {
         "1.0": {
             "migrations": {f"{step.version:04}_{step.name}": step.checksum for step in steps},

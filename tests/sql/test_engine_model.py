@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from tests.support.engine import (
+    STEPS,
     Reader,
     connect,
     depth,
@@ -398,7 +399,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(call=st.sampled_from(["seal", "extend", "retain", "trim"]))
     def maintenance(self, call):
-        one(self.conn, f"select forebay.{call}_v1()")
+        one(self.conn, STEPS[call])
 
     @rule(rows=st.integers(20, 120))
     def numbers_are_used_up(self, rows):

@@ -888,7 +888,8 @@ def test_a_key_whose_retry_was_cancelled_is_free_after_trimming(database):
 @pytest.mark.usefixtures("short_history")
 def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
     """A key run without jobs has no numbers; it must not go before those that are older."""
-    break_function(database, "_trim_key_runs", ("o.high_seq >= v_first", "false"))
+    guard = "o.no < coalesce((select min(i.no) from old i where i.high_seq >= p_first), 9223372036854775807)"
+    break_function(database, "_trim_key", (guard, "coalesce(o.high_seq, 0) < p_first"))
     with violation():
         cancelled_retry_is_trimmed(database)
 

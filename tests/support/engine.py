@@ -108,6 +108,17 @@ def trim(conn: psycopg.Connection[Any], part: str | None = None, most: int = 500
     return total
 
 
+#: One step of each duty of maintenance, and what it did.
+STEPS = {
+    "extend": "select forebay.extend_v1()",
+    "promote": "select forebay.promote_v1()",
+    "seal": "select forebay.seal_v1()",
+    "retain": "select emptied from forebay.retain_v1()",
+    "trim": "select sum(t.rows) from unnest(forebay._trim_parts()) p, forebay.trim_v1(p) t",
+    "sweep": "select expired from forebay.sweep_v1()",
+}
+
+
 def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     """Replace the schema's clock in this database by one that is so far ahead."""
     conn.execute(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import psycopg
 
 from tests.support.effects import Effects
-from tests.support.engine import connect, depth, one
+from tests.support.engine import STEPS, connect, depth, one
 from tests.support.ledger import Ledger
 from tests.support.storm_cluster import IS_ROOT, Cluster
 from tests.support.storm_producers import Account
@@ -60,9 +60,9 @@ _TABLES = """
 _MAINTENANCE = (
     *["select forebay.extend_v1()"] * 3,
     "select forebay.seal_v1()",
-    "select forebay.retain_v1()",
-    "select forebay.trim_v1()",
-    "select forebay.sweep_v1()",
+    STEPS["retain"],
+    STEPS["trim"],
+    STEPS["sweep"],
     "select forebay.summarize_v1()",
     "select forebay.forget_v1()",
     "select forebay.drop_segments_v1(5, '1 second')",

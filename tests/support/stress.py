@@ -16,7 +16,17 @@ from typing import Any
 
 import psycopg
 
-from tests.support.engine import Reader, Row, connect, depth, enqueue, enqueue_many, one, open_group
+from tests.support.engine import (
+    STEPS,
+    Reader,
+    Row,
+    connect,
+    depth,
+    enqueue,
+    enqueue_many,
+    one,
+    open_group,
+)
 from tests.support.ledger import Ledger
 
 QUEUE = "stress"
@@ -352,9 +362,11 @@ class StressRun:
         with connect(self.dsn) as conn:
             while self._running.is_set() and not self.errors:
                 call = rng.choice(calls)
-                limit = str(rng.choice([1, 20, 5000])) if call == "promote" else ""
+                step = STEPS[call]
+                if call == "promote":
+                    step = step.replace("()", f"({rng.choice([1, 20, 5000])})")
                 try:
-                    count = one(conn, f"select forebay.{call}_v1({limit})")
+                    count = one(conn, step)
                 except _RETRYABLE:
                     count = 0
                 except psycopg.DatabaseError as error:
