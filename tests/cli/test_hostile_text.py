@@ -59,7 +59,7 @@ def test_no_control_character_of_a_job_is_printed(forebay, hostile_job, argument
 
 def test_a_statement_of_another_session_is_printed_without_its_controls(forebay, database, conn):
     """
-    The guard shows the application's name and the last statement of whoever holds a transaction.
+    The guard shows the application's name and the last statement of a session that holds a transaction.
     """
     with psycopg.connect(database, application_name="evil") as other:
         other.execute(f"/* {HOSTILE} */ select pg_current_xact_id()")

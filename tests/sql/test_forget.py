@@ -1,6 +1,6 @@
 """Lanes that are over are forgotten, and no committed job is missed on the way.
 
-Each guard of the protocol has a mutant without it, in which a committed job is found by nobody.
+Each guard of the protocol has a mutant without it, in which no worker finds a committed job.
 """
 
 import psycopg
@@ -160,7 +160,7 @@ def old_snapshot(database: str, conn: psycopg.Connection, reader: Reader, level:
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_an_old_snapshot_that_still_sees_the_lane_in_use_records_it(database, conn, reader, level):
-    """A transaction without an id is waited for by nobody; it does not rely on what it sees."""
+    """A transaction without an id delays no step; it does not rely on what it sees."""
     old_snapshot(database, conn, reader, level)
 
 
@@ -274,7 +274,7 @@ def test_a_delayed_job_wakes_its_lane(conn, reader):
 
 
 def test_a_delayed_job_breaks_if_promotion_does_not_wake_its_lane(database, conn, reader):
-    """Else its row in the log is found by nobody."""
+    """Otherwise no worker finds its row in the log."""
     break_function(database, "promote_v1", ("perform forebay._use_lanes(v_lanes)", "null"))
     with violation():
         delayed(conn, reader)

@@ -1,4 +1,4 @@
-"""Each queue, priority and limit key has its own lane: nobody can construct names that share one.
+"""Each queue, priority and limit key has its own lane: names that share one cannot be constructed.
 
 The names below have equal numbers under ``hashtextextended`` with seed 0, which can be inverted.
 """
