@@ -230,7 +230,7 @@ class _Pauses:
 def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     """Run an operation with the settings that it relies on, in one message: settings outlive no call, in a pooler neither."""
     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row)
-    cursor.execute(_in_one_message(conn) + operation.sql, operation.params)
+    cursor.execute(_in_one_message(conn, operation), operation.params)
     cursor.set_result(-1)
     return operation.decode(cursor.fetchall() if cursor.description else [])
 
@@ -238,13 +238,19 @@ def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
 async def _call_async(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
     """Do as ``_call``, asynchronously."""
     cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
-    await cursor.execute(_in_one_message(conn) + operation.sql, operation.params)
+    await cursor.execute(_in_one_message(conn, operation), operation.params)
     await cursor.set_result(-1)
     return operation.decode(await cursor.fetchall() if cursor.description else [])
 
 
-def _in_one_message(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    return for_one_transaction(OF_CALLS, conn.info.server_version)
+def _in_one_message(
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], operation: Operation[Any]
+) -> str:
+    # Several statements of one message would be a transaction block.
+    settings = (
+        "" if operation.outside_block else for_one_transaction(OF_CALLS, conn.info.server_version)
+    )
+    return settings + operation.sql
 
 
 def _options(dsn: str) -> dict[str, Any]:

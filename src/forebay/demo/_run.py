@@ -179,7 +179,7 @@ def _fresh_database(server: EmbeddedServer) -> str:
         f"drop database if exists {_DATABASE} with (force)",
         f"create database {_DATABASE} template template0",
     ):
-        run_own(server.dsn(), Operation(statement, nothing))
+        run_own(server.dsn(), Operation(statement, nothing, outside_block=True))
     dsn = server.dsn(_DATABASE)
     migrate(dsn)
     run_own(dsn, Operation(SCHEMA, nothing))
