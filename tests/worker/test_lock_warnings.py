@@ -75,7 +75,7 @@ async def test_a_locked_task_is_reported_once_though_the_task_does_not_fail(
                     "begin; lock table only forebay.lock_promotion in share update exclusive mode"
                 )
                 for _ in range(3):
-                    await maintenance._watch_locks()
+                    await maintenance._watch_locks(None)
                 named = f"pid {holder.info.backend_pid}"
                 assert [named in record.message for record in caplog.records] == [True] * warnings
                 assert one(conn, "select forebay.promote_v1()") == 0
