@@ -12,7 +12,7 @@ import pytest
 
 import forebay
 from tests.sql.test_unique import ask
-from tests.support.engine import Reader, connect, depth, enqueue_many, one, state
+from tests.support.engine import STEPS, Reader, connect, depth, enqueue_many, one, state
 from tests.support.fix_worker import run_until_idle
 from tests.support.mutant import break_function
 from tests.support.waiting import wait_for
@@ -278,8 +278,8 @@ def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, co
     def keep_up(rng: random.Random, continues) -> None:
         with connect(database) as keeper:
             while continues():
-                for call in rng.sample(("promote", "sweep", "seal", "trim", "summarize"), 5):
-                    keeper.execute(f"select forebay.{call}_v1()")
+                for duty in rng.sample(("promote", "sweep", "seal", "trim", "summarize"), 5):
+                    keeper.execute(STEPS[duty])
                 keeper.execute("select forebay.redrive_matching(most => 5)")
 
     together(

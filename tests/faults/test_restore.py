@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 
 from tests.support.engine import (
+    STEPS,
     Reader,
     connect,
     depth,
@@ -119,8 +120,15 @@ def nothing_runs(dsn: str) -> None:
         assert sqlstate(conn, "select forebay.open_lease_v1('w')") == "JQ030"
         groups = one(conn, "select array_agg(group_id) from forebay.queue_group")
         assert sqlstate(conn, "select * from forebay.ready_v1(%s::bigint[])", groups) == "JQ030"
-        for call in ("promote", "sweep", "seal", "retain", "trim", "revoke_lost"):
-            assert sqlstate(conn, f"select * from forebay.{call}_v1()") == "JQ030", call
+        for call in (
+            "promote_v1()",
+            "sweep_v1()",
+            "seal_v1()",
+            "retain_v1()",
+            "trim_v1('batches')",
+            "revoke_lost_v1()",
+        ):
+            assert sqlstate(conn, f"select * from forebay.{call}") == "JQ030", call
 
 
 def run_everything(dsn: str, group: str) -> list[int]:
@@ -175,7 +183,7 @@ def adopted_once(dsn: str, *, resume: bool) -> None:
         one(conn, "select expired from forebay.sweep_v1()")
         assert one(conn, "select count(*) from forebay.dead_letter") == letters
         for call in ("seal", "promote", "retain", "trim"):
-            one(conn, f"select forebay.{call}_v1()")
+            one(conn, STEPS[call])
 
 
 @pytest.mark.slow

@@ -116,6 +116,7 @@ STEPS = {
     "retain": "select emptied from forebay.retain_v1()",
     "trim": "select sum(t.rows) from unnest(forebay._trim_parts()) p, forebay.trim_v1(p) t",
     "sweep": "select expired from forebay.sweep_v1()",
+    "summarize": "select * from forebay.summarize_v1()",
 }
 
 

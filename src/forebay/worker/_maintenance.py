@@ -70,6 +70,9 @@ _TRIMMED: Final = {
     "unique_keys": 600.0,
 }
 
+#: The first passes of trimming are spread over this time.
+_TRIM_SPREAD_SECONDS: Final = 10.0
+
 #: Longest pause after a task failed for another reason than an unreachable database.
 _FAILED_SECONDS_MAX = 30.0
 
@@ -132,7 +135,14 @@ class Maintenance:
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 *(
-                    Duty(f"trim {part}", seconds, self._trim, _TRIM_ROWS)
+                    # A worker that becomes the leader does not begin with all of them at once.
+                    Duty(
+                        f"trim {part}",
+                        seconds,
+                        self._trim,
+                        _TRIM_ROWS,
+                        due_at=time.monotonic() + random.uniform(0.0, _TRIM_SPREAD_SECONDS),
+                    )
                     for part, seconds in _TRIMMED.items()
                 ),
             ],
