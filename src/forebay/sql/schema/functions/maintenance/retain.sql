@@ -5,7 +5,7 @@
 --
 -- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
 -- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
--- no session waits for it. The empty table stays in place; nothing is detached.
+-- no session waits for it. The empty table stays until forebay.drop_segments_v1() drops it.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
 -- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
