@@ -67,6 +67,22 @@ def test_every_table_has_a_replica_identity(conn):
     assert without_identity(conn) == []
 
 
+@pytest.mark.direct
+def test_a_subscriber_can_compare_each_column_of_an_identity_that_is_the_whole_row(conn):
+    """A subscriber finds the row of a DELETE by all columns; it stops at a type without an equality operator."""
+    rows = conn.execute(
+        "select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0"
+        " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p') and c.relreplident = 'f'"
+        "   and not a.attisdropped"
+        "   and not exists (select from pg_opclass o join pg_am m on m.oid = o.opcmethod"
+        "     where m.amname in ('btree', 'hash') and o.opcdefault"
+        "       and o.opcintype in (a.atttypid, (select t.typbasetype from pg_type t where t.oid = a.atttypid)))"
+        "   and (select t.typcategory not in ('A', 'E', 'S') from pg_type t where t.oid = a.atttypid)"
+        " order by 1"
+    )
+    assert [column for (column,) in rows] == []
+
+
 @pytest.mark.slow
 async def test_maintenance_and_a_subscriber_keep_up_with_each_other(pg_bin):
     """

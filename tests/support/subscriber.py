@@ -1,5 +1,6 @@
 """A logical subscriber: another database of the same server that gets every change of every table."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +35,14 @@ class Subscriber:
         conn: a connection to the copy.
     """
 
-    def __init__(self, source: psycopg.Connection, conn: psycopg.Connection, slot: str) -> None:
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        source: psycopg.Connection,
+        conn: psycopg.Connection,
+        slot: str,
+    ) -> None:
+        self._server = server
         self._source = source
         self.conn = conn
         self._slot = slot
@@ -53,12 +61,17 @@ class Subscriber:
                 self._slot,
             ),
             30,
-            lambda: f"errors of the subscription: {self.errors()}",
+            lambda: f"errors of the subscription: {self.errors()}\n{self._logged_errors()}",
         )
 
     def errors(self) -> int:
         """Return how often applying a change failed."""
         return one(self.conn, "select sum(apply_error_count)::int from pg_stat_subscription_stats")
+
+    def _logged_errors(self) -> str:
+        """Return the last errors of the server and what they say of themselves."""
+        lines = self._server.log_path.read_text(encoding="utf-8").splitlines()
+        return "\n".join(line for line in lines if re.search(r"ERROR|DETAIL|CONTEXT", line))[-2000:]
 
     def differing(self) -> list[str]:
         """Return the tables whose rows differ in the copy."""
@@ -105,7 +118,7 @@ def subscriber(server: EmbeddedServer, dsn: str) -> Iterator[Subscriber]:
                     "select count(*) = 0 from pg_subscription_rel where srsubstate <> 'r'",
                 )
             )
-            yield Subscriber(source, target, copy)
+            yield Subscriber(server, source, target, copy)
             target.execute("alter subscription everything disable")
             target.execute("alter subscription everything set (slot_name = none)")
             target.execute("drop subscription everything")

@@ -666,8 +666,9 @@ create table forebay.queue_count (
     snap     pg_snapshot not null,
     total    bigint not null
 );
-create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
-alter table forebay.queue_count replica identity full;
+create unique index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+-- Not the whole row: a subscriber cannot compare snapshots.
+alter table forebay.queue_count replica identity using index queue_count_newest;
 
 
 -- tables/mirror.sql
@@ -1896,7 +1897,7 @@ $$;
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
--- pages: 70 + 5 a lane + 5 an open transaction
+-- pages: 70 + 6 a lane + 5 an open transaction
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer

@@ -16,5 +16,6 @@ create table forebay.queue_count (
     snap     pg_snapshot not null,
     total    bigint not null
 );
-create index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
-alter table forebay.queue_count replica identity full;
+create unique index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+-- Not the whole row: a subscriber cannot compare snapshots.
+alter table forebay.queue_count replica identity using index queue_count_newest;

@@ -8,7 +8,7 @@
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
--- pages: 70 + 5 a lane + 5 an open transaction
+-- pages: 70 + 6 a lane + 5 an open transaction
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)
 language plpgsql volatile security definer
