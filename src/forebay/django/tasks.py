@@ -24,6 +24,7 @@ from forebay.model import JobState
 from forebay.model.checks import PRIORITY_DEFAULT
 from forebay.model.context import Context
 from forebay.model.status import JobStatus
+from forebay.policy.error_text import calls_handlers
 
 try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus
@@ -196,6 +197,7 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         object.__setattr__(result, "finished_at", timezone.now())
         task_finished.send(type(backend), task_result=result)
 
+    @calls_handlers
     def run(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result, positional = arguments(ctx, args, kwargs)
         try:
@@ -206,6 +208,7 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         finished(result, None)
         return returned
 
+    @calls_handlers
     async def run_async(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result, positional = arguments(ctx, args, kwargs)
         try:

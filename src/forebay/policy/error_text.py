@@ -10,12 +10,15 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.model.text import bounded_middle, bounded_text
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable
+    from types import CodeType, TracebackType
+
+FunctionT = TypeVar("FunctionT", bound="Callable[..., Any]")
 
 TYPE_BYTES_MAX: Final = 256
 MESSAGE_BYTES_MAX: Final = 4096
@@ -27,6 +30,28 @@ _NOTES_MAX: Final = 8
 _FRAMES_MAX: Final = 40
 _CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+#: The code of the functions that call handlers.
+_CALLERS: set[CodeType] = set()
+
+
+def calls_handlers(function: FunctionT) -> FunctionT:
+    """Declare that a function calls handlers: a traceback is shown from the frame after it."""
+    _CALLERS.add(function.__code__)
+    return function
+
+
+def user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback from the handler on; all of it if no handler was called.
+
+    The frames before the handler are this library's, and the same for each error.
+    """
+    current = trace
+    while current is not None and current.tb_frame.f_code not in _CALLERS:
+        current = current.tb_next
+    while current is not None and current.tb_frame.f_code in _CALLERS:
+        current = current.tb_next
+    return trace if current is None else current
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +67,8 @@ def describe_exception(exception: BaseException) -> ErrorRecord:
     r"""Return the record of an exception. Never raises.
 
     Returns:
-        The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback with
-        causes, notes and members of groups, at most 16 kB, cut in the middle.
+        The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback from the
+        handler on, with causes, notes and members of groups, at most 16 kB, cut in the middle.
 
     >>> record = describe_exception(ValueError("no such user: 42"))
     >>> record.type, record.message, record.traceback
@@ -109,6 +134,7 @@ def _frames_text(trace: TracebackType | None) -> str:
     try:
         # The last frames matter most; a recursion has a thousand frames.
         last: deque[TracebackType] = deque(maxlen=_FRAMES_MAX)
+        trace = user_traceback(trace)
         while trace is not None:
             last.append(trace)
             trace = trace.tb_next

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
-from forebay.policy.error_text import describe_exception
+from forebay.policy.error_text import calls_handlers, describe_exception
 from forebay.policy.retry import GiveUp
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Call(msgspec.Struct, eq=False):
             timer.cancel()
 
 
+@calls_handlers
 async def run_on_loop(call: Call) -> Any:
     """Call a coroutine handler; return its result."""
     positional, named = call.arguments()
@@ -129,9 +130,17 @@ async def run_in_thread(call: Call, threads: Threads) -> Any:
     """Call a plain handler in a thread; return its result."""
     positional, named = call.arguments()
     function = call.kind.function
-    call.thread_call = threads.submit(lambda: function(*positional, **named))
+    call.thread_call = threads.submit(lambda: call_plainly(function, positional, named))
     call.started = True
     return await call.thread_call.future
+
+
+@calls_handlers
+def call_plainly(
+    function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Call a plain handler in this thread; return its result."""
+    return function(*positional, **named)
 
 
 def decode(

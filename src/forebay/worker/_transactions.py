@@ -14,7 +14,7 @@ from forebay.db.handler_connections import async_handler_connections, handler_co
 from forebay.errors import LeaseLost, UnknownBatch
 from forebay.ops import protocol
 from forebay.ops.protocol import Flush
-from forebay.worker._running import endings, run_on_loop
+from forebay.worker._running import call_plainly, endings, run_on_loop
 
 if TYPE_CHECKING:
     from forebay.db.handler_connections import (
@@ -92,7 +92,7 @@ class HandlerTransactions:
             with connection.transaction():
                 positional, named = call.arguments()
                 call.started = True
-                result = call.kind.function(*positional, **named)
+                result = call_plainly(call.kind.function, positional, named)
                 endeds = endings(call, result)
                 operation = _settlement(call, helds, endeds)
                 _check_statuses(helds, connection.settle(operation))
