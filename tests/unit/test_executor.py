@@ -24,7 +24,7 @@ class Outcomes:
     def end(self, job, ended, *, solo=False):
         self.ended.append((job.row.args["no"], ended.outcome))
 
-    def settled_by_handler(self, job):
+    def settled_by_handler(self, job, ended):
         raise AssertionError(job)
 
 

@@ -72,7 +72,7 @@ async def test_a_failure_tells_which_attempt_of_how_many_it_was(app, conn, caplo
     assert (status.state, status.attempt, status.max_attempts) == (JobState.RETRYING, 2, 3)
     (history,) = client.job_history(job)
     assert [(e.attempt, e.max_attempts) for e in history.errors] == [(1, 3)]
-    assert f"job {job}, attempt 1 of 3, failed: LookupError: not there" in caplog.text
+    assert f"job {job} (work), attempt 1 of 3, failed after " in caplog.text
 
 
 async def test_a_dead_letter_tells_its_attempts_of_how_many(app, conn):

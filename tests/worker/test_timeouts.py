@@ -344,7 +344,9 @@ async def test_a_cancelled_thread_can_say_so_itself(app, conn):
         await until(conn, job, "cancelled")
 
 
-async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_claims(app, conn):
+async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_claims(
+    app, conn, caplog
+):
     """
     A job that is not started before its time is over is a dead letter with that reason.
     """
@@ -383,4 +385,5 @@ async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_cl
             ),
             30,
         )
+    assert "expired before a worker started them and are dead letters now" in caplog.text
     assert ran == [1]

@@ -35,6 +35,17 @@ def escaped_controls(text: str) -> str:
     return _UNLOGGABLE.sub(_escape, text)
 
 
+def log_block(text: str) -> str:
+    r"""Return the text as indented lines without control characters, to follow a line of a log.
+
+    No line of it can be taken for a new record.
+
+    >>> log_block("first\n2026-01-01 ERROR forged\n")
+    '  first\n  2026-01-01 ERROR forged'
+    """
+    return "\n".join(f"  {line}" for line in replaced_controls(text).rstrip("\n").split("\n"))
+
+
 def escaped_json(text: str) -> str:
     """Return JSON text with JSON escapes for the control characters in its strings, so that its value is the same."""
     return _UNSHOWABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -92,10 +92,11 @@ class _PipeToParent:
             self.send(ChildReport(offset=job.row.offset, counters=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
+        job.raised = None  # The parent logs the failure.
         self.send(ChildReport(offset=job.row.offset, ended=ended, solo=solo, counters=_taken(job)))
 
-    def settled_by_handler(self, job: HeldJob) -> None:
-        self.send(ChildReport(offset=job.row.offset, settled=True))
+    def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
+        self.send(ChildReport(offset=job.row.offset, settled=True, ended=ended))
 
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from forebay.errors import HardTimeout
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker import _running
+from forebay.worker._held import Raised
 from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
@@ -194,21 +195,15 @@ class Children:
                         batch.counters += answer.counters
         except TimeoutError:
             await child.kill()
-            log.warning("job %s and its process stopped after %g s", key, hard)
             late = HardTimeout(hard or 0.0)
             for held, job in zip(helds, jobs, strict=True):
+                held.raised = held.raised or Raised(late)
                 ended = _running.failure(kind, job, late)
                 answers.setdefault(held.row.offset, ChildReport(ended=ended, solo=kind.transaction))
             return [answers[offset] for offset in offsets]
         except (asyncio.IncompleteReadError, ConnectionError):
             how = await child.death()
             if len(helds) == 1:
-                log.warning(
-                    "job %s, %s, killed the process that ran it alone: %s",
-                    key,
-                    _running.attempt_of(jobs[0]),
-                    how,
-                )
                 lost = _running.lost_child(kind, jobs[0], how)
                 return [ChildReport(ended=lost, solo=kind.transaction)]
             left = len(helds) - len(answers)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.db.pools import spoils_connection
 from forebay.errors import (
-    HandlerError,
     LeaseLost,
     UnknownBatch,
 )
@@ -388,7 +387,7 @@ class Executor:
         if answer.lease_lost:
             self._on_lease_lost(held.lease)
         elif answer.settled:
-            self._reporter.settled_by_handler(held)
+            self._reporter.finish_committed([held], [answer.ended])
         else:
             self._reporter.finish(held, answer.ended, solo=answer.solo and kind.transaction)
 
@@ -405,16 +404,7 @@ class Executor:
         if isinstance(error, asyncio.CancelledError) and call.why is None:
             # The handler cancelled itself, or one of its task groups did.
             error = RuntimeError("the handler ended with CancelledError")
-        endeds = [_running.failure(call.kind, job, error) for job in call.jobs]
-        self._reporter.finish_all(call, endeds)
-        if not isinstance(error, HandlerError):
-            log.info(
-                "job %s, %s, failed: %s: %s",
-                helds[0].row.job_id,
-                _running.attempt_of(call.jobs[0]),
-                type(error).__name__,
-                _short(error),
-            )
+        self._reporter.finish_all(call, _running.failures(call, error))
 
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.

@@ -127,12 +127,23 @@ def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
     return [m for _, m in sorted(zip(offsets, millis, strict=True))]
 
 
+class Raised:
+    """An exception of a call, for the log. All jobs of a batch share it; the first record shows its traceback."""
+
+    __slots__ = ("error", "shown_for")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.shown_for: int | None = None
+
+
 class HeldJob(msgspec.Struct, eq=False):
     """A claimed job: waiting in this process, running, or ended.
 
     ``ended`` is set once, by the first decision how the job ended; later decisions are ignored. ``interrupted`` is the
     reason why the handler was asked to stop. ``follows`` is the previous job of the same ordering key and lease, until
-    that job ends; ``key_queue`` is the queue of its ordering key.
+    that job ends; ``key_queue`` is the queue of its ordering key. ``raised`` is the exception with which it ended, until
+    that is logged.
     """
 
     row: ClaimedJob
@@ -145,6 +156,7 @@ class HeldJob(msgspec.Struct, eq=False):
     control: Any = None
     follows: HeldJob | None = None
     key_queue: KeyQueue | None = None
+    raised: Raised | None = None
 
     @property
     def lease(self) -> Lease:

@@ -46,7 +46,9 @@ def decode_work(message: bytes) -> Work:
 
 
 class ChildReport(msgspec.Struct):
-    """How the job at an offset ended: done, settled by its handler's transaction, or otherwise; or an error of the child.
+    """How the job at an offset ended: done, or as ``ended`` says; or an error of the child.
+
+    With ``settled`` its handler's transaction has settled it so.
 
     With ``progress`` the job still runs, and this is its progress.
     """

@@ -17,7 +17,7 @@ class Outcomes(Protocol):
 
     def done(self, jobs: Sequence[HeldJob]) -> None: ...
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
-    def settled_by_handler(self, job: HeldJob) -> None: ...
+    def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None: ...
 
 
 class OutcomeReporter:
@@ -72,14 +72,10 @@ class OutcomeReporter:
         """End the jobs of a call whose own transaction settled them."""
         for held, ended in zip(helds, endeds, strict=True):
             if not held.ended:
-                self.settled_by_handler(held)
+                held.ended = True
+                self._outcomes.settled_by_handler(held, ended)
                 if held.row.ordering_key is not None:
                     self._on_key_free(held, ended)
-
-    def settled_by_handler(self, held: HeldJob) -> None:
-        """End a job that its own transaction settled, without starting the next one of its ordering key."""
-        held.ended = True
-        self._outcomes.settled_by_handler(held)
 
     def end(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         """End a job, without starting the next one of its ordering key."""

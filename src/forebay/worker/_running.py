@@ -19,12 +19,12 @@ from forebay.db.session import cut
 from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout, UnknownKind
 from forebay.model.job import Job
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
-from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.error_text import calls_handlers, describe_exception
 from forebay.policy.retry import GiveUp
+from forebay.worker._held import Raised
 
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from forebay.ops.protocol import ClaimedJob
     from forebay.worker._held import HeldJob
     from forebay.worker._threads import Threads
-
-log = logger("forebay.worker")
 
 
 def attempt_of(job: Job) -> str:
@@ -154,7 +152,6 @@ def decode(
     try:
         kind = kinds.get(row.kind)
     except UnknownKind as error:
-        log.warning("job %s postponed: no handler for %r in this worker", row.job_id, row.kind)
         return unknown_kind(row, error)
     if later and row.is_text:
         return kind, None
@@ -162,19 +159,12 @@ def decode(
     try:
         return kind, decode_item(kind, held, group)
     except InvalidJob as error:
-        job = job_of(held, kind, group)
-        log.warning("job %s is dead, %s: %s", row.job_id, attempt_of(job), error)
-        return bad_arguments(job, error)
+        held.raised = Raised(error)
+        return bad_arguments(job_of(held, kind, group), error)
     except Exception as error:
         # The application's code in an argument type raised it: treat it as an error of the handler.
-        job = job_of(held, kind, group)
-        log.info(
-            "job %s, %s, failed: its arguments raised %s",
-            row.job_id,
-            attempt_of(job),
-            type(error).__name__,
-        )
-        return failure(kind, job, error)
+        held.raised = Raised(error)
+        return failure(kind, job_of(held, kind, group), error)
 
 
 def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
@@ -212,10 +202,10 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
         )
         raise TypeError(message)
     return [
-        failure(call.kind, job, entry)
+        _failure_of(held, call.kind, job, entry)
         if isinstance(entry, BaseException)
         else ending(call.kind, job, entry)
-        for job, entry in zip(call.jobs, result, strict=True)
+        for held, job, entry in zip(call.helds, call.jobs, result, strict=True)
     ]
 
 
@@ -255,6 +245,20 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
     return None
+
+
+def failures(call: Call, error: BaseException) -> list[Ended]:
+    """Return how the jobs of a call ended after it raised an exception."""
+    raised = Raised(error)
+    for held in call.helds:
+        if not held.ended:
+            held.raised = raised
+    return [failure(call.kind, job, error) for job in call.jobs]
+
+
+def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> Ended:
+    held.raised = Raised(error)
+    return failure(kind, job, error)
 
 
 def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
@@ -301,7 +305,8 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
     if call.why is not None and (
         isinstance(error, asyncio.CancelledError | SoftTimeout | JobCancelled)
     ):
-        return call.why
+        # With the place where the handler was.
+        return call.why.with_traceback(error.__traceback__)
     return error
 
 

@@ -14,7 +14,8 @@ from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
 from forebay.model.context import Context, TransactionContext
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
-from forebay.worker._running import Call, attempt_of, failure
+from forebay.worker._job_log import log_started
+from forebay.worker._running import Call, attempt_of, failures
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,6 +102,7 @@ class Slots:
         self.calls[call] = helds
         for held in helds:
             held.started_at = now
+            log_started(held, kind)
         if kind.in_process and self._processes is not None:
             call.in_child = True
             return call  # Its timeouts start when a child process has the call.
@@ -179,7 +181,7 @@ class Slots:
 
     def _on_soft(self, call: Call, seconds: float) -> None:
         if call in self.calls and call.why is None:
-            log.warning(
+            log.info(
                 "job %s, %s, reached its soft timeout of %g s; stopping its handler",
                 call.helds[0].row.job_id,
                 attempt_of(call.jobs[0]),
@@ -191,14 +193,8 @@ class Slots:
         if call not in self.calls:
             return
         error = HardTimeout(seconds)
-        log.warning(
-            "job %s, %s, stopped at its hard timeout of %g s",
-            call.helds[0].row.job_id,
-            attempt_of(call.jobs[0]),
-            seconds,
-        )
         call.cut()
-        self._reporter.finish_all(call, [failure(call.kind, job, error) for job in call.jobs])
+        self._reporter.finish_all(call, failures(call, error))
         call.settling = False
         call.interrupt(error, self._threads)
         self._abandon(call)

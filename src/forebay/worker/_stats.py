@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.ops.protocol import Ended, OutcomeName
     from forebay.worker._held import HeldJob
+    from forebay.worker._job_log import JobLog
     from forebay.worker._settler import Settler
 
 
@@ -18,7 +19,17 @@ class Stats:
     """What a worker did since it started.
 
     Attributes:
-        ended: attempts that ended in any way but done; ``retried``, ``dead`` and ``released`` are part of it.
+        claimed: jobs that were claimed.
+        done: attempts that ended done.
+        ended: attempts that ended in any other way: the sum of the following six.
+        retried: failed attempts of jobs that run again.
+        dead: jobs that ended as dead letters.
+        cancelled: jobs that ended as cancelled.
+        snoozed: jobs that run again because their handlers returned ``Snooze``.
+        postponed: jobs without a handler in this worker.
+        released: jobs given back without using an attempt.
+        leases_lost: leases that the worker lost.
+        reconnects: how often claims lost the database.
     """
 
     claimed: int = 0
@@ -26,6 +37,9 @@ class Stats:
     ended: int = 0
     retried: int = 0
     dead: int = 0
+    cancelled: int = 0
+    snoozed: int = 0
+    postponed: int = 0
     released: int = 0
     leases_lost: int = 0
     reconnects: int = 0
@@ -36,32 +50,46 @@ class Stats:
             self.done += 1
             return
         self.ended += 1
-        if outcome in ("retried", "lost"):
-            self.retried += 1
-        elif outcome == "dead":
-            self.dead += 1
-        elif outcome == "released":
-            self.released += 1
+        counter = _COUNTERS[outcome]
+        setattr(self, counter, getattr(self, counter) + 1)
 
 
-class CountedOutcomes:
-    """The settler with counters of the outcomes. A crash loses the counters."""
+_COUNTERS: Final[dict[OutcomeName, str]] = {
+    "retried": "retried",
+    "lost": "retried",
+    "dead": "dead",
+    "cancelled": "cancelled",
+    "snoozed": "snoozed",
+    "unknown": "postponed",
+    "released": "released",
+}
 
-    def __init__(self, settler: Settler, stats: Stats) -> None:
+
+class RecordedOutcomes:
+    """The settler, with counters and a log of the outcomes: every outcome of a job in this worker passes here.
+
+    A crash loses the counters.
+    """
+
+    def __init__(self, settler: Settler, stats: Stats, job_log: JobLog) -> None:
         self._settler = settler
         self._stats = stats
+        self._log = job_log
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         """The jobs, of one batch, are done."""
         self._stats.done += len(jobs)
         self._settler.done(jobs)
+        self._log.done(jobs)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         """The job ended otherwise, or is done and leaves a result."""
         self._stats.count(ended.outcome)
         self._settler.end(job, ended, solo=solo)
+        self._log.ended(job, ended)
 
-    def settled_by_handler(self, job: HeldJob) -> None:
-        """The job's own transaction settled it."""
-        self._stats.done += 1
+    def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
+        """The job's own transaction settled it; None for done."""
+        self._stats.count("done" if ended is None else ended.outcome)
         self._settler.settled_by_handler(job)
+        self._log.ended(job, ended)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from forebay.worker._children import Children
     from forebay.worker._executor import Executor
     from forebay.worker._held import HeldJob, Lease
-    from forebay.worker._settler import Settler
-    from forebay.worker._stats import Stats
+    from forebay.worker._reporter import Outcomes
 
 log = logger("forebay.worker")
 
@@ -37,8 +36,7 @@ class Suspects:
         session: the connection for claims.
         children: the child processes.
         executor: provides the slots.
-        settler: receives the outcomes.
-        stats: counts the outcomes.
+        outcomes: receives the outcomes.
         group: name of the group, as the jobs show it.
         on_lease_lost: called when the database reports that a lease is lost.
     """
@@ -48,8 +46,7 @@ class Suspects:
         session: Session,
         children: Children,
         executor: Executor,
-        settler: Settler,
-        stats: Stats,
+        outcomes: Outcomes,
         *,
         group: str,
         on_lease_lost: Callable[[Lease], None],
@@ -57,8 +54,7 @@ class Suspects:
         self._session = session
         self._children = children
         self._executor = executor
-        self._settler = settler
-        self._stats = stats
+        self._outcomes = outcomes
         self._group = group
         self._on_lease_lost = on_lease_lost
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,17 +107,14 @@ class Suspects:
                 return
             held.ended = True
             if answer.settled:
-                self._settler.settled_by_handler(held)
-                self._stats.done += 1
+                self._outcomes.settled_by_handler(held, answer.ended)
             elif answer.lease_lost:
                 self._on_lease_lost(lease)
             elif answer.ended is not None:
                 answer.ended.offset = held.row.offset
-                self._settler.end(held, answer.ended, solo=answer.solo)
-                self._stats.count(answer.ended.outcome)
+                self._outcomes.end(held, answer.ended, solo=answer.solo)
             else:
-                self._settler.done([held])
-                self._stats.done += 1
+                self._outcomes.done([held])
         except LeaseLost:
             self._on_lease_lost(lease)
         except Exception as error:
@@ -134,4 +127,4 @@ class Suspects:
         log.warning("suspect %s released: %s", held.row.job_id, error)
         if not held.ended:
             held.ended = True
-            self._settler.end(held, protocol.Ended(held.row.offset, "released", after=1.0))
+            self._outcomes.end(held, protocol.Ended(held.row.offset, "released", after=1.0))

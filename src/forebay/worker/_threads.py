@@ -132,6 +132,7 @@ class Threads:
                 call.loop.call_soon_threadsafe(_deliver, call.future, result, error)
             except RuntimeError:
                 return  # The loop is closed.
+            del call, result, error  # An idle thread must not keep what the handler had in memory.
 
 
 def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

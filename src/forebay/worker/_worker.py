@@ -32,13 +32,14 @@ from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
 from forebay.worker._heartbeat import Heartbeat, Held
+from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
 from forebay.worker._progress import ProgressReports
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
-from forebay.worker._stats import CountedOutcomes, Stats
+from forebay.worker._stats import RecordedOutcomes, Stats
 from forebay.worker._suspects import Suspects
 
 if TYPE_CHECKING:
@@ -230,10 +231,11 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
+        outcomes = RecordedOutcomes(self._settler, self.stats, JobLog(self._app.kinds))
         self._executor = Executor(
             self._app.kinds,
             settings,
-            CountedOutcomes(self._settler, self.stats),
+            outcomes,
             dsn=self._dsn,
             name=self._application_name,
             group=self._group,
@@ -247,8 +249,7 @@ class Worker:
             self._claims,
             self._children,
             self._executor,
-            self._settler,
-            self.stats,
+            outcomes,
             group=self._group,
             on_lease_lost=self._on_lease_lost,
         )
