@@ -32,13 +32,18 @@ _CAUSE: Final = "\nThe above exception was the direct cause of the following exc
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 #: The code of the functions that call handlers.
-_CALLERS: set[CodeType] = set()
+_CALL_SITES: set[CodeType] = set()
 
 
 def calls_handlers(function: FunctionT) -> FunctionT:
     """Declare that a function calls handlers: a traceback is shown from the frame after it."""
-    _CALLERS.add(function.__code__)
+    _CALL_SITES.add(function.__code__)
     return function
+
+
+def is_call_site(code: CodeType) -> bool:
+    """Whether this is the code of a function that calls handlers."""
+    return code in _CALL_SITES
 
 
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
@@ -47,9 +52,9 @@ def user_traceback(trace: TracebackType | None) -> TracebackType | None:
     The frames before the handler are this library's, and the same for each error.
     """
     current = trace
-    while current is not None and current.tb_frame.f_code not in _CALLERS:
+    while current is not None and current.tb_frame.f_code not in _CALL_SITES:
         current = current.tb_next
-    while current is not None and current.tb_frame.f_code in _CALLERS:
+    while current is not None and current.tb_frame.f_code in _CALL_SITES:
         current = current.tb_next
     return trace if current is None else current
 

@@ -150,6 +150,12 @@ class Executor:
         """Ids of the jobs whose handlers run."""
         return self._slots.running_job_ids()
 
+    def coroutine_calls(self) -> list[Call]:
+        """The running calls that can block the loop; for any thread."""
+        return [
+            call for call in list(self._slots.calls) if call.kind.is_async and not call.in_child
+        ]
+
     def reserve(self) -> None:
         """Take a slot for a call that runs in a child process."""
         self._slots.reserved += 1

@@ -34,6 +34,7 @@ from forebay.worker._executor import Executor
 from forebay.worker._heartbeat import Heartbeat, Held
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
+from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
 from forebay.worker._progress import ProgressReports
@@ -150,6 +151,7 @@ class Worker:
         async with contextlib.AsyncExitStack() as stack:
             self._make_parts(await self._app.open_resources(stack))
             heartbeat = self._heartbeat = self._make_heartbeat()
+            loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
             tasks: list[asyncio.Task[None]] = []
             try:
@@ -158,11 +160,13 @@ class Worker:
                 if start is not None:
                     start.is_pooled = self._claims.is_pooled
                 heartbeat.start()
+                loop_watch.start()
                 tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
                 await claimer.run()
                 await self._finish()
             finally:
                 heartbeat.stop()
+                loop_watch.stop()
                 sessions = (self._settles, self._maintenance_session, self._notifications)
                 for session in sessions:
                     session.cut()  # A server that is gone would not answer a cancel request.
