@@ -24,6 +24,7 @@ LONG = {
     "docs/howto/django.md",
     "docs/howto/guard-against-long-transactions.md",
     "docs/howto/limits.md",
+    "docs/howto/logging-and-sentry.md",
     "docs/howto/reconcile.md",
     "docs/howto/restore-a-dump.md",
     "docs/howto/run-workers.md",

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from forebay.cli._load import load_app
-from forebay.cli._worker import LogLevel, announce, log_to_stderr, run_until_signal
+from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
 from forebay.cli.options import with_settings
 from forebay.cli.output import console, facts_table
 from forebay.config import load_settings
@@ -37,13 +37,14 @@ def dev(
         bool, typer.Option("--stop", help="Stop a server that --keep left running.")
     ] = False,
     log_level: LogLevel = "info",
+    log_format: LogForm = "text",
     flags: dict[str, Any],
 ) -> None:
     """Start a local PostgreSQL server, migrate it, and run a worker if an application is named.
 
     Ctrl-C stops it. The data is kept for the next start. The address `embedded` refers to this server.
     """
-    log_to_stderr(log_level)
+    set_up_log(log_level, log_format)
     settings = load_settings(flags)
     found, location = load_app(app) if app else (None, None)
     server = default_server()

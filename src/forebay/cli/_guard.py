@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli._worker import log_to_stderr
+from forebay.cli._worker import set_up_log
 from forebay.cli.exit import ExitCode, is_database_error
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import console, print_json
@@ -146,7 +146,7 @@ def guard(
         if seen.unseen:
             raise typer.Exit(ExitCode.DATABASE)
         return
-    log_to_stderr("info")
+    set_up_log("info", "text")
     asyncio.run(
         _watch(address, replicas, rule, pause.total_seconds(), dry_run=dry_run, as_json=as_json)
     )

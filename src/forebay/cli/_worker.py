@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -16,7 +14,7 @@ from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
 from forebay.model.text import logger
-from forebay.worker import Worker, run_to_the_end
+from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end
 
 if TYPE_CHECKING:
     from forebay.app import App
@@ -32,6 +30,12 @@ AppPlace = Annotated[
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]
+LogForm = Annotated[
+    str,
+    typer.Option(
+        "--log-format", metavar="FORMAT", help="text, or json: one JSON object for each record."
+    ),
+]
 
 
 @with_settings("worker", "retry")
@@ -45,6 +49,7 @@ def worker(
         bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
     ] = False,
     log_level: LogLevel = "info",
+    log_format: LogForm = "text",
     dsn: Dsn = None,
     as_json: Json = False,
     flags: dict[str, Any],
@@ -54,7 +59,7 @@ def worker(
     On SIGTERM or Ctrl-C the worker stops claiming, waits up to grace_seconds (30) for running jobs, and
     releases the rest without using an attempt. A second signal stops it immediately.
     """
-    log_to_stderr(log_level)
+    set_up_log(log_level, log_format)
     found, location = load_app(app)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     made = Worker(
@@ -69,18 +74,28 @@ def worker(
 
 
 def announce(app: App, worker: Worker, place: str) -> None:
-    """Log what the worker serves, and how long a failing job of each kind is retried."""
+    """Log what the worker serves; at DEBUG also how long a failing job of each kind is retried."""
     settings = app.settings.worker
-    served = settings.queue or ", ".join(app.kinds.queues())
+    queues = settings.queue_weights or app.kinds.queues()
+    kinds = sorted(
+        (kind for kind in app.kinds if kind.queue in queues),
+        key=lambda kind: (kind.queue, kind.name),
+    )
     log.info(
-        "worker %s of %s: queues %s, %s jobs at a time",
+        "worker %s of %s: serving %s in %s %s, %s at a time",
         worker.name,
         place,
-        served,
-        settings.concurrency,
+        _counted(len(kinds), "kind"),
+        "queue" if len(queues) == 1 else "queues",
+        settings.queue or ", ".join(queues),
+        _counted(settings.concurrency, "job"),
     )
-    for kind in sorted(app.kinds, key=lambda kind: (kind.queue, kind.name)):
-        log.info("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
+    for kind in kinds:
+        log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool = False) -> Stats:
@@ -113,23 +128,19 @@ def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool =
     return run_to_the_end(main())
 
 
-def log_to_stderr(level: str) -> None:
-    """Log to stderr: messages of this library from the given level, and warnings of all others."""
+def set_up_log(level: str, form: str) -> None:
+    """Log to stderr, after checking the options."""
     if level not in _LEVELS:
         raise ConfigError(
             "--log-level", f"is {shown(level)}, not one of {', '.join(_LEVELS)}", value=level
         )
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
-    logging.getLogger("forebay").setLevel(level.upper())
+    chosen = as_log_format(form)
+    if chosen is None:
+        raise ConfigError("--log-format", f"is {shown(form)}, not text or json", value=form)
+    log_to_stderr(level, chosen)
 
 
 def _totals(stats: Stats) -> str:
-    text = (
-        f"{stats.done} done, {stats.retried} retried, {stats.dead} dead, {stats.released} released"
-    )
-    others = stats.ended - stats.retried - stats.dead - stats.released
-    return f"{text}, {others} ended otherwise" if others else text
+    always = ("done", "retried", "dead", "released", "cancelled")
+    more = [name for name in ("snoozed", "postponed") if getattr(stats, name)]
+    return ", ".join(f"{getattr(stats, name)} {name}" for name in (*always, *more))

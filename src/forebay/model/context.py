@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from forebay.errors import HandlerError
     from forebay.model.job import Job
@@ -17,6 +17,16 @@ ConnectionT = TypeVar("ConnectionT")
 
 #: Held briefly at the start of a wait and of a stop request.
 _waiting = threading.Lock()
+
+
+class _JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the facts of the job to the fields of its records; a field of the call with the same name counts."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
 
 
 class Context:
@@ -56,11 +66,23 @@ class Context:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that adds the job to its records."""
+        """The logger ``forebay.job.KIND``, which adds the job to its records.
+
+        Fields: job_id, kind, queue, attempt, max_attempts, tag, correlation_id; of a batch, those of the first job.
+        """
         if self._logger is None:
-            self._logger = logging.LoggerAdapter(
-                logging.getLogger(f"forebay.job.{self.job.kind}"),
-                {"job_id": self.job.job_id, "attempt": self.job.attempt},
+            job = self.job
+            self._logger = _JobLogger(
+                logging.getLogger(f"forebay.job.{job.kind}"),
+                {
+                    "job_id": job.job_id,
+                    "kind": job.kind,
+                    "queue": job.queue,
+                    "attempt": job.attempt,
+                    "max_attempts": job.max_attempts,
+                    "tag": job.tag,
+                    "correlation_id": job.correlation_id,
+                },
             )
         return self._logger
 

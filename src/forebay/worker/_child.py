@@ -27,6 +27,7 @@ import msgspec
 from forebay.config import WorkerSettings
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._log_format import log_to_stderr
 from forebay.worker._messages import ChildReport, Start, Stop, decode_work, framed, receive
 from forebay.worker._resource_limits import limit_resources
 
@@ -123,6 +124,8 @@ async def _main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=connection)
     start = msgspec.json.decode(await receive(reader), type=Start)
+    if start.log is not None:
+        log_to_stderr(*start.log)
     app = load_app(start)
     settings = WorkerSettings(**start.settings)
     pipe = _PipeToParent(writer)

@@ -23,6 +23,7 @@ from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker import _running
 from forebay.worker._held import Raised
+from forebay.worker._log_format import log_choice
 from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive, settings_of
 
 if TYPE_CHECKING:
@@ -342,5 +343,13 @@ def start_of(
 ) -> Start:
     """Return the message that a child needs to start."""
     return Start(
-        module, attribute, is_script, list(sys.path), dsn, name, group, settings_of(settings)
+        module,
+        attribute,
+        is_script,
+        list(sys.path),
+        dsn,
+        name,
+        group,
+        settings_of(settings),
+        log=log_choice(),
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.config import WorkerSettings
 from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
+from forebay.worker._log_format import LogFormat
 
 
 class Start(msgspec.Struct):
@@ -25,6 +26,8 @@ class Start(msgspec.Struct):
     group: str
     settings: dict[str, Any]
     is_pooled: bool = False
+    #: Level and format of the log; None: the application configures it.
+    log: tuple[str, LogFormat] | None = None
 
 
 class Work(msgspec.Struct):
