@@ -267,8 +267,12 @@ class Claimer:
         # poll is due.
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
         again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
+        # A claim of large jobs takes long: queues of small ones first. The order within a queue stays.
+        sizes = dict.fromkeys((name.queue for name in by_name), 0)
+        for lane in lanes:
+            sizes[lane.queue] = max(sizes[lane.queue], self._sizes.mean(lane.lane))
         claimed = 0
-        for name, count in plan.shares:
+        for name, count in sorted(plan.shares, key=lambda share: sizes[share[0].queue]):
             left = count
             # Retries first, then suspects, then new jobs. Shards come in random order, so that workers start with different ones.
             for lane in sorted(
