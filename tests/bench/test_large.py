@@ -23,7 +23,7 @@ def test_memory_and_waits_are_measured(server):
         assert each["large_jobs"] == 10
         assert each["beside"]["jobs"] > 0
         assert each["alone"]["p99_ms"] > 0
-        assert each["peak_mb"] is None or 20 < each["peak_mb"]
+        assert each["peak_mb"] is None or each["peak_mb"] > 20
     assert len(report.bars) == 6
 
 
