@@ -194,6 +194,7 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
             held.row.args = msgspec.Raw(msgspec.json.encode(held.row.args))
         executor.take(helds)
         await wait_for_async(lambda: ran == [1])
+        assert executor.is_decoding_behind
         for expected in ([1, 2], [1, 2, 3]):
             clock[0] += 0.04
             executor._resume_decoding()
@@ -202,6 +203,7 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
             clock[0] += 0.02
             executor._resume_decoding()
             await wait_for_async(lambda expected=expected: ran == expected)
+        assert not executor.is_decoding_behind
         assert [round(after - before, 3) for before, after in pairwise(decoded_at)] == [0.11, 0.11]
         await executor.close()
 

@@ -255,6 +255,16 @@ class Claimer:
             if not lane.is_private:
                 self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
             by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+        if self._executor.is_decoding_behind:
+            # More large jobs would only take the places of small ones.
+            by_name = {
+                name: group
+                for name, group in by_name.items()
+                if not any(self._sizes.mean(lane.lane) for lane in group)
+            }
+            if not by_name:
+                await self._signals.sleep(settings.poll_seconds)
+                return 0
         plan = plan_claims(
             dict.fromkeys(by_name),
             slots=wanted,

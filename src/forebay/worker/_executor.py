@@ -53,6 +53,9 @@ _LONE_LOOP_SECONDS_MAX = 0.01
 #: rest, however large the arguments are.
 _DECODING_SHARE = 0.5
 
+#: While so many calls wait for the decoding, no more large jobs are claimed.
+_DECODED_NEXT = 2
+
 #: By how much it may exceed its share. Timers are not more precise.
 _DECODING_AHEAD_SECONDS = 0.001
 
@@ -139,6 +142,14 @@ class Executor:
     def starting(self) -> int:
         """The number of calls that wait for their arguments to be decoded; they may start although no slot is taken yet."""
         return self._waiting.texts
+
+    @property
+    def is_decoding_behind(self) -> bool:
+        """Whether several calls wait for their arguments, because decoding has used its share of the event loop."""
+        return (
+            self._waiting.texts >= _DECODED_NEXT
+            and self._decoded_until - time.monotonic() >= _DECODING_AHEAD_SECONDS
+        )
 
     @property
     def waiting_for_key(self) -> int:
