@@ -146,10 +146,7 @@ class Executor:
     @property
     def is_decoding_behind(self) -> bool:
         """Whether several calls wait for their arguments, because decoding has used its share of the event loop."""
-        return (
-            self._waiting.texts >= _DECODED_NEXT
-            and self._decoded_until - time.monotonic() >= _DECODING_AHEAD_SECONDS
-        )
+        return self._waiting.texts >= _DECODED_NEXT and self._must_pass()
 
     @property
     def waiting_for_key(self) -> int:
