@@ -53,7 +53,7 @@ _LONE_LOOP_SECONDS_MAX = 0.01
 #: rest, however large the arguments are.
 _DECODING_SHARE = 0.5
 
-#: While so many calls wait for the decoding, no more large jobs are claimed.
+#: No more large jobs are claimed while this number of calls waits for decoding.
 _DECODED_NEXT = 2
 
 #: By how much it may exceed its share. Timers are not more precise.
