@@ -160,13 +160,15 @@ class StressRun:
             self._writing.clear()
 
     def _come_to_rest(self) -> None:
-        """Wait until nothing is ready, held by a worker, or waiting for a time; give up quietly: the ledger will tell."""
-        deadline = time.monotonic() + 30
+        """Wait until nothing is ready, held by a worker, or waiting for a time. Give up 30 s after the last end: the ledger tells."""
+        ended, deadline = 0, time.monotonic() + 30
         with connect(self.dsn) as conn:
             while time.monotonic() < deadline and not self.errors:
-                numbers = depth(conn, QUEUE)
-                if not any(sum(n) for n in numbers.values()):
+                if not any(sum(numbers) for numbers in depth(conn, QUEUE).values()):
                     return
+                before, ended = ended, sum(len(jobs) for jobs in self.ledger.ended.values())
+                if ended > before:
+                    deadline = time.monotonic() + 30
                 time.sleep(0.05)
 
     # -- writers ---------------------------------------------------------------------------------
