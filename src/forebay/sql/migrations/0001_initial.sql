@@ -5920,7 +5920,8 @@ end
 $$;
 
 
--- Delete counts of waiting jobs behind the newest ones.
+-- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
+-- deleted may commit one afterwards.
 create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
@@ -5929,6 +5930,7 @@ declare
     v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
     v_next  record;
     v_left  bigint := p_most;
+    v_kept  bigint;
     v_gone  bigint;
 begin
     rows := 0;
@@ -5938,16 +5940,22 @@ begin
         if not found then
             return;
         end if;
+        -- 0 stands for the group of a queue that has none.
+        v_kept := case when exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
+                            or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue)
+                       then v_next.no else 9223372036854775807 end;
         delete from forebay.queue_count c
         where c.ctid = any (array(
             select o.ctid from forebay.queue_count o
-            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_next.no order by o.no desc limit v_left));
+            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_kept order by o.no desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_queue := v_next.queue;
+            v_group := v_next.group_id;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_queue := v_next.queue;
-        v_group := v_next.group_id;
     end loop;
     next := jsonb_build_array(v_queue, v_group);
 end
@@ -5970,7 +5978,7 @@ $$;
 -- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
 -- Parameters: p_most, 1 to 1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the sweep's lock, and the locks of the lanes or the group's row.
+-- Locks: the sweep's lock, and the locks of the lanes, or the lock of forgetting and the table queue_group.
 create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6037,8 +6045,10 @@ declare
     v_lanes   bigint[];
     v_heir_id bigint;
 begin
+    lock table only forebay.lock_forgetting in share update exclusive mode;  -- It deletes cursors and adds them up, group by group.
     lock table forebay.queue_group in share row exclusive mode;
     delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    delete from forebay.forgotten f where f.group_id = v_group.group_id;
     with gone as (
         delete from forebay.lane l
         where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)
@@ -7318,9 +7328,11 @@ begin
             order by o.heartbeat_at desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_lease := v_next;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_lease := v_next;
     end loop;
     next := jsonb_build_array(v_lease);
 end
