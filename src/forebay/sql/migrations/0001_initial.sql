@@ -5474,7 +5474,9 @@ begin
     if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
         -- The first count visits all waiting jobs; enqueues continue from it.
         perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
-        from forebay.queue_group g where g.queue = v_given.queue;
+        from (select i.group_id from forebay.queue_group i where i.queue = v_given.queue
+              union all
+              select 0 where not exists (select from forebay.queue_group i where i.queue = v_given.queue)) g;
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
@@ -5539,8 +5541,11 @@ $$;
 -- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
 -- Of open transactions only the caller's counts.
 --
--- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
-create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never. p_most, an enqueue's bound:
+--   a first count ends at so many jobs and is not kept, and its result is a lower bound; and a count is renewed when so many numbers
+--   were drawn since, so that none has much more to count.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint, p_most bigint default null)
+returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -5568,12 +5573,12 @@ begin
     from unnest(v_batch_lanes) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
-    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough and (v_last - v_count.seq >= p_most) is not true then
         return v_count.total + v_last - v_count.seq - v_consumed;
     end if;
 
     if v_count.total is null then
-        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), forebay._snapshot_of_others(pg_current_snapshot()),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -5588,11 +5593,15 @@ begin
               left join lateral (select i.* from forebay.batch i
                                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
               left join forebay.segment s on s.segment_id = b.pos_segment) c
-        left join lateral forebay._count_unread(c.all) u on true;
+        left join lateral forebay._count_unread(c.all, p_most) u on true;
+        if v_rows >= p_most then
+            return v_rows;
+        end if;
         v_count.total := v_consumed + v_parked;
     else
         v_snap := pg_current_snapshot();
         v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
+        v_snap := forebay._snapshot_of_others(v_snap);
         select string_agg(format(
                    'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
                         select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
@@ -5605,12 +5614,26 @@ begin
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
             into v_rows, v_others using v_lanes, v_ranges;
     end if;
-    if v_rows >= p_keep_from then
+    if v_rows >= p_keep_from or v_last - v_count.seq >= p_most then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
         values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
     end if;
     return v_count.total + v_rows - v_consumed;
 end
+$$;
+
+
+-- A snapshot without the caller's transaction. The server leaves a transaction out of its own list of those in progress, so where a
+-- later one has ended, a snapshot shows its own transaction as visible: what is stored would count its rows as counted.
+create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
+language sql stable
+as $$
+    select case when x.own < pg_snapshot_xmax(p_snap)
+                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
+                      || (select string_agg(i.xid::text, ',' order by i.xid)
+                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
+                else p_snap end
+    from pg_current_xact_id_if_assigned() x (own)
 $$;
 
 
@@ -5622,6 +5645,8 @@ as $$ select coalesce((select f.total from forebay.forgotten f where f.queue = p
 
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
+-- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
+-- forebay.count_v1() counts it within a minute.
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
@@ -5643,7 +5668,7 @@ begin
         union all
         select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
     loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100, 10000);
         if v_waiting + p_more > v_max then
             raise exception using errcode = '53400',
                 message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
@@ -6125,7 +6150,8 @@ $$;
 
 -- Count the waiting jobs of every queue; returns the queues with p_most or more.
 --
--- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
+-- The first count for a group visits all waiting jobs of its queue, about 0.5 s for a million; later ones visit those enqueued since.
+-- Not in steps: see docs/design/backpressure.md. No enqueue and no claim waits for it. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
 -- pages: 300 + 60 a lane
@@ -8757,6 +8783,12 @@ begin
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
     execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
+    -- The first group of a queue has what was counted while there was none.
+    insert into forebay.queue_count (queue, group_id, seq, snap, total)
+    select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = 0 and p_start_after::text = '1:1:'
+      and not exists (select from forebay.queue_group g where g.queue = p_queue and g.group_id <> v_id)
+    order by c.no desc limit 1;
     return v_id;
 end
 $$;
@@ -9886,7 +9918,8 @@ $$;
 
 
 -- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
-create function forebay._count_unread(p_cursors forebay._cursor[])
+-- With p_most no more rows than that are visited.
+create function forebay._count_unread(p_cursors forebay._cursor[], p_most bigint default null)
 returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 set enable_seqscan = off
@@ -9896,7 +9929,7 @@ as $$
 begin
     return query execute
         'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
-        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || coalesce(' limit ' || p_most, '') || ') u group by u.nr'
         using p_cursors;
 end
 $$;
