@@ -97,11 +97,15 @@ def test_the_stress_run_sees_jobs_of_a_segment_that_no_claim_reads(database, see
     break_function(
         database,
         "_take_keyed",
-        (read, f"{read} perform pg_sleep(0.1);"),
+        (read, f"{read} perform pg_sleep(0.3);"),
         ("s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)", "s.lo <= v_low"),
     )
-    problems = keyed_run(database, seed, 5, revocations_per_second=0).problems()
-    assert [name for name in problems if name.startswith("lost by")]
+    # A run of five seconds begins few segments on a busy machine.
+    assert any(
+        name.startswith("lost by")
+        for attempt in range(6)
+        for name in keyed_run(database, seed + attempt, 5, revocations_per_second=0).problems()
+    )
 
 
 @pytest.mark.slow

@@ -233,7 +233,9 @@ def test_idle_lanes_write_little_while_another_queue_is_busy(database, conn):
         writer = writers[second // 4 % 2]
         enqueue(writer, queue="busy")
         writers[second // 4 % 2 - 1].commit()
-        written += 1
+        # One that begins later and ends first: so the snapshots list the writer as open.
+        one(conn, "select pg_current_xact_id()")
+        written += 2
         ready = conn.execute(
             "select group_id, lane from forebay.ready_v1(%s::bigint[])", [groups]
         ).fetchall()

@@ -1,6 +1,7 @@
 """Whatever the server, the database, the role and the environment set: calls do the same, and workers work."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from forebay.upgrade.migrate import migrate, migration_sql
 from tests.support.engine import Reader, connect, lane_of, one
 from tests.support.fix_worker import running
 from tests.support.settings import EVIL, HOSTILE, OF_PLANS, OF_TEXT, SEARCH_PATH, impose
-from tests.support.waiting import wait_for_async
+from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import FAST
 
 pytestmark = pytest.mark.anyio
@@ -61,14 +62,21 @@ async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     plain = work.enqueue_now("日本", 0.1 + 0.2)
     failing = work.using(delay=0.05).enqueue_now("é日本", 1e-300)
     written = write.enqueue_now("日本")
+    # The sweep compares times. Its first pass finds the job.
+    ends_at = datetime.now(UTC) + timedelta(seconds=0.5)
+    unclaimed = work.using(queue="forlorn", expires_at=ends_at).enqueue_now("日本", 0.1)
+    wait_for(lambda: datetime.now(UTC) > ends_at)
     async with running(app) as worker:
         await wait_for_async(lambda: worker.stats.done >= 2)
+        await wait_for_async(lambda: app.handle(unclaimed).status().state == "expired")
         await wait_for_async(lambda: app.handle(failing).status().state == "dead")
     assert set(told) == {("日本", 0.1 + 0.2), ("é日本", 1e-300)}
     assert app.handle(plain).result(5) == "日本"
     assert app.handle(written).status().state == "done"
     with psycopg.connect(database, client_encoding="utf8") as admin:
-        assert "日本" in one(admin, "select errors::text from forebay.dead_letter")
+        assert "日本" in one(
+            admin, "select errors::text from forebay.dead_letter where job_id = %s", failing
+        )
     assert not [item for item in await examine(database) if "could not be checked" in item.what]
 
 

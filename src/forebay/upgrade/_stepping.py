@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forebay.db.errors import refuses_settings
@@ -233,18 +234,21 @@ class Stepper:
         """Apply one migration once its locks are granted; False when another migrator applied it."""
         until = time.monotonic() + self._lock_policy.patience_seconds
         reported_at = -_REPORT_SECONDS
-        now = moment(self._conn)
+        with without_timeout(self._conn):
+            now = moment(self._conn)
         for seconds in self._lock_policy.attempts():
-            waited_for: object | None = holder_of(self._conn, step.locks)
-            if waited_for is None and (step.is_post or step.is_after_all):
-                waited_for = session_running_since(self._conn, now, writers=step.is_after_all)
+            with without_timeout(self._conn):
+                waited_for: object | None = holder_of(self._conn, step.locks)
+                if waited_for is None and (step.is_post or step.is_after_all):
+                    waited_for = session_running_since(self._conn, now, writers=step.is_after_all)
             if waited_for is None:
                 try:
                     if step.is_outside:
                         return self._apply_outside(step)
                     return self._attempt(step, seconds)
                 except NotGrantedError:
-                    waited_for = holder_of(self._conn, step.locks, older_than_seconds=0.0)
+                    with without_timeout(self._conn):
+                        waited_for = holder_of(self._conn, step.locks, older_than_seconds=0.0)
                     pause = seconds * _PAUSE_FACTOR
             else:
                 pause = _POLL_SECONDS
@@ -297,13 +301,24 @@ class Stepper:
                     raise NotGrantedError from error
 
 
+@contextlib.contextmanager
+def without_timeout(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Read in a transaction without the role's statement timeout; in an open transaction, with what is set there."""
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        yield
+        return
+    with conn.transaction():
+        conn.execute("set local statement_timeout = 0")
+        yield
+
+
 def pending_migrations(conn: psycopg.Connection[Any]) -> list[Migration]:
     """Return the migrations that the database does not have, after comparing those it has.
 
     Raises:
         SchemaError: see ``migrate``.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with without_timeout(conn), conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(
             "select to_regnamespace('forebay') is not null,"
             " to_regclass('forebay.schema_migration') is not null"
@@ -395,11 +410,11 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
     while True:
         with conn.transaction(force_rollback=roll_back):
             # With a snapshot from before the wait, the second migrator would not see the schema.
-            conn.execute("set transaction isolation level read committed")
+            conn.execute(
+                "set transaction isolation level read committed;"
+                f" set local search_path = {SEARCH_PATH}; set local statement_timeout = 0"
+            )
             if _has_migrator_lock(conn):
-                conn.execute(
-                    f"set local search_path = {SEARCH_PATH}; set local statement_timeout = 0"
-                )
                 yield
                 return
         if time.monotonic() >= until:
