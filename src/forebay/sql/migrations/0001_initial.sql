@@ -5541,9 +5541,9 @@ $$;
 -- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
 -- Of open transactions only the caller's counts.
 --
--- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never. p_most, an enqueue's bound:
---   a first count ends at so many jobs and is not kept, and its result is a lower bound; and a count is renewed when so many numbers
---   were drawn since, so that none has much more to count.
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never. p_most, for an enqueue: a
+--   first count ends there, is not kept, and its result is a lower bound; and after this many numbers a count is renewed, so that
+--   none has much more to visit.
 create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint, p_most bigint default null)
 returns bigint
 language plpgsql volatile
@@ -5623,8 +5623,8 @@ end
 $$;
 
 
--- A snapshot without the caller's transaction. The server leaves a transaction out of its own list of those in progress, so where a
--- later one has ended, a snapshot shows its own transaction as visible: what is stored would count its rows as counted.
+-- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
+-- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
 create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
 language sql stable
 as $$
