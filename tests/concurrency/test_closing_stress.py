@@ -74,4 +74,5 @@ def test_the_run_sees_a_group_that_ends_under_its_running_jobs(database, seed):
         ("continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);", ""),
     )  # fmt: skip
     with violation(psycopg.Error):
-        groups_are_closed_under_stress(database, seed, 4, ("stays",), 0)
+        for attempt in range(4):  # A busy machine closes few groups in one.
+            groups_are_closed_under_stress(database, seed + attempt, 4, ("stays",), 0)

@@ -280,6 +280,22 @@ def test_closing_waits_for_a_claim_that_began_before_it(database, conn):
     closing_waits_for_a_claim(database, conn)
 
 
+def test_closing_waits_for_trimming_that_deletes_the_same_rows(database, conn):
+    """Two sessions that delete the same rows in different orders would end in a deadlock."""
+    break_function(database, "close_groups", ("'2s'", "'100ms'"))
+    with Reader(database, group="goes") as reader:
+        enqueue(conn)
+        reader.finish(reader.claim())
+    close(conn, name="goes", force=True)
+    while "goes" in groups(conn):
+        one(conn, "select forebay.close_groups()")
+    with psycopg.connect(database) as trimming:
+        trimming.execute("select * from forebay.trim_v1('batches')")
+        assert sqlstate(conn, "select forebay.close_groups()") == "55P03"
+    finish_closing(conn)
+    assert one(conn, "select count(*) from forebay.batch where lease_id is not null") == 0
+
+
 def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
     """And the list shows them before."""
     small_segments(conn, rows=100, reserve=1000)

@@ -90,6 +90,8 @@ class ClosingRun(StressRun):
         found = super()._claim(reader, rng, lanes)
         if found and began_at > self.closed.get(reader.group_id, float("inf")):
             self.claimed_late.append(f"group {reader.group_id}: {found}")
+        if found and reader.group == VISITORS:
+            time.sleep(rng.random() ** 2 * 0.1)  # The group is often closed while its jobs run.
         return found
 
     def _visit(self, rng: random.Random) -> None:
