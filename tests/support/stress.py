@@ -133,6 +133,7 @@ class StressRun:
             duties.append(("counter", self._count))
         if self.has_other_sessions:
             duties += [("snapshots", self._hold_snapshots), ("administrator", self._administer)]
+        duties += self._further_duties()
         threads = [
             threading.Thread(target=self._guarded, args=(duty, f"{self.seed}/{name}"), name=name)
             for name, duty in duties
@@ -151,6 +152,9 @@ class StressRun:
         if self.errors:
             raise self.errors[0]
         return self.ledger
+
+    def _further_duties(self) -> list[tuple[str, Callable[[random.Random], None]]]:
+        return []
 
     def _guarded(self, duty: Callable[[random.Random], None], seed: str) -> None:
         try:
