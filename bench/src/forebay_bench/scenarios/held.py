@@ -491,7 +491,7 @@ def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: f
         height: of a label, as a share of the panel's.
     """
     low, high = axes.get_ylim()
-    place = low - (high - low)
+    place = low - height / 2 * (high - low)  # The lowest label stands above the axis.
     for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
         place = max(y, place + height * (high - low))
         axes.annotate(
