@@ -170,7 +170,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
     done = manage("worker", "--until-idle")
     assert done.returncode == 0, done.stderr
-    assert "create (queue default)" in done.stderr
+    assert "serving 1 kind in queue default, " in done.stderr
     (job,) = Client(project).jobs()
     assert job.state == "done"
     # The child's way in, by itself.
