@@ -173,8 +173,13 @@ def _facts(job: JobStatus, history: JobHistory | None) -> object:
         ("tag", job.tag),
         ("correlation id", job.correlation_id),
         ("headers", compact(job.headers, 200) if job.headers else None),
-        ("redriven from", job.redriven_from),
-        ("redriven as", job.redriven_as),
+        ("dead letter", job.dead_id),
+        (
+            "redriven from",
+            job.redriven_from
+            and f"job {job.redriven_from}, dead letter {job.redriven_from_dead_id}",
+        ),
+        ("redriven as", job.redriven_as and f"job {job.redriven_as}"),
     ):
         if text is not None:
             rows.add_row(name, str(text))

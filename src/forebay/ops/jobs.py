@@ -21,7 +21,8 @@ select json_build_object(
     'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end, 'tag', j.tag,
     'correlation_id', j.correlation_id, 'headers', j.headers,
     'cancel_requested', j.cancel_requested, 'worker', j.worker, 'claimed_at', j.claimed_at,
-    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as"""
+    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as,
+    'redriven_from_dead_id', j.redriven_from_dead_id, 'dead_id', j.dead_id"""
 
 _JOB: Final = f"{_STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 

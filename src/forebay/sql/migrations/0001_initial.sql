@@ -8312,13 +8312,16 @@ $$;
 -- the interval between heartbeats may be claimed until it has ended.
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
+-- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
+-- job that died before, and its dead letter, if this job was made by a redrive.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 -- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
-               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
+               redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8370,8 +8373,8 @@ begin
         cancel_requested := exists (
             select from forebay.tombstone t
             where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
-        select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
-        select d.redriven_as into redriven_as from forebay.dead_letter d
+        select d.job_id, d.dead_id into redriven_from, redriven_from_dead_id from forebay.dead_letter d where d.redriven_as = v_id limit 1;
+        select d.redriven_as, d.dead_id into redriven_as, dead_id from forebay.dead_letter d
         where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
 
         if v_wait.job_id is not null then
@@ -8491,7 +8494,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
-               place bigint)
+               redriven_from_dead_id bigint, dead_id bigint, place bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8539,7 +8542,7 @@ begin
                     v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
                     v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
                     v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
-                    v_found.place;
+                    v_row.redriven_from_dead_id, v_row.dead_id, v_found.place;
                 v_left := v_left - 1;
             end loop;
             if v_left <= 0 or v_examined >= 2000 then
@@ -8870,7 +8873,10 @@ begin
     if not found then
         raise exception using errcode = 'JQ015',
             message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
-            hint = 'List dead letters with forebay dead list.';
+            hint = coalesce(
+                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
@@ -8908,7 +8914,7 @@ $$;
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
-    most integer default null)
+    most integer default null, job_id bigint default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -8931,6 +8937,7 @@ begin
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
           and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
           and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
           and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
           and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
         order by d.enqueued_at, d.job_id
