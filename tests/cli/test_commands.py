@@ -46,7 +46,33 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
     assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")
 
     answered = forebay("jobs", "cancel", made["job_id"], "--json").json
-    assert answered == [{"job_id": made["job_id"], "answer": "requested"}]
+    assert answered == [{"job_id": made["job_id"], "answer": "cancelled"}]
+
+
+def test_a_cancellation_tells_what_became_of_the_job(forebay, database, conn):
+    """
+    Waiting, in a worker, ended, unknown: each has its own answer; the last two are failures.
+    """
+    dead = write_dead_letter(database, conn)
+    claimed = enqueue(conn, queue="other")
+    waiting = enqueue(conn)
+    with Reader(database, queue="other") as reader:
+        reader.claim_ready(1)
+        answer = forebay("jobs", "cancel", waiting, claimed)
+        assert answer.code == 0
+        assert answer.out.splitlines() == [
+            f"job {waiting} is cancelled",
+            f"job {claimed} is in a worker: cancellation requested",
+        ]
+        answer = forebay("jobs", "cancel", dead, waiting, 999_999)
+        assert answer.code == 1
+        assert answer.out.splitlines() == [
+            f"job {dead} is already dead",
+            f"job {waiting} is cancelled",
+            "job 999999 is unknown: never enqueued, not committed, or past retention",
+        ]
+        answer = forebay("jobs", "cancel", dead, "--group", "default", "--json")
+        assert (answer.code, answer.json) == (1, [{"job_id": dead, "answer": "already ended"}])
 
 
 def test_all_options_of_a_job_can_be_given(forebay, monkeypatch):

@@ -147,7 +147,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     """
     with face.connect(database) as conn:
         job_id = client.enqueue(conn, "send", queue="mail")
-        assert client.cancel(job_id, conn=conn) == "requested"
+        assert client.cancel(job_id, conn=conn) == "cancelled"
         assert client.pause_queue("mail", conn=conn) == 1
         assert client.shard_queue("mail", 4, conn=conn) == 1
         assert client.limit_queue("mail", max_waiting=4, conn=conn) is None

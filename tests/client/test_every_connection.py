@@ -185,7 +185,7 @@ def test_looking_and_managing_work_there(driver):
     assert (depth.ready, depth.scheduled) == (1, 0)
     assert driver.client("open_group", "mail") > 0
     assert driver.client("open_group", "mail", "audit", start="now") > 0
-    assert driver.client("cancel", job_id, group="default") == "requested"
+    assert driver.client("cancel", job_id, group="default") == "cancelled"
     assert driver.client("pause_queue", "mail") == 2
     assert driver.client("resume_queue", "mail", group="audit") == 1
     before = driver.client("configure", "args_bytes_max", 2048)

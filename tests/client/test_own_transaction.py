@@ -366,7 +366,7 @@ def test_a_producer_needs_no_more_than_the_producers_role(database):
         with psycopg.connect(database, user="shop_writer") as conn:
             job_id = send_welcome.using(expires_in=3600, delay=5).enqueue(conn, 1)
             assert send_welcome.enqueue_many(conn, [2, 3]) == 2
-            assert Client().cancel(job_id, conn=conn) == "requested"
+            assert Client().cancel(job_id, conn=conn) == "cancelled"
             conn.commit()
             for forbidden in ("select * from forebay.log", "select forebay.depth()"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):

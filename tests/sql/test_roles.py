@@ -113,7 +113,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
     with acting_as(database, "forebay_producer") as producer:
         job = enqueue(producer, queue="q")
         assert one(producer, "select forebay.enqueue_many('work', array['{}'::jsonb])") == 1
-        assert one(producer, "select forebay.cancel(%s)", job) == "requested"
+        assert one(producer, "select forebay.cancel(%s)", job) == "cancelled"
         relations = conn.execute(
             "select format('forebay.%I', relname), relkind::text from pg_class"
             " where relnamespace = 'forebay'::regnamespace and relkind in ('r', 'p', 'S')"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
@@ -24,7 +25,7 @@ from forebay.cli.output import (
     table,
 )
 from forebay.client import Client
-from forebay.model.status import JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, JobHistory, JobStatus
 
 commands = typer.Typer(help="Jobs: list, show, cancel.", no_args_is_help=True)
 
@@ -117,18 +118,33 @@ def cancel(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Request the cancellation of jobs.
+    """Cancel jobs.
 
-    A job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
-    handler is requested to stop.
+    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done.
+    Exit code 1: a job has already ended, or does not exist.
     """
     client = Client(dsn)
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-        return
-    for job_id, answer in answers.items():
-        console().print(f"job {job_id}: cancellation {answer}")
+    else:
+        for job_id, answer in answers.items():
+            console().print(_cancelled(client, job_id, group, answer))
+    if not set(answers.values()) <= {"cancelled", "requested"}:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
+    match answer:
+        case "cancelled":
+            return f"job {job_id} is cancelled"
+        case "requested":
+            return f"job {job_id} is in a worker: cancellation requested"
+        case "already ended":
+            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
+            return f"job {job_id} is already {' and '.join(sorted(states))}"
+        case "unknown":
+            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"
 
 
 def _queue(job: JobStatus) -> str:

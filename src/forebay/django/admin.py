@@ -252,9 +252,14 @@ class JobAdmin(_LogAdmin):
         return f"Job {number}", can_act, sections
 
     def act(self, number: int) -> str:
-        """Request the cancellation of a job."""
-        _client("cancel", number)
-        return "Cancellation requested."
+        """Cancel a job."""
+        match _client("cancel", number):
+            case "already ended":
+                raise ForebayError("it has already ended")
+            case "unknown":
+                raise JobNotFound(number)
+            case answer:
+                return "Cancelled." if answer == "cancelled" else "Cancellation requested."
 
 
 @admin.register(DeadLetter)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Literal
 
 from forebay.model.job import JobState
+
+#: What a cancellation means for a job: it will not start; a worker has it and is requested to stop; it ended before;
+#: no such job.
+CancelAnswer = Literal["cancelled", "requested", "already ended", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
-from forebay.model.status import Depth, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobStatus
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
 
@@ -39,11 +39,11 @@ select json_build_object(
 from forebay.depth(only_queue => %(queue)s) d"""
 
 
-def cancel(job_id: int, group: str | None = None) -> Operation[str]:
-    """Return the call that requests the cancellation of a job; it returns ``requested``."""
+def cancel(job_id: int, group: str | None = None) -> Operation[CancelAnswer]:
+    """Return the call that cancels a job; it returns what that means for the job."""
     return Operation(
         "select forebay.cancel(%(job_id)s::bigint, %(group)s)",
-        lambda rows: str(scalar(rows)),
+        lambda rows: cast("CancelAnswer", scalar(rows)),
         {"job_id": checked_id(job_id, "job_id"), "group": group},
     )
 

@@ -10,7 +10,7 @@ from forebay.db.drivers import AsyncConnection
 from forebay.db.own import await_own_async
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
-from forebay.model.status import Depth, JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import jobs, results
 
 
@@ -93,11 +93,15 @@ class AsyncJobs(AsyncClientBase):
 
     async def cancel(
         self, job_id: int, *, group: str | None = None, conn: AsyncConnection | None = None
-    ) -> str:
-        """Request the cancellation of a job; return ``"requested"``.
+    ) -> CancelAnswer:
+        """Cancel a job, and return what that means for it.
 
-        The job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
-        handler is requested to stop.
+        - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the same moment may
+          still start it; then its handler is requested to stop.
+        - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that finishes before
+          stays done.
+        - ``"already ended"``: the job is done, expired or dead.
+        - ``"unknown"``: no such job: never enqueued, not committed, or past retention.
 
         Args:
             job_id: the job.
@@ -105,7 +109,6 @@ class AsyncJobs(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            JobNotFound: no job has this id.
             GroupNotFound: the queue does not have this group.
         """
         return await self._run(conn, jobs.cancel(job_id, group))
