@@ -8858,6 +8858,25 @@ end
 $$;
 
 
+-- functions/operate/queue_known.sql
+
+-- grant: producer, worker, operator, reader
+
+-- Whether a queue is in use: has_jobs, jobs were enqueued there and it has not been idle for so long that it was forgotten; is_served, a
+-- worker has served it, or forebay.open_group() has opened a group. A name with neither may be misspelt.
+--
+-- Errors: none.
+create function forebay.queue_known(queue text, out has_jobs boolean, out is_served boolean)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select exists (select from forebay.lane l where l.queue = queue_known.queue),
+           exists (select from forebay.queue_group g where g.queue = queue_known.queue and not g.is_implied)
+$$;
+
+
 -- functions/operate/redrive.sql
 
 -- grant: operator
@@ -9254,26 +9273,26 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'record_direct']
+                'queue_known', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
                 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
                 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
-                'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
-                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'ready_v1',
+                'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair',
+                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
-                'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
-                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
-                'segment_held_by', 'shard_queue', 'unfinished']
+                'pause_queue', 'purge_dead', 'queue_known', 'record_act', 'record_audit', 'record_outcome',
+                'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror',
+                'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
                 'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
-                'mirror_status', 'result', 'schema_version', 'segment_held_by', 'unfinished']
+                'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
