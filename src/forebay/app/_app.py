@@ -309,8 +309,8 @@ class App:
         """Return an asynchronous client for the app's database; see ``client``."""
         return AsyncClient(lambda: self.dsn, declared=self._internals.options_of)
 
-    def handle(self, job_id: int, *, group: str = "default") -> JobHandle:
-        """Return a handle of an enqueued job, for its state and result.
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
+        """Return a handle of an enqueued job, for its state and result. ``Handler.handle`` knows the type of the result.
 
         Args:
             job_id: the id that ``enqueue`` returned.

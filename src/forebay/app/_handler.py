@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from forebay.app._handle import JobHandle
 from forebay.app._internals import Internals
 from forebay.app._mistakes import connection_first, likelier, missing_attribute
 from forebay.arguments.kinds import Kind
+from forebay.arguments.results import result_type
+from forebay.client import AsyncClient, Client
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
@@ -21,6 +24,7 @@ from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 P = ParamSpec("P")  # parameters of the function
 Q = ParamSpec("Q")  # parameters of enqueue: without the context; for a batch handler, one item
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
 class Producer(Protocol):
@@ -144,6 +148,30 @@ class Handler(Generic[P, Q, R_co]):
             return await run_async(conn, enqueue(self.call(*args, **kwargs)))
         except (InvalidJob, WrongConnection) as error:
             raise likelier(error, conn, self.__name__) from error.__cause__
+
+    @overload
+    def handle(
+        self: Handler[P, Q, Coroutine[Any, Any, T]], job_id: int, *, group: str = "default"
+    ) -> JobHandle[T]: ...
+
+    @overload
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[R_co]: ...
+
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
+        """Return a handle of a job of this kind, whose result has the return type of the function.
+
+        Args:
+            job_id: the id that ``enqueue`` returned.
+            group: the consumer group of its queue.
+        """
+        app, kind = self._app, self.kind
+        return JobHandle(
+            Client(lambda: app.dsn),
+            AsyncClient(lambda: app.dsn),
+            job_id,
+            group,
+            lambda: Any if kind.batch_size else result_type(kind.function, kind.name),
+        )
 
     def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue and commit a job on a new connection; return its id.

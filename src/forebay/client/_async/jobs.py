@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._async.base import AsyncClientBase
@@ -12,6 +12,8 @@ from forebay.errors import ResultTimeout
 from forebay.model import JobState
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import jobs, results
+
+T = TypeVar("T")
 
 
 class AsyncJobs(AsyncClientBase):
@@ -31,13 +33,33 @@ class AsyncJobs(AsyncClientBase):
         """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
         return await self._run(conn, results.history(job_id))
 
+    @overload
     async def result(
         self,
         job_id: int,
         *,
         group: str = "default",
         timeout: float | None = None,
-        as_type: Any = Any,
+        as_type: type[T],
+    ) -> T: ...
+
+    @overload
+    async def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
+    ) -> Any: ...
+
+    async def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
 

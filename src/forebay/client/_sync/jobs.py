@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._sync.base import ClientBase
@@ -13,6 +13,8 @@ from forebay.errors import ResultTimeout
 from forebay.model import JobState
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import jobs, results
+
+T = TypeVar("T")
 
 
 class Jobs(ClientBase):
@@ -30,13 +32,33 @@ class Jobs(ClientBase):
         """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
         return self._run(conn, results.history(job_id))
 
+    @overload
     def result(
         self,
         job_id: int,
         *,
         group: str = "default",
         timeout: float | None = None,
-        as_type: Any = Any,
+        as_type: type[T],
+    ) -> T: ...
+
+    @overload
+    def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
+    ) -> Any: ...
+
+    def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
 
