@@ -220,6 +220,19 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
     assert forebay("dead", "list", "--json").json == []
 
 
+def test_an_empty_list_says_what_is_not_there(forebay):
+    """
+    A new database is no error.
+    """
+    for listed, said in (
+        ("jobs", "No jobs."),
+        ("dead", "No dead letters."),
+        ("queues", "No queues."),
+    ):
+        answer = forebay(listed, "list")
+        assert (answer.code, answer.out.strip()) == (0, said)
+
+
 def test_dead_letters_answer_to_the_id_of_the_job(forebay, database, conn):
     """
     What the log names can be shown, listed and redriven; what was redriven leaves the list.

@@ -184,8 +184,8 @@ def test_a_cancellation_is_answered_by_the_state_of_the_job(database):
             ends[outcome] = enqueue(conn)
             reader.claim_ready()
             assert one(conn, cancel, ends[outcome], "default") == "requested"
-            reason = {"reason": "permanent"} if outcome == "dead" else {}
-            end(reader, outcome, error=ERROR, **reason)
+            more = {"reason": "permanent", "error": ERROR} if outcome == "dead" else {}
+            end(reader, outcome, **more)
         assert state(conn, ends["dead"]) == "dead"
         assert one(conn, cancel, ends["dead"], None) == "already ended"
         assert state(conn, ends["released"]) == "cancelled"

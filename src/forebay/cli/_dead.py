@@ -8,6 +8,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from forebay.cli._hints import HintedCommands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from forebay.ops.dead import Reason
 
 commands = typer.Typer(
-    help="Dead letters: list, show, summary, redrive, keep, purge.", no_args_is_help=True
+    cls=HintedCommands,
+    help="Dead letters: list, show, summary, redrive, keep, purge.",
+    no_args_is_help=True,
 )
 
 ReasonOption = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from forebay.cli._hints import HintedCommands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
 from forebay.cli.output import (
@@ -27,7 +28,7 @@ from forebay.cli.output import (
 from forebay.client import Client
 from forebay.model.status import CancelAnswer, JobHistory, JobStatus
 
-commands = typer.Typer(help="Jobs: list, show, cancel.", no_args_is_help=True)
+commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
