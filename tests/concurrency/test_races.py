@@ -678,10 +678,10 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
     # Retention stops after its look for as long as somebody holds this lock.
     break_function(
         stage.dsn,
-        "_segment_needed_by",
+        "_segment_holders",
         (
-            "    return null;\nend",
-            "    perform pg_advisory_xact_lock(1, 1);\n    return null;\nend",
+            "    end if;\nend",
+            "    end if;\n    perform pg_advisory_xact_lock(1, 1);\nend",
         ),
     )
 

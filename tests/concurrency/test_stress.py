@@ -67,15 +67,18 @@ def keyed_run(dsn: str, seed: int, seconds: float, **options) -> Ledger:
     return ledger
 
 
+@pytest.mark.parametrize("claim_bytes", [2_097_152, 60])
 def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
-    database, seed, stress_seconds
+    database, seed, stress_seconds, claim_bytes
 ):
     """
     The same with ordering keys: readers close their leases with jobs in them, writers have unusual
-    settings and all isolation levels, other sessions hold snapshots, vacuum, cluster and reindex.
+    settings and all isolation levels, other sessions hold snapshots, vacuum, cluster and reindex. Then with claims of a few
+    small jobs, as if each were large.
 
     Guards "nothing lost", "once per lease", "bounded duplicates" and "commit decides".
     """
+    break_function(database, "_claim_bytes", ("2097152", str(claim_bytes)))
     ledger = keyed_run(database, seed, stress_seconds)
 
     assert ledger.problems() == {}

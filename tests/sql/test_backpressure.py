@@ -17,6 +17,7 @@ from tests.support.engine import (
     small_segments,
     sqlstate,
 )
+from tests.support.plans import pages
 
 
 @pytest.fixture
@@ -249,3 +250,57 @@ def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database,
         while (batch := first.claim_ready(7)).jobs:
             first.finish(batch)
         assert counted(first.group_id) == (0, 0)
+
+
+def test_a_count_that_an_open_transaction_keeps_misses_none_of_its_jobs(database, conn):
+    """
+    While it is open another transaction ends that began later, so its snapshot shows it as visible. It has jobs from before and
+    from after the count.
+    """
+    group_id = open_group(conn, "default")
+    limit(conn, 300)
+    enqueue_many(conn, [{"kind": "work"}] * 150)
+    with psycopg.connect(database) as own:
+        for _ in range(5):
+            enqueue(own)
+        enqueue_many(conn, [{"kind": "work", "queue": "other"}] * 200)
+        for _ in range(5):
+            enqueue(own)
+        own.commit()
+    assert one(conn, "select total from forebay.queue_count order by no desc limit 1") == 150
+    assert one(conn, "select forebay._waiting('default', %s, -1, null)", group_id) == 160
+
+
+def test_no_enqueue_visits_all_jobs_of_a_queue_that_was_not_counted(database, conn):
+    """A group that begins at the beginning of a long queue: an enqueue visits a part, maintenance counts, and then the limit holds."""
+    open_group(conn, "default", "first")
+    limit(conn, 40_000)
+    enqueue_many(conn, [{"kind": "work"}] * 39_900)
+    with Reader(database, group="first") as reader:
+        while (batch := reader.claim_ready(1000)).jobs:
+            reader.finish(batch)
+    enqueue_many(conn, [{"kind": "work"}] * 10_000)
+    open_group(conn, "default", "late", "beginning")
+    enqueue(conn)
+    assert pages(conn, "select forebay.enqueue('work')", []) < 1500
+    conn.execute("select * from forebay.count_v1()")
+    assert is_full(conn)
+    limit(conn, 9_000)
+    assert is_full(conn)
+
+
+def test_a_full_queue_refuses_without_counting_all_of_it_again(database, conn):
+    """No worker ever ran, and the counts of refused enqueues are rolled back."""
+    limit(conn, 30_000)
+    for _ in range(30):
+        enqueue_many(conn, [{"kind": "work"}] * 1000)
+    assert is_full(conn)
+    query = """do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"""
+    before = one(conn, "select count(*) from forebay.queue_count")
+    assert before >= 2
+    last = "select (select count(*) from forebay.log) - total from forebay.queue_count order by no desc limit 1"
+    assert one(conn, last) <= 11_000
+    conn.execute(query)
+    open_group(conn, "default")
+    assert is_full(conn)  # The first group has the count from before.
+    assert one(conn, last) <= 11_000

@@ -195,14 +195,16 @@ def test_jobs_with_ordering_keys_are_bounded_and_stay_in_order(database, conn, f
         assert [job for job in seen if job in set(jobs)] == jobs
 
 
-def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, conn):
+@pytest.mark.parametrize("keys", [3, 12])
+def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, conn, keys):
     """Another lease has the keys, so the jobs are parked; once it is done they come in parts and in order."""
     with Reader(database, "q") as holder, Reader(database, "q") as reader:
-        first = [put(conn, ["{}"], ordering_key=f"k{key}")[0] for key in range(3)]
-        batch = holder.claim_ready(10)
+        first = [put(conn, ["{}"], ordering_key=f"k{key}")[0] for key in range(keys)]
+        batch = holder.claim_ready(20)
         assert sorted(batch.job_ids) == sorted(first)
         by_key = {
-            key: put(conn, [incompressible(LARGE)] * 6, ordering_key=f"k{key}") for key in range(3)
+            key: put(conn, [incompressible(LARGE)] * 3, ordering_key=f"k{key}")
+            for key in range(keys)
         }
         for _ in range(20):
             assert all(claim(reader, ready["lane"]) == [] for ready in reader.ready())
@@ -212,4 +214,25 @@ def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, con
             seen += claim(reader, ready[0]["lane"])
     for jobs in by_key.values():
         assert [job for job in seen if job in set(jobs)] == jobs
-    assert len(seen) == 18
+    assert len(seen) == 3 * keys
+
+
+def test_returned_large_jobs_come_before_others_of_their_keys(database, conn):
+    """The first jobs of many keys return while more wait behind them: what does not fit comes later, in order."""
+    keys = range(12)
+    by_key = {key: put(conn, [incompressible(LARGE)] * 2, ordering_key=f"k{key}") for key in keys}
+    with Reader(database, "q") as holder, Reader(database, "q") as reader:
+        held = []
+        while batch := holder.claim(1000, lane_of("q", conn)).jobs:
+            held.append((holder.claim_no, len(batch)))
+        for claim_no, size in held:
+            ended = [{"offset": offset, "outcome": "released"} for offset in range(1, size + 1)]
+            holder.settle(claim_no, ended=ended)
+        put(conn, ["{}"] * 20, ordering_key="other")
+        seen = []
+        while ready := reader.ready():
+            for lane in ready:
+                seen += claim(reader, lane["lane"])
+    for jobs in by_key.values():
+        assert [job for job in seen if job in set(jobs)] == jobs
+    assert len(seen) == 24 + 20

@@ -19,8 +19,10 @@ from tests.support.engine import (
     sqlstate,
     state,
     states,
+    trim,
 )
 from tests.support.mutant import break_function, violation
+from tests.support.plans import pages
 from tests.support.waiting import wait_for
 
 
@@ -278,6 +280,22 @@ def test_closing_waits_for_a_claim_that_began_before_it(database, conn):
     closing_waits_for_a_claim(database, conn)
 
 
+def test_closing_waits_for_trimming_that_deletes_the_same_rows(database, conn):
+    """Two sessions that delete the same rows in different orders would end in a deadlock."""
+    break_function(database, "close_groups", ("'2s'", "'100ms'"))
+    with Reader(database, group="goes") as reader:
+        enqueue(conn)
+        reader.finish(reader.claim())
+    close(conn, name="goes", force=True)
+    while "goes" in groups(conn):
+        one(conn, "select forebay.close_groups()")
+    with psycopg.connect(database) as trimming:
+        trimming.execute("select * from forebay.trim_v1('batches')")
+        assert sqlstate(conn, "select forebay.close_groups()") == "55P03"
+    finish_closing(conn)
+    assert one(conn, "select count(*) from forebay.batch where lease_id is not null") == 0
+
+
 def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
     """And the list shows them before."""
     small_segments(conn, rows=100, reserve=1000)
@@ -306,6 +324,78 @@ def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
         finish_closing(conn)
         assert one(conn, "select emptied from forebay.retain_v1()") is not None
         assert groups(conn) == ["default"]
+
+
+def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, conn):
+    """A cursor behind it, a running job, a job that waits for its key: the list counts the segment for the group that has it."""
+    small_segments(conn, rows=100, reserve=1000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
+    one(conn, "select forebay.configure('retention_days', 0)")
+
+    def held(queue):
+        return one(conn, "select held_segments from forebay.groups(%s)", queue)
+
+    with (
+        Reader(database, "runs") as runs,
+        Reader(database, "keyed") as first,
+        Reader(database, "keyed") as second,
+        Reader(database, "unread") as unread,
+        Reader(database, "later") as later,
+    ):
+        enqueue(conn, queue="keyed", ordering_key="k")
+        holding = first.claim_ready()
+        job = enqueue(conn, queue="keyed", ordering_key="k")
+        assert second.claim_ready().jobs == []  # The cursor passes it; it is parked.
+        enqueue(conn, queue="runs")
+        running = runs.claim_ready()
+        enqueue(conn, queue="unread")
+        enqueue_many(conn, [{"kind": "work", "queue": "later"}] * 100)
+        one(conn, "select forebay.seal_v1()")
+        for batch in later.claim_all():
+            later.finish(batch)
+        enqueue(conn, queue="runs")
+        runs.finish(runs.claim_ready())
+        enqueue(conn, queue="keyed", ordering_key="other")
+        second.finish(second.claim_ready())
+        first.finish(holding)
+        reasons = conn.execute(
+            "select h.group_id, h.reason from forebay.segment s,"
+            " forebay._segment_holders(array[s.segment_id], false) h where s.lo <= %s and s.hi > %s",
+            [job, job],
+        ).fetchall()
+        assert set(reasons) == {
+            (unread.group_id, "queue unread, priority 100: group default has not passed it"),
+            (runs.group_id, "worker default@test still has jobs of it"),
+            (first.group_id, "jobs of it wait for their ordering key"),
+        }
+        assert (held("unread"), held("runs"), held("keyed")) == (0, 0, 0)  # Several keep it.
+        unread.finish(unread.claim_ready())
+        assert (held("runs"), held("keyed")) == (0, 0)
+        runs.finish(running)
+        assert held("keyed") == 1
+        assert one(conn, "select emptied from forebay.retain_v1()") is None
+        for batch in second.claim_all():
+            second.finish(batch)
+        assert held("keyed") == 0
+        assert one(conn, "select emptied from forebay.retain_v1()") is not None
+
+
+def test_retention_reads_the_lanes_of_the_segment_not_all_lanes(database, conn):
+    """Two thousand lanes with a cursor each, of which a segment has rows of one."""
+    small_segments(conn, rows=3000, reserve=20_000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 3000")
+    with Reader(database) as reader:
+        enqueue_many(conn, [{"kind": "work", "queue": "many", "priority": n} for n in range(2000)])
+        open_group(conn, "many", start="now")
+        enqueue_many(conn, [{"kind": "work"}] * 7000)
+        one(conn, "select forebay.seal_v1()")
+        while (batch := reader.claim_ready(1000)).jobs:
+            reader.finish(batch)
+        query = "select forebay.segment_held_by((select max(segment_id) from forebay.seal))"
+        pages(conn, query, [])
+        assert one(conn, query) is None
+        read = pages(conn, query, [])
+        assert read < 150, read
 
 
 def test_dead_letters_of_a_closed_group_are_read_and_not_redriven(database, conn):
@@ -338,6 +428,29 @@ def test_rows_of_a_closed_group_are_deleted_in_bounded_steps(database, conn):
     assert steps >= 6
     assert one(conn, "select count(*) from forebay.batch") == 0
     assert one(conn, "select count(*) from forebay.settlement") == 0
+
+
+def test_a_count_that_commits_after_the_end_of_its_group_is_deleted(database, conn):
+    """An enqueue counted for the group, and was open while the group was closed; so were jobs of forgotten lanes counted."""
+    open_group(conn, "default", "goes")
+    one(conn, "select forebay.limit_queue('default', max_waiting => 1000)")
+    enqueue_many(conn, [{"kind": "work"}] * 950)
+    enqueue_many(conn, [{"kind": "work", "queue": "other"}] * 100)  # Their numbers make it count.
+    with psycopg.connect(database) as late, Reader(database):
+        group_id = open_group(late, "default", "goes")
+        conn.execute("insert into forebay.forgotten values ('default', %s, 5)", [group_id])
+        enqueue_many(late, [{"kind": "work"}] * 45)
+        close(conn, name="goes", force=True)
+        finish_closing(conn)
+        late.commit()
+    counts = "select array(select group_id from forebay.queue_count where group_id = %s)"
+    assert one(conn, counts, group_id) == [group_id]
+    trim(conn, "counts", most=1)
+    assert one(conn, counts, group_id) == []
+    assert one(conn, "select count(*) from forebay.forgotten") == 0
+    conn.execute("select * from forebay.count_v1()")
+    trim(conn, "counts", most=1)
+    assert one(conn, "select count(*) from forebay.queue_count") == 1  # That of the other group.
 
 
 def test_what_cannot_be_closed_is_refused(conn):

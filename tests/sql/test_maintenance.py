@@ -407,3 +407,23 @@ def test_a_settlement_with_offsets_out_of_range_is_refused_whatever_else_happene
             assert reader.settle(batch.claim_no, ended=ended) == "refused"
         assert state(conn, job) == "claimed"
         assert reader.settle(batch.claim_no, [1], flush_no=2) == "settled"
+
+
+def test_a_pass_of_one_row_a_step_comes_to_its_end(database, conn):
+    """A slow step is followed by smaller ones; the smallest still moves on where it finds nothing to delete."""
+    with Reader(database, "one") as first, Reader(database, "two") as second:
+        for reader in (first, second):
+            enqueue(conn, queue=reader.queue, ordering_key="k")
+            one(
+                conn,
+                "select forebay.limit_queue(%s, max_waiting => 10, rate => 5)::text",
+                reader.queue,
+            )
+            one(conn, "select 1 from forebay.heartbeat_v1(array[%s]::bigint[])", reader.lease_id)
+        conn.execute("select * from forebay.count_v1()")
+    for part in one(conn, "select forebay._trim_parts()"):
+        after, steps = None, 0
+        while steps == 0 or after is not None:
+            steps += 1
+            assert steps < 100, part
+            after = one(conn, "select next from forebay.trim_v1(%s, %s, 1)", part, after)

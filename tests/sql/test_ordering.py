@@ -839,7 +839,7 @@ def held_between_its_looks(database: str) -> None:
     """Let retention wait for a lock between the batches and the jobs that wait."""
     look = "if pg_sequence_last_value('forebay.key_seq') is not null"
     brake = "perform pg_advisory_xact_lock(4711);"
-    break_function(database, "_segment_needed_by", (look, f"{brake} {look}"))
+    break_function(database, "_segment_holders", (look, f"{brake} {look}"))
 
 
 @pytest.mark.usefixtures("short_history")
@@ -853,7 +853,7 @@ def test_a_job_that_is_claimed_while_retention_looks_keeps_its_segment(database)
 def test_without_a_common_snapshot_retention_would_empty_its_segment(database):
     """The same where each look has a snapshot: the job is in none of them."""
     held_between_its_looks(database)
-    break_function(database, "_segment_needed_by", (" STABLE", " VOLATILE"))
+    break_function(database, "_segment_holders", (" STABLE", " VOLATILE"))
     with violation(psycopg.Error):
         claimed_while_retention_looks(database)
 

@@ -172,7 +172,7 @@ def a_cancelled_job_is_not_handed_out(dsn: str) -> None:
 def an_expired_job_is_not_handed_out(dsn: str) -> None:
     with connect(dsn) as conn, with_cursor(dsn) as reader:
         (job,) = conn.execute(
-            "select forebay.enqueue('work', expires_at => clock_timestamp() + '0.02 s')"
+            "select forebay.enqueue('work', expires_at => clock_timestamp() + '0.2 s')"
         ).fetchone()
         other = enqueue(conn)
         wait_for(

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -265,13 +266,20 @@ class Storm:
                 count = one(conn, statement)
                 if isinstance(count, tuple):  # What it did, and whether there is more.
                     count = count[0]
-                self.maintenance[statement[15:].partition("_v1")[0]] += int(count or 0)
+                self.maintenance[_name(statement)] += int(count or 0)
             except psycopg.Error as error:
-                self.errors[f"{statement[15:]}: {error.sqlstate or type(error).__name__}"] += 1
+                self.errors[f"{_name(statement)}: {error.sqlstate or type(error).__name__}"] += 1
                 if isinstance(error, psycopg.OperationalError) and conn is not None:
                     conn.close()
         if conn is not None:
             conn.close()
+
+
+def _name(statement: str) -> str:
+    """Return the name of the maintenance function that a statement calls."""
+    found = re.search(r"forebay\.(\w+)_v1", statement)
+    assert found is not None, statement
+    return found[1]
 
 
 def problems(conn: psycopg.Connection, account: Account, effects: Effects) -> dict[str, object]:

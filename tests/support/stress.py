@@ -133,6 +133,7 @@ class StressRun:
             duties.append(("counter", self._count))
         if self.has_other_sessions:
             duties += [("snapshots", self._hold_snapshots), ("administrator", self._administer)]
+        duties += self._further_duties()
         threads = [
             threading.Thread(target=self._guarded, args=(duty, f"{self.seed}/{name}"), name=name)
             for name, duty in duties
@@ -152,6 +153,9 @@ class StressRun:
             raise self.errors[0]
         return self.ledger
 
+    def _further_duties(self) -> list[tuple[str, Callable[[random.Random], None]]]:
+        return []
+
     def _guarded(self, duty: Callable[[random.Random], None], seed: str) -> None:
         try:
             duty(random.Random(seed))
@@ -160,13 +164,15 @@ class StressRun:
             self._writing.clear()
 
     def _come_to_rest(self) -> None:
-        """Wait until nothing is ready, held by a worker, or waiting for a time; give up quietly: the ledger will tell."""
-        deadline = time.monotonic() + 30
+        """Wait until nothing is ready, held by a worker, or waiting for a time. Give up 30 s after the last end: the ledger tells."""
+        ended, deadline = 0, time.monotonic() + 30
         with connect(self.dsn) as conn:
             while time.monotonic() < deadline and not self.errors:
-                numbers = depth(conn, QUEUE)
-                if not any(sum(n) for n in numbers.values()):
+                if not any(sum(numbers) for numbers in depth(conn, QUEUE).values()):
                     return
+                before, ended = ended, sum(len(jobs) for jobs in self.ledger.ended.values())
+                if ended > before:
+                    deadline = time.monotonic() + 30
                 time.sleep(0.05)
 
     # -- writers ---------------------------------------------------------------------------------

@@ -1,6 +1,11 @@
 """What a worker runs of what it claimed, without a database."""
 
 import asyncio
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import msgspec
 
 import forebay
 from forebay.config import WorkerSettings
@@ -94,3 +99,112 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
         (3, "done"),
     ]
     assert ran == [1, 2, 3]
+
+
+def test_small_jobs_pass_large_ones_whose_arguments_wait():
+    """
+    Decoding has used its share of the loop: a small job of another lane starts at once, one of the same lane after the large one.
+    """
+    app = forebay.App()
+    ran = []
+
+    @app.job(name="work")
+    async def work(no: int) -> None:
+        ran.append(no)
+
+    def job(no: int, lane: int, *, is_text: bool) -> HeldJob:
+        [held] = claimed(lease, no)
+        held.row.ordering_key = None
+        held.lane = ReadyLane(1, lane, "default", 0, is_private=False, is_suspect=False)
+        if is_text:
+            held.row.args = msgspec.Raw(msgspec.json.encode({"no": no}))
+        return held
+
+    lease = Lease(1, float("inf"))
+
+    async def story():
+        executor = Executor(
+            app.kinds,
+            WorkerSettings(concurrency=2),
+            Outcomes(),
+            dsn="",
+            name="unit",
+            group="default",
+            resources={},
+            on_free=lambda: None,
+            on_lease_lost=lambda _: None,
+            on_progress=lambda *_: None,
+        )
+        executor._decoded_until = time.monotonic() + 1.0
+        executor.take([job(1, 1, is_text=True)])
+        executor.take([job(2, 1, is_text=False)])
+        executor.take([job(3, 2, is_text=False)])
+        await wait_for_async(lambda: ran)
+        assert ran == [3]
+        assert executor.buffered == 2
+        await wait_for_async(lambda: len(ran) == 3)
+        assert ran == [3, 1, 2]
+        await executor.close()
+
+    asyncio.run(story())
+
+
+def test_decoding_leaves_the_loop_to_others(monkeypatch):
+    """
+    After each slow decoding the loop is free for about as long; with nothing else to do all are decoded.
+    """
+    app = forebay.App()
+    ran = []
+
+    @app.job(name="work")
+    async def work(no: int) -> None:
+        ran.append(no)
+
+    lease = Lease(1, float("inf"))
+    clock = [0.0]
+    decoded_at = []
+    prepare = Executor.prepare
+
+    def slowly(self, held):
+        decoded_at.append(clock[0])
+        clock[0] += 0.05
+        return prepare(self, held)
+
+    monkeypatch.setattr(Executor, "prepare", slowly)
+    monkeypatch.setattr(
+        "forebay.worker._executor.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
+
+    async def story():
+        executor = Executor(
+            app.kinds,
+            WorkerSettings(concurrency=5),
+            Outcomes(),
+            dsn="",
+            name="unit",
+            group="default",
+            resources={},
+            on_free=lambda: None,
+            on_lease_lost=lambda _: None,
+            on_progress=lambda *_: None,
+        )
+        helds = claimed(lease, 1, 2, 3)
+        for held in helds:
+            held.row.ordering_key = None
+            held.row.args = msgspec.Raw(msgspec.json.encode(held.row.args))
+        executor.take(helds)
+        await wait_for_async(lambda: ran == [1])
+        assert executor.is_decoding_behind
+        for expected in ([1, 2], [1, 2, 3]):
+            clock[0] += 0.04
+            executor._resume_decoding()
+            await asyncio.sleep(0)
+            assert ran != expected
+            clock[0] += 0.02
+            executor._resume_decoding()
+            await wait_for_async(lambda expected=expected: ran == expected)
+        assert not executor.is_decoding_behind
+        assert [round(after - before, 3) for before, after in pairwise(decoded_at)] == [0.11, 0.11]
+        await executor.close()
+
+    asyncio.run(story())

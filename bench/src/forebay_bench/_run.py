@@ -30,6 +30,7 @@ SCENARIOS: Final = {
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
+    "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
     "held": "the cost of a claim while a transaction is held open",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",

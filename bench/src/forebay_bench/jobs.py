@@ -6,7 +6,7 @@ One queue for each scenario, so that a worker serves only its scenario: ``--queu
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from forebay.app import App
 from forebay.model.context import Context
@@ -16,6 +16,12 @@ app = App()
 
 #: How long a slow handler takes.
 SLOW_SECONDS: Final = 0.1
+
+#: How long a handler of a large job takes.
+LARGE_SECONDS: Final = 0.03
+
+#: What the handler of a large job records: the jobs beside it have the numbers from 0 on.
+LARGE_NUMBER: Final = -1
 
 _notebook = JournalWriter()
 
@@ -31,6 +37,13 @@ async def wait_a_little() -> None:
     """Wait as for another service's answer; record when it came."""
     await asyncio.sleep(SLOW_SECONDS)
     _notebook.note(0)
+
+
+@app.job(queue="large")
+async def read_document(document: str | list[Any]) -> None:  # noqa: ARG001 - only held
+    """Hold a large document while waiting for another service's answer; record when it came."""
+    await asyncio.sleep(LARGE_SECONDS)
+    _notebook.note(LARGE_NUMBER)
 
 
 @app.job(queue="crash", transaction=True)

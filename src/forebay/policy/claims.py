@@ -122,8 +122,8 @@ class LaneSizes:
     >>> sizes.rows(7, 1000)
     1000
     >>> sizes.record(7, size=2_000_000, jobs=20)
-    >>> sizes.rows(7, 1000)
-    10
+    >>> sizes.rows(7, 1000), sizes.mean(7)
+    (10, 100000)
     >>> sizes.record(7, size=2_000, jobs=20)
     >>> sizes.rows(7, 1000)
     1000
@@ -136,6 +136,10 @@ class LaneSizes:
         """Return how many of ``count`` jobs the next claim from a lane should ask for."""
         mean = self._means.get(lane)
         return count if mean is None else min(count, max(1, CLAIM_SIZE // (2 * mean)))
+
+    def mean(self, lane: int) -> int:
+        """Return the mean size of the jobs in the last claim from a lane; 0 if they were small, or are not known."""
+        return self._means.get(lane, 0)
 
     def record(self, lane: int, *, size: int, jobs: int) -> None:
         """Record the size of all jobs of a claim."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
 class CallQueue:
     """The waiting calls, and how many jobs they have.
 
-    Owns the order of the calls. A job that is added leaves in a call, once.
+    Owns the order of the calls. A job that is added leaves in a call, once. Calls leave in the order in which they came, and the
+    calls of a lane always do. Calls of other lanes may pass those whose arguments are text.
     """
 
     def __init__(self) -> None:
-        self._calls: deque[WaitingCall] = deque()
+        self._numbers = itertools.count()
+        #: With their numbers, calls whose arguments are text, and calls of the same lanes behind them.
+        self._slow: deque[tuple[int, WaitingCall]] = deque()
+        #: With their numbers, all other calls.
+        self._quick: deque[tuple[int, WaitingCall]] = deque()
+        #: By lane, the number of calls in ``_slow``.
+        self._slow_lanes: dict[int, int] = {}
+        self._last: WaitingCall | None = None
         #: The number of jobs in all calls.
         self.jobs = 0
         #: Their size in the answers to their claims.
@@ -32,25 +41,36 @@ class CallQueue:
         self.texts = 0
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._slow) + len(self._quick)
 
     @property
     def starts_with_text(self) -> bool:
         """Whether the arguments of the next call are text."""
-        return self.texts > 0 and self._calls[0][1][0].row.is_text
+        return self.texts > 0 and self._is_slow_next() and self._slow[0][1][1][0].row.is_text
 
     @property
-    def last(self) -> WaitingCall:
-        """The last call; there must be one."""
-        return self._calls[-1]
+    def passing(self) -> int:
+        """The number of calls that may pass those whose arguments are text."""
+        return len(self._quick)
+
+    @property
+    def last(self) -> WaitingCall | None:
+        """The call that was added last; None if it does not wait any more."""
+        return self._last
 
     def append(self, kind: Kind, held: HeldJob, item: Any) -> WaitingCall:
         """Add a call with one job, and return it."""
         call = (kind, [held], [item])
-        self._calls.append(call)
+        lane, is_text = held.lane.lane, held.row.is_text
+        if is_text or lane in self._slow_lanes:
+            self._slow.append((next(self._numbers), call))
+            self._slow_lanes[lane] = self._slow_lanes.get(lane, 0) + 1
+        else:
+            self._quick.append((next(self._numbers), call))
+        self._last = call
         self.jobs += 1
         self.size += held.row.size
-        self.texts += held.row.is_text
+        self.texts += is_text
         return call
 
     def extend(self, call: WaitingCall, held: HeldJob, item: Any) -> None:
@@ -62,19 +82,43 @@ class CallQueue:
 
     def pop(self) -> WaitingCall:
         """Remove the first call and return it."""
-        call = self._calls.popleft()
+        if not self._is_slow_next():
+            return self.pop_passing()
+        _, call = self._slow.popleft()
+        self._forget(call)
+        self._leave_lane(call)
+        return call
+
+    def pop_passing(self) -> WaitingCall:
+        """Remove the first call that may pass those whose arguments are text, and return it; there must be one."""
+        _, call = self._quick.popleft()
         self._forget(call)
         return call
 
     def drop(self, is_lost: Callable[[HeldJob], bool]) -> list[int]:
         """Remove calls whose jobs no longer belong to this worker; return the ids of the jobs."""
-        lost = [call for call in self._calls if is_lost(call[1][0])]
-        self._calls = deque(call for call in self._calls if not is_lost(call[1][0]))
+        lost = [call for _, call in (*self._slow, *self._quick) if is_lost(call[1][0])]
+        for _, call in self._slow:
+            if is_lost(call[1][0]):
+                self._leave_lane(call)
+        self._slow = deque(item for item in self._slow if not is_lost(item[1][1][0]))
+        self._quick = deque(item for item in self._quick if not is_lost(item[1][1][0]))
         for call in lost:
             self._forget(call)
         return [held.row.job_id for _, helds, _ in lost for held in helds]
 
+    def _is_slow_next(self) -> bool:
+        return bool(self._slow) and (not self._quick or self._slow[0][0] < self._quick[0][0])
+
+    def _leave_lane(self, call: WaitingCall) -> None:
+        lane = call[1][0].lane.lane
+        self._slow_lanes[lane] -= 1
+        if not self._slow_lanes[lane]:
+            del self._slow_lanes[lane]
+
     def _forget(self, call: WaitingCall) -> None:
+        if call is self._last:
+            self._last = None
         self.jobs -= len(call[1])
         self.size -= sum(held.row.size for held in call[1])
         self.texts -= call[1][0].row.is_text

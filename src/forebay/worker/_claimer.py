@@ -226,7 +226,7 @@ class Claimer:
         idle = self._executor.is_idle
         called_at = time.monotonic()
         lanes = await self._session.run(
-            protocol.ready(list(self._leases.groups), sleep_millis=self._sleep_millis())
+            protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
         )
         self._only = frozenset(lane.lane for lane in lanes)
         self._only_until = called_at + settings.poll_seconds
@@ -255,6 +255,12 @@ class Claimer:
             if not lane.is_private:
                 self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
             by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+        if self._executor.is_decoding_behind:
+            # More large jobs would only take the places of small ones.
+            by_name = _without_large(by_name, self._sizes)
+            if not by_name:
+                await self._signals.sleep(settings.poll_seconds)
+                return 0
         plan = plan_claims(
             dict.fromkeys(by_name),
             slots=wanted,
@@ -268,7 +274,7 @@ class Claimer:
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
         again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
-        for name, count in plan.shares:
+        for name, count in _smallest_first(plan.shares, by_name, self._sizes):
             left = count
             # Retries first, then suspects, then new jobs. Shards come in random order, so that workers start with different ones.
             for lane in sorted(
@@ -317,12 +323,6 @@ class Claimer:
                 if (wanted := self._wanted()) > 0 and not (self._signals.is_stopping or lease.lost):
                     taken += await self._claim_limited(lease, lane, wanted)
         return taken > 0
-
-    def _sleep_millis(self) -> int | None:
-        """Return for how long producers must notify if no lane is ready; None where notifications do not arrive."""
-        if self._leadership.without_notifications:
-            return None
-        return int(self._settings.poll_seconds * 1000) + 30
 
     def _wanted(self, *, coming: int = 0) -> int:
         """Return how many jobs to claim.
@@ -431,10 +431,8 @@ class Claimer:
             return None, []
         self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
         if lease.lost:
-            return (
-                None,
-                [],
-            )  # The lease was lost during the call. The jobs come back when it is revoked.
+            # The lease was lost during the call. The jobs come back when it is revoked.
+            return None, []
         batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
         batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
         batch.lane = lane
@@ -456,3 +454,27 @@ class Claimer:
             taken += 1
             await self._suspects.start(HeldJob(rows[0], batch, lane, alone=True))
         return taken
+
+
+def _without_large(
+    by_name: dict[LaneName, list[ReadyLane]], sizes: LaneSizes
+) -> dict[LaneName, list[ReadyLane]]:
+    """Return the lanes whose jobs are not known to be large."""
+    return {
+        name: lanes
+        for name, lanes in by_name.items()
+        if not any(sizes.mean(lane.lane) for lane in lanes)
+    }
+
+
+def _smallest_first(
+    shares: Iterable[tuple[LaneName, int]],
+    by_name: Mapping[LaneName, Sequence[ReadyLane]],
+    sizes: LaneSizes,
+) -> list[tuple[LaneName, int]]:
+    """Return the shares of a plan with queues of small jobs first: a claim of large jobs takes long. The order within a queue stays."""
+    largest: dict[str, int] = {}
+    for name, lanes in by_name.items():
+        means = [sizes.mean(lane.lane) for lane in lanes]
+        largest[name.queue] = max(largest.get(name.queue, 0), *means)
+    return sorted(shares, key=lambda share: largest[share[0].queue])

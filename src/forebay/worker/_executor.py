@@ -49,6 +49,16 @@ _LOOP_SECONDS_MAX = 0.002
 #: add up before the settler runs.
 _LONE_LOOP_SECONDS_MAX = 0.01
 
+#: The share of the event loop's time for decoding large arguments while calls wait: claims, settlements and small jobs get the
+#: rest, however large the arguments are.
+_DECODING_SHARE = 0.5
+
+#: No more large jobs are claimed while this number of calls waits for decoding.
+_DECODED_NEXT = 2
+
+#: By how much it may exceed its share. Timers are not more precise.
+_DECODING_AHEAD_SECONDS = 0.001
+
 
 class Executor:
     """Runs jobs on ``concurrency`` slots.
@@ -94,8 +104,9 @@ class Executor:
         self._on_lease_lost = on_lease_lost
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting = CallQueue()
-        #: Whether this iteration of the event loop has decoded large arguments.
-        self._has_decoded = False
+        #: Until this time (monotonic clock) the decoding of large arguments has used its share of the event loop.
+        self._decoded_until = 0.0
+        self._decoding_timer: asyncio.TimerHandle | None = None
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
@@ -131,6 +142,11 @@ class Executor:
     def starting(self) -> int:
         """The number of calls that wait for their arguments to be decoded; they may start although no slot is taken yet."""
         return self._waiting.texts
+
+    @property
+    def is_decoding_behind(self) -> bool:
+        """Whether several calls wait for their arguments, because decoding has used its share of the event loop."""
+        return self._waiting.texts >= _DECODED_NEXT and self._must_pass()
 
     @property
     def waiting_for_key(self) -> int:
@@ -220,10 +236,11 @@ class Executor:
 
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
         # If the next jobs of several keys start at the same time, those of one batch handler form one call.
-        if kind.batch_size is not None and self._waiting:
-            last, helds, _ = self._waiting.last
-            if last is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
-                self._waiting.extend(self._waiting.last, held, item)
+        last = self._waiting.last
+        if kind.batch_size is not None and last is not None:
+            last_kind, helds, _ = last
+            if last_kind is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
+                self._waiting.extend(last, held, item)
                 return
         self._waiting.append(kind, held, item)
 
@@ -248,6 +265,8 @@ class Executor:
 
     async def close(self) -> None:
         """End idle threads and running calls, and close the connections."""
+        if self._decoding_timer is not None:
+            self._decoding_timer.cancel()
         self._threads.close()
         for call in list(self._slots.calls):
             call.task.cancel()
@@ -258,7 +277,8 @@ class Executor:
     def _start_waiting(self) -> None:
         """Start a runner for each waiting call that has a free slot."""
         free_slots = self._concurrency - self._slots.busy
-        for _ in range(min(len(self._waiting), free_slots) - self._starting):
+        ready = self._waiting.passing if self._must_pass() else len(self._waiting)
+        for _ in range(min(ready, free_slots) - self._starting):
             self._starting += 1
             task = asyncio.get_running_loop().create_task(
                 self._run_calls(), context=self._context.copy()
@@ -284,11 +304,11 @@ class Executor:
         pause_at = time.monotonic() + self._loop_seconds()
         slots = self._slots
         while self._waiting and slots.busy < self._concurrency:
-            if self._waiting.starts_with_text:
-                if self._has_decoded:
-                    # Other tasks first: each iteration of the loop decodes the arguments of one call.
-                    await asyncio.sleep(0)
-                    continue
+            if self._must_pass():
+                if not self._waiting.passing:
+                    return
+                kind, helds, items = self._waiting.pop_passing()
+            elif self._waiting.starts_with_text:
                 kind, helds, items = self._decoded(self._waiting.pop())
                 if not helds:
                     continue
@@ -313,13 +333,27 @@ class Executor:
         kind, helds, _ = waiting
         if kind.in_process and self._processes is not None:
             return waiting  # The child process decodes them.
-        self._has_decoded = True
-        asyncio.get_running_loop().call_soon(self._allow_decoding)
+        began = time.monotonic()
         prepared = [(held, found) for held in helds if (found := self.prepare(held)) is not None]
+        ended = time.monotonic()
+        self._decoded_until = max(self._decoded_until, began) + (ended - began) / _DECODING_SHARE
         return kind, [held for held, _ in prepared], [item for _, (_, item) in prepared]
 
-    def _allow_decoding(self) -> None:
-        self._has_decoded = False
+    def _must_pass(self) -> bool:
+        """Return whether the next call waits for its arguments, because decoding has used its share of the event loop."""
+        if not self._waiting.starts_with_text:
+            return False
+        pause = self._decoded_until - time.monotonic()
+        if pause < _DECODING_AHEAD_SECONDS:
+            return False
+        if self._decoding_timer is None:
+            loop = asyncio.get_running_loop()
+            self._decoding_timer = loop.call_later(pause, self._resume_decoding)
+        return True
+
+    def _resume_decoding(self) -> None:
+        self._decoding_timer = None
+        self._start_waiting()
 
     def _loop_seconds(self) -> float:
         return _LOOP_SECONDS_MAX if len(self._runners) > 1 else _LONE_LOOP_SECONDS_MAX

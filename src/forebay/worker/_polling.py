@@ -89,6 +89,13 @@ class PollLeadership:
         # A pooler accepts LISTEN and delivers no notification.
         return self._settings.listen == "never" or self._session.is_pooled
 
+    @property
+    def sleep_millis(self) -> int | None:
+        """For how long producers must notify if no lane is ready; None where notifications do not arrive."""
+        if self.without_notifications:
+            return None
+        return int(self._settings.poll_seconds * 1000) + 30
+
     def assume_leaderless(self, groups: Collection[int]) -> bool:
         """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""
         return self._leadership.assume_leaderless(groups)

@@ -335,11 +335,13 @@ def _bars(
     ]  # fmt: skip
     if mix not in ("keyed", "original"):
         # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level;
-        # the original's are too small.
+        # the original's are too small. In a hard mix a claim reads more once the first segment is full and cannot be sealed, as the
+        # holder may have written to it: compare what follows.
+        since, name = (turns[4], "fifth") if mix in _HARD else (first, "first")
         bars.append(
             Bar(
-                f"{mix}: pages read to get a job, last turn to first",
-                _ratio(last.claim_pages, first.claim_pages),
+                f"{mix}: pages read to get a job, last turn to {name}",
+                _ratio(last.claim_pages, since.claim_pages),
                 at_most=1.2,
             )
         )
@@ -489,7 +491,7 @@ def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: f
         height: of a label, as a share of the panel's.
     """
     low, high = axes.get_ylim()
-    place = low - (high - low)
+    place = low - height / 2 * (high - low)  # The lowest label stands above the axis.
     for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
         place = max(y, place + height * (high - low))
         axes.annotate(

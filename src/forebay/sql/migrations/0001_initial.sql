@@ -4324,18 +4324,19 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            -- The first of each key before the second of any. Returned jobs, whose rows have been read, come first, and always: together
+            -- they are within the bound.
             select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
-            from (select w.*, (row_number() over o)::smallint as place,
+            from (select w.key, w.class, w.nr, w.lane, w.seq, w.xid, w.job_id, w.job, w.is_fresh, (row_number() over o)::smallint as place,
                          sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
                   from candidate w where w.runs
-                  window o as (order by w.rank, w.nr)
-                  order by w.rank, w.nr limit v_limit) i
-            where i.rank = 1 or i.bytes < forebay._claim_bytes()
+                  window o as (order by w.rank, w.class > 0, w.nr)
+                  order by w.rank, w.class > 0, w.nr limit v_limit) i
+            where i.place = 1 or i.class = 0 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
-                   coalesce(h.upto, case when not i.runs then i.upto end) as upto
+                   coalesce(h.upto, case when not i.runs then i.upto end) as upto, i.runs
             from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
@@ -4383,8 +4384,8 @@ begin
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
                 from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
-               -- No job of these keys is taken, and more may wait than were read.
-               array(select i.key from reach i where i.upto is not null and i.places is null) as again
+               -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
+               array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
@@ -5474,7 +5475,9 @@ begin
     if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
         -- The first count visits all waiting jobs; enqueues continue from it.
         perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
-        from forebay.queue_group g where g.queue = v_given.queue;
+        from (select i.group_id from forebay.queue_group i where i.queue = v_given.queue
+              union all
+              select 0 where not exists (select from forebay.queue_group i where i.queue = v_given.queue)) g;
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
@@ -5539,8 +5542,11 @@ $$;
 -- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
 -- Of open transactions only the caller's counts.
 --
--- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never.
-create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint) returns bigint
+-- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never. p_most, for an enqueue: a
+--   first count ends there, is not kept, and its result is a lower bound; and after this many numbers a count is renewed, so that
+--   none has much more to visit.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint, p_most bigint default null)
+returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -5568,12 +5574,12 @@ begin
     from unnest(v_batch_lanes) l (lane),
          lateral (select i.handed_total, i.skipped_total from forebay.batch i
                   where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
-    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough then
+    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough and (v_last - v_count.seq >= p_most) is not true then
         return v_count.total + v_last - v_count.seq - v_consumed;
     end if;
 
     if v_count.total is null then
-        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), pg_current_snapshot(),
+        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), forebay._snapshot_of_others(pg_current_snapshot()),
                (select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id)
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
@@ -5588,11 +5594,15 @@ begin
               left join lateral (select i.* from forebay.batch i
                                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
               left join forebay.segment s on s.segment_id = b.pos_segment) c
-        left join lateral forebay._count_unread(c.all) u on true;
+        left join lateral forebay._count_unread(c.all, p_most) u on true;
+        if v_rows >= p_most then
+            return v_rows;
+        end if;
         v_count.total := v_consumed + v_parked;
     else
         v_snap := pg_current_snapshot();
         v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
+        v_snap := forebay._snapshot_of_others(v_snap);
         select string_agg(format(
                    'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
                         select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
@@ -5605,12 +5615,26 @@ begin
              from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
             into v_rows, v_others using v_lanes, v_ranges;
     end if;
-    if v_rows >= p_keep_from then
+    if v_rows >= p_keep_from or v_last - v_count.seq >= p_most then
         insert into forebay.queue_count (queue, group_id, seq, snap, total)
         values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
     end if;
     return v_count.total + v_rows - v_consumed;
 end
+$$;
+
+
+-- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
+-- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
+create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
+language sql stable
+as $$
+    select case when x.own < pg_snapshot_xmax(p_snap)
+                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
+                      || (select string_agg(i.xid::text, ',' order by i.xid)
+                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
+                else p_snap end
+    from pg_current_xact_id_if_assigned() x (own)
 $$;
 
 
@@ -5622,6 +5646,8 @@ as $$ select coalesce((select f.total from forebay.forgotten f where f.queue = p
 
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
 --
+-- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
+-- forebay.count_v1() counts it within a minute.
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
@@ -5643,7 +5669,7 @@ begin
         union all
         select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
     loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100);
+        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100, 10000);
         if v_waiting + p_more > v_max then
             raise exception using errcode = '53400',
                 message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
@@ -5920,7 +5946,8 @@ end
 $$;
 
 
--- Delete counts of waiting jobs behind the newest ones.
+-- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
+-- deleted may commit one afterwards.
 create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
@@ -5929,6 +5956,7 @@ declare
     v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
     v_next  record;
     v_left  bigint := p_most;
+    v_kept  bigint;
     v_gone  bigint;
 begin
     rows := 0;
@@ -5938,16 +5966,22 @@ begin
         if not found then
             return;
         end if;
+        -- 0 stands for the group of a queue that has none.
+        v_kept := case when exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
+                            or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue)
+                       then v_next.no else 9223372036854775807 end;
         delete from forebay.queue_count c
         where c.ctid = any (array(
             select o.ctid from forebay.queue_count o
-            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_next.no order by o.no desc limit v_left));
+            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_kept order by o.no desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_queue := v_next.queue;
+            v_group := v_next.group_id;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_queue := v_next.queue;
-        v_group := v_next.group_id;
     end loop;
     next := jsonb_build_array(v_queue, v_group);
 end
@@ -5969,8 +6003,8 @@ $$;
 --
 -- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
 -- Parameters: p_most, 1 to 1000000.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the sweep's lock, and the locks of the lanes or the group's row.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster; 55P03 when another session holds a lock, try again.
+-- Locks: the sweep's lock, and the locks of the lanes, or the lock of forgetting and the table queue_group, or the lock of trimming.
 create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6017,6 +6051,8 @@ begin
         return 1;
     end loop;
 
+    -- Trimming deletes the same rows, in another order.
+    lock table only forebay.lock_trim in share update exclusive mode;
     for v_closed in select c.* from forebay.closed_group c where c.lanes is not null order by c.group_id loop
         v_done := v_done + forebay._clear_group(v_closed.group_id, v_closed.lanes, p_most);
         exit when v_done >= p_most;
@@ -6037,8 +6073,10 @@ declare
     v_lanes   bigint[];
     v_heir_id bigint;
 begin
+    lock table only forebay.lock_forgetting in share update exclusive mode;  -- It deletes cursors and adds them up, group by group.
     lock table forebay.queue_group in share row exclusive mode;
     delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    delete from forebay.forgotten f where f.group_id = v_group.group_id;
     with gone as (
         delete from forebay.lane l
         where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)
@@ -6115,7 +6153,8 @@ $$;
 
 -- Count the waiting jobs of every queue; returns the queues with p_most or more.
 --
--- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
+-- The first count for a group visits all waiting jobs of its queue, about 0.5 s for a million; later ones visit those enqueued since.
+-- Not in steps: see docs/design/backpressure.md. No enqueue and no claim waits for it. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
 -- pages: 300 + 60 a lane
@@ -6727,65 +6766,77 @@ begin
     if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
         return 'a transaction that may have written to it is still open';
     end if;
-    return forebay._segment_needed_by(p_segment_id);
+    return (select h.reason from forebay._segment_holders(array[p_segment_id], true) h limit 1);
 end
 $$;
 
 
--- Why a segment whose writers have all ended is needed, or null.
+-- What keeps sealed segments from being emptied: groups that have not passed a lane (0: the queue has no group), running jobs, jobs
+-- that wait for their ordering key. forebay.retain_v1() and forebay.groups() both follow it.
 --
 -- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
 -- batches are read, and is claimed before the waiting jobs are, would be in neither.
-create function forebay._segment_needed_by(p_segment_id bigint) returns text
+--
+-- Parameters: p_first, end with the first one that is found; otherwise all, a group more than once.
+create function forebay._segment_holders(p_segments bigint[], p_first boolean)
+returns table (segment_id bigint, group_id bigint, reason text)
 language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
+#variable_conflict use_column
 declare
-    v_lo   bigint;
-    v_hi   bigint;
-    v_seal xid8;
-    v_lane record;
-    v_any  boolean;
-    v_open record;
+    v_lo bigint;
+    v_hi bigint;
 begin
-    select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
-    from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    for v_lane in
-        select l.lane, l.queue, l.priority, g.group_id, g.name
-        from (select i.lane, i.queue, i.priority, i.audience, bool_and(i.state = 'dormant') as is_dormant
-              from forebay.lane i group by i.lane, i.queue, i.priority, i.audience) l
-        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
-        left join lateral (select coalesce((select b.snap_from from forebay.batch b
-                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
-                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
-        -- Every group that was there has had the jobs of a dormant lane.
-        where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal)
+    foreach segment_id in array p_segments loop
+        -- The lanes that have rows in the segment, one probe each.
+        for group_id, reason in execute format(
+            'with recursive used as (
+                 (select i.lane from forebay.log_%1$s i order by i.lane limit 1)
+                 union all
+                 select n.lane from used u cross join lateral (
+                     select i.lane from forebay.log_%1$s i where i.lane > u.lane order by i.lane limit 1) n)
+             select coalesce(g.group_id, 0),
+                    format(''queue %%s, priority %%s: group %%s has not passed it'', l.queue, l.priority, coalesce(g.name, ''default''))
+             from used u
+             cross join lateral (select i.queue, i.priority, i.audience, bool_and(i.state = ''dormant'') as is_dormant
+                                 from forebay.lane i where i.lane = u.lane group by i.queue, i.priority, i.audience) l
+             left join lateral (select i.group_id, i.name, i.start_after, i.has_all_lanes from forebay.queue_group i
+                                where i.queue = l.queue and (l.audience = 0 or i.group_id = abs(l.audience)) offset 0) g on true
+             -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+             left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                 where b.group_id = g.group_id and b.lane = u.lane order by b.no desc limit 1),
+                                                case l.audience when 0 then g.start_after end) as snap_from) c on true
+             -- Every group that was there has had the jobs of a dormant lane.
+             where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)',
+            segment_id) using (select f.xid from forebay.seal f where f.segment_id = _segment_holders.segment_id)
+        loop
+            return next;
+            if p_first then
+                return;
+            end if;
+        end loop;
+    end loop;
+    select min(s.lo), max(s.hi) into v_lo, v_hi from forebay.segment s where s.segment_id = any (p_segments);
+    for segment_id, group_id, reason in
+        with part as materialized (select s.segment_id, s.lo, s.hi from forebay.segment s where s.segment_id = any (p_segments))
+        select p.segment_id, o.group_id, format('worker %s still has jobs of it', (select e.worker from forebay.lease e where e.lease_id = o.lease_id))
+        from forebay._open_jobs() o join part p on o.seq >= p.lo and o.seq < p.hi
+        where o.seq >= v_lo and o.seq < v_hi
     loop
-        execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
-            into v_any using v_lane.lane;
-        if v_any then
-            return format('queue %s, priority %s: group %s has not passed it', v_lane.queue, v_lane.priority, coalesce(v_lane.name, 'default'));
+        return next;
+        if p_first then
+            return;
         end if;
     end loop;
-    select e.worker, b.claim_no into v_open
-    from forebay.lease e
-    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    where e.closed_at is null
-      and exists (select from unnest(b.seqs) with ordinality u (seq, nr)
-                  where u.seq >= v_lo and u.seq < v_hi
-                    and not exists (select from forebay.settlement s
-                                    where s.lease_id = b.lease_id and s.claim_no = b.claim_no
-                                      and (s.offsets is null or u.nr::smallint = any (s.offsets))))
-    limit 1;
-    if found then
-        return format('worker %s still has jobs of it', v_open.worker);
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        return query
+        select distinct s.segment_id, p.group_id, 'jobs of it wait for their ordering key'
+        from forebay._all_parked() p
+        join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
     end if;
-    if pg_sequence_last_value('forebay.key_seq') is not null
-       and exists (select from forebay._all_parked() p where p.seq >= v_lo and p.seq < v_hi) then
-        return 'jobs of it wait for their ordering key';
-    end if;
-    return null;
 end
 $$;
 
@@ -7306,9 +7357,11 @@ begin
             order by o.heartbeat_at desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_lease := v_next;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_lease := v_next;
     end loop;
     next := jsonb_build_array(v_lease);
 end
@@ -8197,9 +8250,12 @@ begin
     open_rows as materialized (
         select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
     held as materialized (
-        select h.group_ids[1] as group_id, count(*) as segments,
+        select h.group_id, count(*) as segments,
                sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
-        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        from (select i.segment_id, min(i.group_id) as group_id
+              from forebay._segment_holders(array(select s.segment_id from forebay.segment s join forebay.seal f using (segment_id)
+                                                  where s.removed_at is null and forebay._has_table(s.segment_id)), false) i
+              group by i.segment_id having count(distinct i.group_id) = 1) h
         group by 1)
     select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
            case when g.closing_at is null then g.paused_at end, g.closing_at,
@@ -8234,49 +8290,6 @@ as $$
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or u.nr::smallint = any (s.offsets)))
-$$;
-
-
--- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
--- forebay._segment_held_by(), which stops at the first of them.
-create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
-language plpgsql stable
-set enable_seqscan = off
-set jit = off
-as $$
-#variable_conflict use_column
-declare
-    v_segment record;
-begin
-    for v_segment in
-        with holding as materialized (
-            select o.group_id, o.seq from forebay._open_jobs() o
-            union all
-            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
-        select s.segment_id, f.xid,
-               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
-        from forebay.segment s join forebay.seal f using (segment_id)
-        where s.removed_at is null and forebay._has_table(s.segment_id)
-        order by s.segment_id
-    loop
-        segment_id := v_segment.segment_id;
-        execute format(
-            'select array(
-                 select distinct coalesce(g.group_id, 0)
-                 from (select i.lane, i.queue, i.audience, bool_and(i.state = ''dormant'') as is_dormant
-                       from forebay.lane i group by i.lane, i.queue, i.audience) l
-                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
-                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
-                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
-                 where not (l.is_dormant and coalesce(g.has_all_lanes, true))
-                   and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
-                   and exists (select from forebay.log_%s r where r.lane = l.lane)
-                 union select unnest($2) order by 1)', segment_id)
-            into group_ids using v_segment.xid, v_segment.group_ids;
-        return next;
-    end loop;
-end
 $$;
 
 
@@ -8788,6 +8801,12 @@ begin
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
     execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
+    -- The first group of a queue has what was counted while there was none.
+    insert into forebay.queue_count (queue, group_id, seq, snap, total)
+    select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = 0 and p_start_after::text = '1:1:'
+      and not exists (select from forebay.queue_group g where g.queue = p_queue and g.group_id <> v_id)
+    order by c.no desc limit 1;
     return v_id;
 end
 $$;
@@ -9940,7 +9959,8 @@ $$;
 
 
 -- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
-create function forebay._count_unread(p_cursors forebay._cursor[])
+-- With p_most no more rows than that are visited.
+create function forebay._count_unread(p_cursors forebay._cursor[], p_most bigint default null)
 returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 set enable_seqscan = off
@@ -9950,7 +9970,7 @@ as $$
 begin
     return query execute
         'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
-        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || coalesce(' limit ' || p_most, '') || ') u group by u.nr'
         using p_cursors;
 end
 $$;

@@ -265,18 +265,19 @@ begin
             join row_of r on r.seq = x.seq and r.lane = x.lane
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
         ), chosen as materialized (
-            -- The first of each key before the second of any; of each key at least the first one, so that the key is looked at again.
+            -- The first of each key before the second of any. Returned jobs, whose rows have been read, come first, and always: together
+            -- they are within the bound.
             select i.key, i.nr, i.lane, i.seq, i.xid, i.job_id, i.job, i.is_fresh, i.place
-            from (select w.*, (row_number() over o)::smallint as place,
+            from (select w.key, w.class, w.nr, w.lane, w.seq, w.xid, w.job_id, w.job, w.is_fresh, (row_number() over o)::smallint as place,
                          sum(forebay._job_bytes((w.job).args, (w.job).headers)) over (o rows between unbounded preceding and 1 preceding) as bytes
                   from candidate w where w.runs
-                  window o as (order by w.rank, w.nr)
-                  order by w.rank, w.nr limit v_limit) i
-            where i.rank = 1 or i.bytes < forebay._claim_bytes()
+                  window o as (order by w.rank, w.class > 0, w.nr)
+                  order by w.rank, w.class > 0, w.nr limit v_limit) i
+            where i.place = 1 or i.class = 0 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
             select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
-                   coalesce(h.upto, case when not i.runs then i.upto end) as upto
+                   coalesce(h.upto, case when not i.runs then i.upto end) as upto, i.runs
             from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
@@ -324,8 +325,8 @@ begin
                (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
                 from skipped i where i.verdict = 'e') as dead_letters,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
-               -- No job of these keys is taken, and more may wait than were read.
-               array(select i.key from reach i where i.upto is not null and i.places is null) as again
+               -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
+               array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);

@@ -93,7 +93,9 @@ begin
     if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
         -- The first count visits all waiting jobs; enqueues continue from it.
         perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
-        from forebay.queue_group g where g.queue = v_given.queue;
+        from (select i.group_id from forebay.queue_group i where i.queue = v_given.queue
+              union all
+              select 0 where not exists (select from forebay.queue_group i where i.queue = v_given.queue)) g;
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);

@@ -38,7 +38,8 @@ end
 $$;
 
 
--- Delete counts of waiting jobs behind the newest ones.
+-- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
+-- deleted may commit one afterwards.
 create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
@@ -47,6 +48,7 @@ declare
     v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
     v_next  record;
     v_left  bigint := p_most;
+    v_kept  bigint;
     v_gone  bigint;
 begin
     rows := 0;
@@ -56,16 +58,22 @@ begin
         if not found then
             return;
         end if;
+        -- 0 stands for the group of a queue that has none.
+        v_kept := case when exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
+                            or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue)
+                       then v_next.no else 9223372036854775807 end;
         delete from forebay.queue_count c
         where c.ctid = any (array(
             select o.ctid from forebay.queue_count o
-            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_next.no order by o.no desc limit v_left));
+            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_kept order by o.no desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_queue := v_next.queue;
+            v_group := v_next.group_id;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_queue := v_next.queue;
-        v_group := v_next.group_id;
     end loop;
     next := jsonb_build_array(v_queue, v_group);
 end

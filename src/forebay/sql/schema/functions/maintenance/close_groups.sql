@@ -11,8 +11,8 @@
 --
 -- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
 -- Parameters: p_most, 1 to 1000000.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the sweep's lock, and the locks of the lanes or the group's row.
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster; 55P03 when another session holds a lock, try again.
+-- Locks: the sweep's lock, and the locks of the lanes, or the lock of forgetting and the table queue_group, or the lock of trimming.
 create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -58,6 +58,8 @@ begin
         return 1;
     end loop;
 
+    -- Trimming deletes the same rows, in another order.
+    lock table only forebay.lock_trim in share update exclusive mode;
     for v_closed in select c.* from forebay.closed_group c where c.lanes is not null order by c.group_id loop
         v_done := v_done + forebay._clear_group(v_closed.group_id, v_closed.lanes, p_most);
         exit when v_done >= p_most;
@@ -78,8 +80,10 @@ declare
     v_lanes   bigint[];
     v_heir_id bigint;
 begin
+    lock table only forebay.lock_forgetting in share update exclusive mode;  -- It deletes cursors and adds them up, group by group.
     lock table forebay.queue_group in share row exclusive mode;
     delete from forebay.queue_group g where g.group_id = v_group.group_id;
+    delete from forebay.forgotten f where f.group_id = v_group.group_id;
     with gone as (
         delete from forebay.lane l
         where l.queue = v_group.queue and l.audience in (v_group.group_id, -v_group.group_id)

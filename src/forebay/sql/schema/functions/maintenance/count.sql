@@ -2,7 +2,8 @@
 
 -- Count the waiting jobs of every queue; returns the queues with p_most or more.
 --
--- The first count of a queue visits all waiting jobs, later ones those enqueued since. Workers call it regularly.
+-- The first count for a group visits all waiting jobs of its queue, about 0.5 s for a million; later ones visit those enqueued since.
+-- Not in steps: see docs/design/backpressure.md. No enqueue and no claim waits for it. Workers call it regularly.
 --
 -- Errors: JQ030 foreign cluster.
 -- pages: 300 + 60 a lane

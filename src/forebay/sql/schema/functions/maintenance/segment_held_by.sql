@@ -12,65 +12,75 @@ begin
     if pg_snapshot_xmin(pg_current_snapshot()) < v_seal then
         return 'a transaction that may have written to it is still open';
     end if;
-    return forebay._segment_needed_by(p_segment_id);
+    return (select h.reason from forebay._segment_holders(array[p_segment_id], true) h limit 1);
 end
 $$;
 
 
--- Why a segment whose writers have all ended is needed, or null.
+-- What keeps sealed segments from being emptied: groups that have not passed a lane (0: the queue has no group), running jobs, jobs
+-- that wait for their ordering key. forebay.retain_v1() and forebay.groups() both follow it.
 --
 -- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
 -- batches are read, and is claimed before the waiting jobs are, would be in neither.
-create function forebay._segment_needed_by(p_segment_id bigint) returns text
+--
+-- Parameters: p_first, end with the first one that is found; otherwise all, a group more than once.
+create function forebay._segment_holders(p_segments bigint[], p_first boolean)
+returns table (segment_id bigint, group_id bigint, reason text)
 language plpgsql stable
+-- planner: in order
 as $$
+#variable_conflict use_column
 declare
-    v_lo   bigint;
-    v_hi   bigint;
-    v_seal xid8;
-    v_lane record;
-    v_any  boolean;
-    v_open record;
+    v_lo bigint;
+    v_hi bigint;
 begin
-    select s.lo, s.hi, f.xid into v_lo, v_hi, v_seal
-    from forebay.segment s join forebay.seal f using (segment_id) where s.segment_id = p_segment_id;
-    for v_lane in
-        select l.lane, l.queue, l.priority, g.group_id, g.name
-        from (select i.lane, i.queue, i.priority, i.audience, bool_and(i.state = 'dormant') as is_dormant
-              from forebay.lane i group by i.lane, i.queue, i.priority, i.audience) l
-        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        -- Without a cursor: jobs of public lanes that are older than the group are not its own.
-        left join lateral (select coalesce((select b.snap_from from forebay.batch b
-                                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
-                                           case l.audience when 0 then g.start_after end) as snap_from) c on true
-        -- Every group that was there has had the jobs of a dormant lane.
-        where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < v_seal)
+    foreach segment_id in array p_segments loop
+        -- The lanes that have rows in the segment, one probe each.
+        for group_id, reason in execute format(
+            'with recursive used as (
+                 (select i.lane from forebay.log_%1$s i order by i.lane limit 1)
+                 union all
+                 select n.lane from used u cross join lateral (
+                     select i.lane from forebay.log_%1$s i where i.lane > u.lane order by i.lane limit 1) n)
+             select coalesce(g.group_id, 0),
+                    format(''queue %%s, priority %%s: group %%s has not passed it'', l.queue, l.priority, coalesce(g.name, ''default''))
+             from used u
+             cross join lateral (select i.queue, i.priority, i.audience, bool_and(i.state = ''dormant'') as is_dormant
+                                 from forebay.lane i where i.lane = u.lane group by i.queue, i.priority, i.audience) l
+             left join lateral (select i.group_id, i.name, i.start_after, i.has_all_lanes from forebay.queue_group i
+                                where i.queue = l.queue and (l.audience = 0 or i.group_id = abs(l.audience)) offset 0) g on true
+             -- Without a cursor: jobs of public lanes that are older than the group are not its own.
+             left join lateral (select coalesce((select b.snap_from from forebay.batch b
+                                                 where b.group_id = g.group_id and b.lane = u.lane order by b.no desc limit 1),
+                                                case l.audience when 0 then g.start_after end) as snap_from) c on true
+             -- Every group that was there has had the jobs of a dormant lane.
+             where not (l.is_dormant and coalesce(g.has_all_lanes, true)) and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)',
+            segment_id) using (select f.xid from forebay.seal f where f.segment_id = _segment_holders.segment_id)
+        loop
+            return next;
+            if p_first then
+                return;
+            end if;
+        end loop;
+    end loop;
+    select min(s.lo), max(s.hi) into v_lo, v_hi from forebay.segment s where s.segment_id = any (p_segments);
+    for segment_id, group_id, reason in
+        with part as materialized (select s.segment_id, s.lo, s.hi from forebay.segment s where s.segment_id = any (p_segments))
+        select p.segment_id, o.group_id, format('worker %s still has jobs of it', (select e.worker from forebay.lease e where e.lease_id = o.lease_id))
+        from forebay._open_jobs() o join part p on o.seq >= p.lo and o.seq < p.hi
+        where o.seq >= v_lo and o.seq < v_hi
     loop
-        execute format('select exists (select from forebay.log_%s l where l.lane = $1)', p_segment_id)
-            into v_any using v_lane.lane;
-        if v_any then
-            return format('queue %s, priority %s: group %s has not passed it', v_lane.queue, v_lane.priority, coalesce(v_lane.name, 'default'));
+        return next;
+        if p_first then
+            return;
         end if;
     end loop;
-    select e.worker, b.claim_no into v_open
-    from forebay.lease e
-    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    where e.closed_at is null
-      and exists (select from unnest(b.seqs) with ordinality u (seq, nr)
-                  where u.seq >= v_lo and u.seq < v_hi
-                    and not exists (select from forebay.settlement s
-                                    where s.lease_id = b.lease_id and s.claim_no = b.claim_no
-                                      and (s.offsets is null or u.nr::smallint = any (s.offsets))))
-    limit 1;
-    if found then
-        return format('worker %s still has jobs of it', v_open.worker);
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        return query
+        select distinct s.segment_id, p.group_id, 'jobs of it wait for their ordering key'
+        from forebay._all_parked() p
+        join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
     end if;
-    if pg_sequence_last_value('forebay.key_seq') is not null
-       and exists (select from forebay._all_parked() p where p.seq >= v_lo and p.seq < v_hi) then
-        return 'jobs of it wait for their ordering key';
-    end if;
-    return null;
 end
 $$;
 

@@ -233,9 +233,11 @@ begin
             order by o.heartbeat_at desc limit v_left));
         get diagnostics v_gone = row_count;
         rows := rows + v_gone;
+        if v_gone < v_left then
+            v_lease := v_next;
+        end if;
         v_left := v_left - v_gone - 1;
         exit when v_left <= 0;
-        v_lease := v_next;
     end loop;
     next := jsonb_build_array(v_lease);
 end

@@ -43,9 +43,12 @@ begin
     open_rows as materialized (
         select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
     held as materialized (
-        select h.group_ids[1] as group_id, count(*) as segments,
+        select h.group_id, count(*) as segments,
                sum(pg_total_relation_size(to_regclass('forebay.log_' || h.segment_id)))::bigint as bytes
-        from forebay._segment_holders() h where cardinality(h.group_ids) = 1
+        from (select i.segment_id, min(i.group_id) as group_id
+              from forebay._segment_holders(array(select s.segment_id from forebay.segment s join forebay.seal f using (segment_id)
+                                                  where s.removed_at is null and forebay._has_table(s.segment_id)), false) i
+              group by i.segment_id having count(distinct i.group_id) = 1) h
         group by 1)
     select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
            case when g.closing_at is null then g.paused_at end, g.closing_at,
@@ -80,46 +83,4 @@ as $$
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or u.nr::smallint = any (s.offsets)))
-$$;
-
-
--- The groups that keep each sealed segment from being emptied; 0 is a queue without a group. The rule is that of
--- forebay._segment_held_by(), which stops at the first of them.
-create function forebay._segment_holders() returns table (segment_id bigint, group_ids bigint[])
-language plpgsql stable
--- planner: indexed
-as $$
-#variable_conflict use_column
-declare
-    v_segment record;
-begin
-    for v_segment in
-        with holding as materialized (
-            select o.group_id, o.seq from forebay._open_jobs() o
-            union all
-            select p.group_id, p.seq from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null)
-        select s.segment_id, f.xid,
-               array(select distinct h.group_id from holding h where h.seq >= s.lo and h.seq < s.hi) as group_ids
-        from forebay.segment s join forebay.seal f using (segment_id)
-        where s.removed_at is null and forebay._has_table(s.segment_id)
-        order by s.segment_id
-    loop
-        segment_id := v_segment.segment_id;
-        execute format(
-            'select array(
-                 select distinct coalesce(g.group_id, 0)
-                 from (select i.lane, i.queue, i.audience, bool_and(i.state = ''dormant'') as is_dormant
-                       from forebay.lane i group by i.lane, i.queue, i.audience) l
-                 left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-                 left join lateral (select coalesce((select b.snap_from from forebay.batch b
-                                                     where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1),
-                                                    case l.audience when 0 then g.start_after end) as snap_from) c on true
-                 where not (l.is_dormant and coalesce(g.has_all_lanes, true))
-                   and (c.snap_from is null or pg_snapshot_xmin(c.snap_from) < $1)
-                   and exists (select from forebay.log_%s r where r.lane = l.lane)
-                 union select unnest($2) order by 1)', segment_id)
-            into group_ids using v_segment.xid, v_segment.group_ids;
-        return next;
-    end loop;
-end
 $$;

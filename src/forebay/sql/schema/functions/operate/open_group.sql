@@ -94,6 +94,12 @@ begin
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
     execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
+    -- The first group of a queue has what was counted while there was none.
+    insert into forebay.queue_count (queue, group_id, seq, snap, total)
+    select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = 0 and p_start_after::text = '1:1:'
+      and not exists (select from forebay.queue_group g where g.queue = p_queue and g.group_id <> v_id)
+    order by c.no desc limit 1;
     return v_id;
 end
 $$;

@@ -31,7 +31,8 @@ $$;
 
 
 -- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
-create function forebay._count_unread(p_cursors forebay._cursor[])
+-- With p_most no more rows than that are visited.
+create function forebay._count_unread(p_cursors forebay._cursor[], p_most bigint default null)
 returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 -- planner: in order
@@ -39,7 +40,7 @@ as $$
 begin
     return query execute
         'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()), min(u.enqueued_at) from ('
-        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || ') u group by u.nr'
+        || forebay._unread_sql(p_cursors, 'l.xid, l.enqueued_at') || coalesce(' limit ' || p_most, '') || ') u group by u.nr'
         using p_cursors;
 end
 $$;
