@@ -66,9 +66,9 @@ def test_a_cancellation_tells_what_became_of_the_job(forebay, database, conn):
         ]
         answer = forebay("jobs", "cancel", dead, waiting, 999_999)
         assert answer.code == 1
-        assert answer.out.splitlines() == [
+        assert answer.out.splitlines() == [f"job {waiting} is cancelled"]
+        assert answer.err.splitlines() == [
             f"job {dead} is already dead",
-            f"job {waiting} is cancelled",
             "job 999999 is unknown: never enqueued, not committed, or past retention",
         ]
         answer = forebay("jobs", "cancel", dead, "--group", "default", "--json")

@@ -53,7 +53,7 @@ def connection_first(method: M) -> M:
 def likelier(
     error: InvalidJob | WrongConnection, conn: object, name: str
 ) -> InvalidJob | WrongConnection:
-    """Return the error to report when an enqueue was refused: if the first argument is no connection, that."""
+    """Return the error to report when an enqueue was refused: that of the connection, unless the first argument is one."""
     if resembles_connection(conn):
         return error
     hint = error.hint if isinstance(conn, str) and isinstance(error, WrongConnection) else None

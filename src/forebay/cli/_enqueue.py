@@ -180,16 +180,15 @@ def enqueue(
         declared = found._internals.options_of(kind)
         dsn = found.dsn
     job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
-    chosen = queue is not None
-    queue = queue or (declared[0].queue if declared else "default")
-    if chosen or declared is None:
-        warn_unserved(dsn, queue, chosen=chosen)
+    name = queue or (declared[0].queue if declared else "default")
+    if queue is not None or declared is None:
+        warn_unserved(dsn, name, chosen=queue is not None)
     if as_json:
-        print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": queue})
+        print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": name})
     elif not job_id.is_new:
-        console().print(f"job {job_id} already has this key in queue {queue}: nothing was enqueued")
+        console().print(f"job {job_id} already has this key in queue {name}: nothing was enqueued")
     else:
-        console().print(f"enqueued job {job_id} in queue {queue}")
+        console().print(f"enqueued job {job_id} in queue {name}")
 
 
 def _pair(text: str) -> tuple[str, str]:

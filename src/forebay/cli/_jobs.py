@@ -128,10 +128,14 @@ def cancel(
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-    else:
-        for job_id, answer in answers.items():
+    failed = False
+    for job_id, answer in answers.items():
+        if answer in ("already ended", "unknown"):
+            failed = True
+            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
+        elif not as_json:
             console().print(_cancelled(client, job_id, group, answer))
-    if not set(answers.values()) <= {"cancelled", "requested"}:
+    if failed:
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -106,7 +106,6 @@ async def waiting_for_results() -> None:
     assert_type(await handle.aresult(timeout=5), Any)
     assert_type(render.handle(1).result(timeout=10), Row)
     assert_type(await render.handle(1, group="audit").aresult(), Row)
-    assert_type(render.handle(1).result(as_type=Any), Any)
     assert_type(in_transaction.handle(1).result(), str)
     assert_type(await in_transaction.handle(1).aresult(), str)
     assert_type(bare.handle(1).result(), None)
