@@ -202,12 +202,11 @@ def test_looking_and_managing_work_there(driver):
     ("call", "error"),
     [
         (lambda driver: driver.client("job", 10**6), JobNotFound),
-        (lambda driver: driver.client("cancel", 10**6), JobNotFound),
         (lambda driver: driver.client("pause_queue", "nobody", group="none"), GroupNotFound),
         (lambda driver: driver.client("redrive", 10**6), DeadLetterNotFound),
         (lambda driver: driver.client("configure", "no_such_setting", 1), InvalidJob),
     ],
-    ids=["job", "cancel", "pause", "redrive", "configure"],
+    ids=["job", "pause", "redrive", "configure"],
 )
 def test_what_the_database_refuses_is_the_same_error_everywhere(driver, call, error):
     """

@@ -182,7 +182,8 @@ def enqueue(
     job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
     name = queue or (declared[0].queue if declared else "default")
     if queue is not None or declared is None:
-        warn_unserved(dsn, name, chosen=queue is not None)
+        advice = "" if queue else "name the queue of the kind with --queue, or the app with --app"
+        warn_unserved(dsn, name, advice)
     if as_json:
         print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": name})
     elif not job_id.is_new:

@@ -63,16 +63,12 @@ def check_queue_in_use(dsn: str | None, queue: str) -> None:
         )
 
 
-def warn_unserved(dsn: str | None, queue: str, *, chosen: bool) -> None:
+def warn_unserved(dsn: str | None, queue: str, advice: str = "") -> None:
     """Warn on stderr if no worker has ever served a queue."""
     _, is_served = run_own(address_of(dsn), queue_known(queue))
     if not is_served:
-        advice = (
-            "" if chosen else "; name the queue of the kind with --queue, or the app with --app"
-        )
-        console(stderr=True).print(
-            f"warning: no worker has ever served queue {queue}{advice}", style="yellow"
-        )
+        text = f"warning: no worker has ever served queue {queue}"
+        console(stderr=True).print(f"{text}; {advice}" if advice else text, style="yellow")
 
 
 def check_kind(app: App, kind: str) -> None:
