@@ -180,7 +180,7 @@ def enqueue(
         declared = found._internals.options_of(kind)
         dsn = found.dsn
     job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
-    name = queue or (declared[0].queue if declared else "default")
+    name = queue or (declared[0].queue if declared else None) or "default"
     if queue is not None or declared is None:
         advice = "" if queue else "name the queue of the kind with --queue, or the app with --app"
         warn_unserved(dsn, name, advice)

@@ -1914,6 +1914,7 @@ declare
     v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
+    v_below   xid8;
     v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
@@ -1934,7 +1935,7 @@ begin
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    select f.segment_id, i.hi into v_seal_id, v_hi
+    select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
     from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
     v_tail := array(
         select s.segment_id from forebay.segment s
@@ -1973,7 +1974,8 @@ begin
     end if;
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4, $5)'
+            into v_moved using v_places, v_moved, v_now, v_ended, case when v_segment = v_seal_id then v_below end;
     end loop;
 
     return query
@@ -2074,9 +2076,10 @@ $body$;
 
     execute format($segment$
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
--- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges(). p_below: the segment is sealed and has only rows
+-- with a lower xid; null: not sealed, or not known. Most cursors have passed a sealed segment, and it is not read for these.
 create or replace function forebay._moved_%1$s(
-    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[], p_below xid8 default null)
 returns boolean[]
 language plpgsql stable
 as $body$
@@ -2084,7 +2087,7 @@ begin
     return array(
         select case
             when p.moved then true
-            when exists (
+            when (pg_snapshot_xmax(p.snap) < p_below) is not false and exists (
                 select from (select unnest(p_ended) as xids) e, lateral (
                     select from forebay.log_%1$s l
                     where l.lane = p.lane and l.xid >= greatest((e.xids).low, pg_snapshot_xmax(p.snap)) and l.xid < (e.xids).high limit 1) f
@@ -2531,11 +2534,13 @@ create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_mo
 language plpgsql stable
 as $$
 begin
-    return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null
-            -- A time in the future is from before the clock was set back.
-            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
-       and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
+    -- In two steps, since an expression with a query is a statement even where the query is not evaluated.
+    if pg_snapshot_xmin(p_now) = pg_snapshot_xmax(p_now)
+       -- A time in the future is from before the clock was set back.
+       or p_moved_at between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes' then
+        return false;
+    end if;
+    return exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;
 

@@ -22,6 +22,7 @@ declare
     v_ended   forebay._xid_range[];
     v_last    bigint;
     v_seal_id bigint;
+    v_below   xid8;
     v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
@@ -42,7 +43,7 @@ begin
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    select f.segment_id, i.hi into v_seal_id, v_hi
+    select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
     from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
     v_tail := array(
         select s.segment_id from forebay.segment s
@@ -81,7 +82,8 @@ begin
     end if;
     foreach v_segment in array v_tail loop
         exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4, $5)'
+            into v_moved using v_places, v_moved, v_now, v_ended, case when v_segment = v_seal_id then v_below end;
     end loop;
 
     return query

@@ -56,10 +56,12 @@ create function forebay._should_move(p_from pg_snapshot, p_now pg_snapshot, p_mo
 language plpgsql stable
 as $$
 begin
-    return pg_snapshot_xmin(p_now) <> pg_snapshot_xmax(p_now)
-       and (p_moved_at is null
-            -- A time in the future is from before the clock was set back.
-            or p_moved_at not between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes')
-       and exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
+    -- In two steps, since an expression with a query is a statement even where the query is not evaluated.
+    if pg_snapshot_xmin(p_now) = pg_snapshot_xmax(p_now)
+       -- A time in the future is from before the clock was set back.
+       or p_moved_at between forebay._now() - interval '5 minutes' and forebay._now() + interval '5 minutes' then
+        return false;
+    end if;
+    return exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;

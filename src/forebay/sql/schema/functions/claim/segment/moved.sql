@@ -1,7 +1,8 @@
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
--- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges().
+-- p_ended are the ranges of transactions that have ended, see forebay._xid_ranges(). p_below: the segment is sealed and has only rows
+-- with a lower xid; null: not sealed, or not known. Most cursors have passed a sealed segment, and it is not read for these.
 create function forebay._moved_{segment}(
-    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[])
+    p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_ended forebay._xid_range[], p_below xid8 default null)
 returns boolean[]
 language plpgsql stable
 as $$
@@ -9,7 +10,7 @@ begin
     return array(
         select case
             when p.moved then true
-            when exists (
+            when (pg_snapshot_xmax(p.snap) < p_below) is not false and exists (
                 select from (select unnest(p_ended) as xids) e, lateral (
                     select from forebay.log_{segment} l
                     where l.lane = p.lane and l.xid >= greatest((e.xids).low, pg_snapshot_xmax(p.snap)) and l.xid < (e.xids).high limit 1) f
