@@ -19,11 +19,12 @@ job_ids = [place_order.enqueue_now(article) for article in ("tea", "milk", "suga
 app.run_worker(until_idle=True)
 assert [line.ready for line in client.depth("orders")] == [3]
 
-# Cancelling is a request: it takes effect when the job is claimed or settled.
-assert client.cancel(job_ids[2]) == "requested"
+# A waiting job is cancelled; of a running one the cancellation is requested.
+assert client.cancel(job_ids[2]) == "cancelled"
 client.resume_queue("orders")
 app.run_worker(until_idle=True)
 states = {job.job_id: str(job.state) for job in client.jobs(queue="orders")}
+assert client.cancel(job_ids[0]) == "already ended"
 assert states == {job_ids[0]: "dead", job_ids[1]: "dead", job_ids[2]: "cancelled"}
 
 # Dead letters keep the arguments and every error; after the repair, redrive them.

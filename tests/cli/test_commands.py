@@ -11,9 +11,9 @@ from forebay.sql import latest_version
 from tests.support.engine import Reader, enqueue, one, shift_clock, small_segments
 
 JOB_KEYS = {
-    "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "ended_at",
+    "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "dead_id", "ended_at",
     "enqueued_at", "expires_at", "group", "headers", "job_id", "kind", "max_attempts", "place",
-    "priority", "queue", "redriven_as", "redriven_from", "run_at", "state", "tag", "worker",
+    "priority", "queue", "redriven_as", "redriven_from", "redriven_from_dead_id", "run_at", "state", "tag", "worker",
 }  # fmt: skip
 
 
@@ -46,7 +46,33 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
     assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")
 
     answered = forebay("jobs", "cancel", made["job_id"], "--json").json
-    assert answered == [{"job_id": made["job_id"], "answer": "requested"}]
+    assert answered == [{"job_id": made["job_id"], "answer": "cancelled"}]
+
+
+def test_a_cancellation_tells_what_became_of_the_job(forebay, database, conn):
+    """
+    Waiting, in a worker, ended, unknown: each has its own answer; the last two are failures.
+    """
+    dead = write_dead_letter(database, conn)
+    claimed = enqueue(conn, queue="other")
+    waiting = enqueue(conn)
+    with Reader(database, queue="other") as reader:
+        reader.claim_ready(1)
+        answer = forebay("jobs", "cancel", waiting, claimed)
+        assert answer.code == 0
+        assert answer.out.splitlines() == [
+            f"job {waiting} is cancelled",
+            f"job {claimed} is in a worker: cancellation requested",
+        ]
+        answer = forebay("jobs", "cancel", dead, waiting, 999_999)
+        assert answer.code == 1
+        assert answer.out.splitlines() == [f"job {waiting} is cancelled"]
+        assert answer.err.splitlines() == [
+            f"job {dead} is already dead",
+            "job 999999 is unknown: never enqueued, not committed, or past retention",
+        ]
+        answer = forebay("jobs", "cancel", dead, "--group", "default", "--json")
+        assert (answer.code, answer.json) == (1, [{"job_id": dead, "answer": "already ended"}])
 
 
 def test_all_options_of_a_job_can_be_given(forebay, monkeypatch):
@@ -166,7 +192,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
     error = {"type": "ValueError", "message": "no\nsuch user", "traceback": "Traceback: [x]"}
     job_id = write_dead_letter(database, conn, error=error)
 
-    (letter,) = forebay("dead", "list", "--open", "--json").json
+    (letter,) = forebay("dead", "list", "--json").json
     assert (letter["job_id"], letter["reason"]) == (job_id, "permanent")
     shown = forebay("dead", "show", letter["dead_id"], "--json").json
     assert shown == letter
@@ -180,6 +206,11 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
     assert redriven["dead_id"] == letter["dead_id"]
     (new,) = forebay("jobs", "show", redriven["job_id"], "--json").json
     assert (new["state"], new["redriven_from"]) == ("ready", job_id)
+    assert f"job {job_id}, dead letter {letter['dead_id']}" in (
+        forebay("jobs", "show", redriven["job_id"]).out
+    )
+    (old,) = forebay("jobs", "show", job_id, "--json").json
+    assert (old["dead_id"], old["redriven_as"]) == (letter["dead_id"], redriven["job_id"])
     again = forebay("dead", "redrive", letter["dead_id"])
     assert again.code == 1
     assert "redriven" in again.err
@@ -187,6 +218,51 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
     assert forebay("dead", "purge", "--older-than", "1d", "--yes", "--json").json == {"purged": 0}
     assert forebay("dead", "purge", "--older-than", "0", "--yes", "--json").json == {"purged": 1}
     assert forebay("dead", "list", "--json").json == []
+
+
+def test_an_empty_list_says_what_is_not_there(forebay):
+    """
+    A new database is no error.
+    """
+    for listed, said in (
+        ("jobs", "No jobs."),
+        ("dead", "No dead letters."),
+        ("queues", "No queues."),
+    ):
+        answer = forebay(listed, "list")
+        assert (answer.code, answer.out.strip()) == (0, said)
+
+
+def test_dead_letters_answer_to_the_id_of_the_job(forebay, database, conn):
+    """
+    What the log names can be shown, listed and redriven; what was redriven leaves the list.
+    """
+    enqueue(conn, kind="other")  # so that no dead letter has the number of its job
+    first, second = (write_dead_letter(database, conn, queue="q") for _ in range(2))
+    letters = {x["job_id"]: x["dead_id"] for x in forebay("dead", "list", "--json").json}
+
+    wrong = forebay("dead", "show", second)
+    assert (wrong.code, f"Job {second} is dead letter {letters[second]}." in wrong.err) == (1, True)
+    (shown,) = forebay("dead", "show", "--job", second, "--json").json
+    assert shown["dead_id"] == letters[second]
+    assert f"{second}  work" in forebay("dead", "show", "--job", second).out
+    missing = forebay("dead", "show", "--job", 1)
+    assert (missing.code, "forebay jobs show 1" in missing.err) == (1, True)
+    for neither_or_both in ((), (1, "--job", 1)):
+        assert forebay("dead", "show", *neither_or_both).code == 2
+
+    assert forebay("dead", "redrive", "--job", second, "--json").json == {"redriven": 1}
+    (letter,) = forebay("dead", "list", "--json").json
+    assert letter["job_id"] == first
+    assert "new job" not in forebay("dead", "list").out
+    (letter,) = forebay("dead", "list", "--redriven", "--json").json
+    assert letter["job_id"] == second
+    listed = forebay("dead", "list", "--all").out
+    assert "new job" in listed
+    assert str(letter["redriven_as"]) in listed
+    assert len(forebay("dead", "list", "--all", "--json").json) == 2
+    assert len(forebay("dead", "list", "--job", second, "--json").json) == 1
+    assert forebay("dead", "list", "--all", "--redriven").code == 2
 
 
 def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):

@@ -1,5 +1,6 @@
 """Declaring handlers: what a decorated function is, and what an app knows of it."""
 
+import asyncio
 import contextlib
 import inspect
 import subprocess
@@ -7,10 +8,11 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 import forebay
-from forebay import App, Context, Job, RetryPolicy
+from forebay import App, Client, Context, Job, RetryPolicy
 from forebay.config import RetrySettings, Settings
 from forebay.errors import ConfigError, InvalidJob
 
@@ -434,3 +436,44 @@ def test_a_worker_of_the_app_runs_its_jobs(app, database):
 
     assert seen == [("hello", 7, 1)]
     assert stats.done == 1
+
+
+def test_a_client_of_the_app_enqueues_by_name_as_the_kind_declares(database):
+    """
+    Queue and other options are those of the kind, unless they are given; a plain client does not know them.
+    """
+    app = App(database)
+
+    @app.job(queue="mail", priority=7, tag="shop", expires_in=60)
+    def send_welcome(user_id: int) -> None: ...
+
+    async def enqueue_async():
+        return await app.async_client().enqueue_now("send_welcome", {"user_id": 1})
+
+    client = app.client()
+    for job_id in (
+        client.enqueue_now("send_welcome", {"user_id": 1}),
+        asyncio.run(enqueue_async()),
+    ):
+        (job,) = client.job(job_id)
+        assert (job.queue, job.priority, job.tag) == ("mail", 7, "shop")
+        assert timedelta(seconds=30) < job.expires_at - job.enqueued_at <= timedelta(seconds=61)
+    later = datetime(2090, 1, 1, tzinfo=UTC)
+    given = client.enqueue_now("send_welcome", queue="slow", priority=1, expires_at=later)
+    (job,) = client.job(given)
+    assert (job.queue, job.priority, job.tag, job.expires_at) == ("slow", 1, "shop", later)
+    (job,) = client.job(client.enqueue_now("foreign"))
+    assert job.queue == "default"
+    with psycopg.connect(database) as conn:
+        assert (
+            client.backfill(
+                "send_welcome", "select n as user_id from generate_series(1, 2) n", conn=conn
+            )
+            == 2
+        )
+    assert {job.queue for job in client.jobs(state="ready", kind="send_welcome")} == {
+        "mail",
+        "slow",
+    }
+    (job,) = client.job(Client(database).enqueue_now("send_welcome"))
+    assert job.queue == "default"

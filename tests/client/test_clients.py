@@ -147,7 +147,7 @@ def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client,
     """
     with face.connect(database) as conn:
         job_id = client.enqueue(conn, "send", queue="mail")
-        assert client.cancel(job_id, conn=conn) == "requested"
+        assert client.cancel(job_id, conn=conn) == "cancelled"
         assert client.pause_queue("mail", conn=conn) == 1
         assert client.shard_queue("mail", 4, conn=conn) == 1
         assert client.limit_queue("mail", max_waiting=4, conn=conn) is None
@@ -230,11 +230,11 @@ def test_a_kind_is_a_name_and_arguments_have_a_depth(client):
 
 def test_a_job_that_never_was_is_not_found(client):
     """
-    Looking at it and cancelling it say so.
+    Looking at it is an error; cancelling it has an answer.
     """
-    for call in (client.job, client.cancel):
-        with pytest.raises(JobNotFound):
-            call(123456)
+    with pytest.raises(JobNotFound):
+        client.job(123456)
+    assert client.cancel(123456) == "unknown"
     with pytest.raises(InvalidJob):
         client.job("1")
 
@@ -319,10 +319,17 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):
 
     new_id = client.redrive(dead[0])
     assert client.dead_letter(dead[0]).redriven_as == new_id
-    assert client.job(new_id)[0].redriven_from == 1
+    (new,) = client.job(new_id)
+    assert (new.redriven_from, new.redriven_from_dead_id) == (1, dead[0])
+    assert dead[0] not in [letter.dead_id for letter in client.dead_letters()]
+    assert [x.redriven_as for x in client.dead_letters(redriven=True)] == [new_id]
+    assert [x.dead_id for x in client.dead_letters(redriven="any")] == list(reversed(dead))
+    assert [x.dead_id for x in client.dead_letters(job_id=1)] == [dead[0]]
+    assert client.dead_letters(job_id=1, redriven=False) == []
     with pytest.raises(AlreadyRedriven):
         client.redrive(dead[0])
-    assert client.redrive_matching(queue="mail", limit=10) == 1
+    assert client.redrive_matching(job_id=1) == 0
+    assert client.redrive_matching(queue="mail", limit=10, job_id=2) == 1
     assert [x.dead_id for x in client.dead_letters(redriven=False)] == [dead[2]]
 
     assert client.purge_dead(timedelta(days=1)) == 0
@@ -331,11 +338,25 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):
         client.dead_letter(dead[0])
     with pytest.raises(DeadLetterNotFound):
         client.redrive(dead[0])
-    for wrong in ({"reason": "tired"}, {"limit": 0}):
+    for wrong in ({"reason": "tired"}, {"limit": 0}, {"redriven": "no"}):
         with pytest.raises(InvalidJob):
             client.dead_letters(**wrong)
     with pytest.raises(InvalidJob):
         client.purge_dead(-1)
+
+
+def test_the_id_of_a_job_given_as_a_dead_letter_is_explained(client, database):
+    """
+    The log and the list of jobs name jobs: the error names the dead letter, in Python and in SQL.
+    """
+    dead_id = write_dead_letter(database, 70_001)
+    for call in (client.dead_letter, client.redrive):
+        with pytest.raises(DeadLetterNotFound) as caught:
+            call(70_001)
+        assert caught.value.hint == f"Job 70001 is dead letter {dead_id}."
+        with pytest.raises(DeadLetterNotFound) as caught:
+            call(70_002)
+        assert "70002" not in caught.value.hint
 
 
 def test_settings_of_the_database_are_changed_by_name(client):

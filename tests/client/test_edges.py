@@ -163,8 +163,8 @@ def test_a_text_that_is_no_alias_is_no_connection(django):
     """
     In a process that uses Django too, an address is told from an alias.
     """
-    refused("dbname=shop", "a str is not a connection", "Connect first")
-    refused("", "a str is not a connection")
+    refused("dbname=shop", "must be a connection, not str", "Connect first")
+    refused("", "must be a connection, not str")
 
 
 # --- autocommit ---

@@ -78,7 +78,6 @@ CASES = {
         {"queue": "small", "waiting": 1, "max_waiting": 1, "index": None},
     ),
     "a lease that is not open": (["settle_v1(4711, '[]')"], LeaseLost, {"lease": 4711}),
-    "no such job": (["cancel(4711)"], JobNotFound, {"job_id": 4711}),
     "no result of such a job": (["result(4711)"], JobNotFound, {"job_id": 4711}),
     "no result for such a group": (
         ["result(2, 'audit')"],

@@ -1,5 +1,7 @@
 """Enqueuing on the caller's own connection: its transaction decides, and nothing about it changes."""
 
+import asyncio
+import copy
 import re
 
 import psycopg
@@ -275,6 +277,55 @@ def test_what_is_no_connection_is_refused_with_advice(wrong, hint):
     assert hint in caught.value.hint
 
 
+def test_a_forgotten_connection_is_the_mistake_that_is_reported(database):
+    """
+    Not the argument that seems to be missing then, nor a missing parameter of ours.
+    """
+    for call in (
+        lambda: send_welcome.enqueue(1.5),
+        lambda: asyncio.run(send_welcome.aenqueue(1.5)),
+        lambda: send_welcome.enqueue(1.5, locale=3),
+    ):
+        with pytest.raises(WrongConnection) as caught:
+            call()
+        assert caught.value.message == "the first argument must be a connection, not float"
+        assert "send_welcome.enqueue(conn, ...)" in caught.value.hint
+    for call in (
+        lambda: send_welcome.enqueue(user_id=1),
+        lambda: asyncio.run(send_welcome.aenqueue(user_id=1)),
+        lambda: send_welcome.enqueue_many(),
+        lambda: asyncio.run(send_welcome.aenqueue_many()),
+    ):
+        with pytest.raises(WrongConnection, match="the connection is missing"):
+            call()
+    with psycopg.connect(database) as conn:
+        with pytest.raises(WrongConnection, match="not as conn=") as caught:
+            send_welcome.enqueue(conn=conn, user_id=1)
+        assert "send_welcome.enqueue(conn, ...)" in caught.value.hint
+        with pytest.raises(InvalidJob, match="user_id is missing"):
+            send_welcome.enqueue(conn)
+
+
+def test_the_verbs_of_other_libraries_are_answered_with_ours():
+    """
+    What people write by reflex names the call that does the same; any other attribute is just missing.
+    """
+    for verb, instead in (
+        ("delay", "send_welcome.enqueue(conn, ...)"),
+        ("delay_on_commit", "send_welcome.enqueue(conn, ...)"),
+        ("apply_async", "send_welcome.using("),
+        ("defer_async", "await send_welcome.aenqueue(conn, ...)"),
+        ("s", "send_welcome.call(...)"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            getattr(send_welcome, verb)
+        assert instead in str(caught.value)
+    with pytest.raises(AttributeError, match=r"has no attribute 'colour'$"):
+        _ = send_welcome.colour
+    assert not hasattr(copy.copy(send_welcome), "delay")
+    assert not hasattr(send_welcome.using(delay=1), "delay")
+
+
 def test_a_pool_is_no_connection(database):
     """
     The advice says how to take a connection from it.
@@ -297,14 +348,6 @@ def test_connections_of_other_libraries_are_named(monkeypatch):
             send_welcome.enqueue(foreign, 1)
         assert caught.value.given.startswith(module)
         assert "comes first" not in caught.value.hint
-
-
-def test_forgetting_the_connection_is_an_error_of_the_call():
-    """
-    A handler's own arguments by name can never be taken for the connection.
-    """
-    with pytest.raises(TypeError, match="conn"):
-        send_welcome.enqueue(user_id=42)
 
 
 @pytest.mark.anyio
@@ -366,7 +409,7 @@ def test_a_producer_needs_no_more_than_the_producers_role(database):
         with psycopg.connect(database, user="shop_writer") as conn:
             job_id = send_welcome.using(expires_in=3600, delay=5).enqueue(conn, 1)
             assert send_welcome.enqueue_many(conn, [2, 3]) == 2
-            assert Client().cancel(job_id, conn=conn) == "requested"
+            assert Client().cancel(job_id, conn=conn) == "cancelled"
             conn.commit()
             for forbidden in ("select * from forebay.log", "select forebay.depth()"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):

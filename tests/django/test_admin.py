@@ -97,7 +97,19 @@ def test_dead_letters_are_read_and_retried(send_welcome):
     assert "Retried as job" in text
     again = page(admin.post(where, follow=True))
     assert "redriven" in again
-    assert len(app.client().jobs(state="ready")) == 1
+    (new,) = app.client().jobs(state="ready")
+    assert "ValueError" not in page(admin.get("/admin/forebay/deadletter/"))
+    for given in ("retried=yes", "retried=all", f"job={letter.job_id}"):
+        text = page(admin.get(f"/admin/forebay/deadletter/?{given}"))
+        assert f"job {new.job_id}" in text
+    assert "There are none" in page(admin.get("/admin/forebay/deadletter/?job=999999"))
+    for wrong in ("job=x", "retried=x"):
+        text = page(admin.get(f"/admin/forebay/deadletter/?{wrong}"))
+        assert "Invalid filter" in text
+    text = page(admin.get(f"/admin/forebay/job/{new.job_id}/change/"))
+    assert f"Redriven from dead letter {letter.dead_id}" in text
+    text = page(admin.get(f"/admin/forebay/job/{letter.job_id}/change/"))
+    assert f"Dead letter {letter.dead_id}" in text
 
 
 def test_who_may_only_view_changes_nothing(send_welcome):

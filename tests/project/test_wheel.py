@@ -1,5 +1,6 @@
 """The wheels that users install have everything the checkout has."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -81,6 +82,36 @@ def test_the_wheel_names_its_licence_and_its_command(wheel):
     assert {"embedded", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
 
 
+def test_the_page_on_the_package_index_has_no_relative_link(wheel):
+    """
+    The README is shown there without the checkout: each link and image names the repository and the version, and what
+    it names exists.
+    """
+    metadata = message_from_string(wheel.read("forebay-0.1.0.dist-info/METADATA").decode())
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL"))
+    assert set(urls) == {"Documentation", "Repository", "Issues", "Changelog"}
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.partition("\n")[0] == readme.partition("\n")[0]
+    targets = re.findall(r"\]\(([^)\s]+)\)|<(?:img|a) [^>]*(?:src|href)=.([^'\" >]+)", page)
+    targets = ["".join(found) for found in targets]
+    assert len(targets) == len(re.findall(r"\]\(", readme)) > 40
+    raw = urls["Repository"].replace("github.com", "raw.githubusercontent.com")
+    bases = [f"{urls['Repository']}/{view}/v0.1.0/" for view in ("blob", "tree")]
+    bases.append(f"{raw}/v0.1.0/")
+    for target in targets:
+        if target.startswith("#"):
+            continue
+        assert target.startswith("https://"), target
+        for base in bases:
+            if target.startswith(base):
+                path = ROOT / target.removeprefix(base).partition("#")[0]
+                assert path.exists(), target
+                assert path.is_dir() == ("/tree/" in base), target
+    assert any(target.endswith(".svg") and target.startswith(raw) for target in targets)
+
+
 def test_the_benchmarks_are_a_distribution_beside_it(bench_wheel):
     """
     It has its own package, adds its command, and needs exactly the version of Forebay that it measures.
@@ -99,4 +130,8 @@ def test_the_benchmarks_are_a_distribution_beside_it(bench_wheel):
     ]
     metadata = message_from_string(bench_wheel.read(f"{info}/METADATA").decode())
     assert metadata["Version"] == version
+    assert "Repository, https://" in metadata["Project-URL"]
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata.get_payload())
+    assert links
+    assert all(link.startswith("https://") for link in links)
     assert f"forebay[embedded]=={version}" in metadata.get_all("Requires-Dist")

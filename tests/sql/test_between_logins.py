@@ -21,7 +21,7 @@ def test_a_producer_cancels_and_replaces_a_job_of_another(database, conn):
     """
     job = enqueue(conn, queue="q")
     with Reader(database, "q") as reader, acting_as(database, "forebay_producer") as producer:
-        assert one(producer, "select forebay.cancel(%s)", job) == "requested"
+        assert one(producer, "select forebay.cancel(%s)", job) == "cancelled"
         assert reader.claim().job_ids == []
         assert state(conn, job) == "cancelled"
         unique = (

@@ -95,9 +95,14 @@ def test_dead_letters_are_redriven_in_the_order_their_jobs_had(database, conn):
             (j["attempt"], j["tag"], j["correlation_id"], j["max_attempts"]) for j in again
         } == {(0, "t", "c", 2)}
         linked = conn.execute(
-            "select redriven_from from forebay.job(%s)", [again[0]["job_id"]]
+            "select redriven_from, redriven_from_dead_id, dead_id from forebay.job(%s)",
+            [again[0]["job_id"]],
         ).fetchall()
-        assert linked == [(jobs[0],)]
+        letter = one(conn, "select dead_id from forebay.job(%s)", jobs[0])
+        assert linked == [(jobs[0], letter, None)]
+        letters = "select array_agg(dead_id) from forebay.dead_letter where job_id = %s"
+        assert one(conn, letters, jobs[0]) == [letter]
+        assert one(conn, "select forebay.redrive_matching(job_id => %s)", jobs[0]) == 0
         redriven = "select redriven_as from forebay.job(%s)"
         assert one(conn, redriven, jobs[3]) == again[3]["job_id"]
         errors = one(conn, "select errors from forebay.dead_letter where job_id = %s", jobs[1])

@@ -106,14 +106,14 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Five functions, those of backfills, and not one table, sequence or column."""
-    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "record_direct"}
+    """Six functions, those of backfills, and not one table, sequence or column."""
+    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "queue_known", "record_direct"}
     allowed = allowed_calls(conn)["forebay_producer"]
     assert {name for name in allowed if not name.startswith("backfill")} == calls
     with acting_as(database, "forebay_producer") as producer:
         job = enqueue(producer, queue="q")
         assert one(producer, "select forebay.enqueue_many('work', array['{}'::jsonb])") == 1
-        assert one(producer, "select forebay.cancel(%s)", job) == "requested"
+        assert one(producer, "select forebay.cancel(%s)", job) == "cancelled"
         relations = conn.execute(
             "select format('forebay.%I', relname), relkind::text from pg_class"
             " where relnamespace = 'forebay'::regnamespace and relkind in ('r', 'p', 'S')"

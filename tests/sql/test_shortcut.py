@@ -164,7 +164,7 @@ def suspects_come_one_by_one(dsn: str) -> None:
 def a_cancelled_job_is_not_handed_out(dsn: str) -> None:
     with connect(dsn) as conn, with_cursor(dsn) as reader:
         first, second, third = (enqueue(conn) for _ in range(3))
-        assert one(conn, "select forebay.cancel(%s)", second) == "requested"
+        assert one(conn, "select forebay.cancel(%s)", second) == "cancelled"
         assert reader.claim().job_ids == [first, third]
         assert state(conn, second) == "cancelled"
 

@@ -1,8 +1,9 @@
 """The states that users see, and the numbers of attempts, through the life of a job."""
 
 import psycopg
+import pytest
 
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock, trim
+from tests.support.engine import Reader, connect, enqueue, one, shift_clock, state, trim
 
 ERROR = {"type": "T", "message": "no", "traceback": "", "max_attempts": 20}
 
@@ -171,6 +172,43 @@ def test_the_attempt_is_the_one_that_runs_or_runs_next_and_at_the_end_the_last_t
         assert letter == (2, [1, 2], [20, 20])
         history = one(conn, "select errors from forebay.job_history(%s)", job)
         assert [(e["attempt"], e["max_attempts"]) for e in history] == [(1, 20), (2, 20)]
+
+
+def test_a_cancellation_is_answered_by_the_state_of_the_job(database):
+    """Per state and group; a job that has ended, or is not there, gets no request."""
+    cancel = "select forebay.cancel(%s, %s)"
+    requests = "select count(*) from forebay.tombstone where job_id = %s and reason = 'c'"
+    with connect(database) as conn, Reader(database) as reader:
+        ends = {}
+        for outcome in ("dead", "released"):
+            ends[outcome] = enqueue(conn)
+            reader.claim_ready()
+            assert one(conn, cancel, ends[outcome], "default") == "requested"
+            more = {"reason": "permanent", "error": ERROR} if outcome == "dead" else {}
+            end(reader, outcome, **more)
+        assert state(conn, ends["dead"]) == "dead"
+        assert one(conn, cancel, ends["dead"], None) == "already ended"
+        assert state(conn, ends["released"]) == "cancelled"
+        assert one(conn, cancel, ends["released"], None) == "cancelled"
+        later = enqueue(conn, delay="1 day")
+        assert [one(conn, cancel, later, group) for group in (None, "default")] == ["cancelled"] * 2
+        assert one(conn, requests, later) == 1
+        done = enqueue(conn)
+        reader.settle(reader.claim_ready().claim_no)
+        assert one(conn, cancel, done, None) == "already ended"
+        assert one(conn, requests, done) == 0
+        with connect(database) as other, other.transaction():
+            unseen = enqueue(other)
+            assert one(conn, cancel, unseen, None) == "unknown"
+            assert one(other, cancel, unseen, None) == "cancelled"
+        assert one(conn, "select forebay.open_group('default', 'late', 'now')") > 0
+        assert one(conn, cancel, done, "late") == "unknown"
+        with pytest.raises(psycopg.Error, match="has no group"):
+            one(conn, cancel, done, "other")
+        both = enqueue(conn)
+        reader.settle(reader.claim_ready().claim_no)
+        assert one(conn, cancel, both, "default") == "already ended"
+        assert one(conn, cancel, both, None) == "cancelled"
 
 
 def test_a_job_that_ended_before_it_ran_has_no_attempt(database):

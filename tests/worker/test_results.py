@@ -3,13 +3,14 @@
 import dataclasses
 import threading
 import time
-from datetime import timedelta
+from datetime import date, timedelta
 
 import anyio
+import pydantic
 import pytest
 
 import forebay
-from forebay import Cancel, Dead, RetryPolicy
+from forebay import Cancel, Dead, RetryPolicy, Snooze
 from forebay.config import Settings, WorkerSettings
 from forebay.errors import ConfigError, JobDied, JobNotFound, NoResult, ResultTimeout
 from forebay.ops.results import kept
@@ -55,10 +56,54 @@ async def test_what_a_handler_returns_can_be_read(app, conn, flavour):
     assert some.result(0) == {"rows": 2, "names": ["a", "ü"]}
     assert await some.aresult(0, as_type=Report) == Report(2, ["a", "ü"])
     assert none.result(0) is None
+    assert work.handle(some.job_id).result(0) == Report(2, ["a", "ü"])
+    assert await work.handle(some.job_id).aresult(0) == Report(2, ["a", "ü"])
+    assert work.handle(none.job_id).result(0) is None
+    assert work.handle(some.job_id).result(0, as_type=dict)["rows"] == 2
     assert some.status().state == (await none.astatus()).state == "done"
     assert worker.stats.done == 2
     with pytest.raises(NoResult, match="another type"):
         some.result(0, as_type=list[int])
+
+
+class Price(pydantic.BaseModel):
+    cents: int
+    until: date
+
+
+async def test_a_result_has_the_return_type_of_the_handler(app, conn):
+    """
+    Outcomes are not part of it; a type that cannot be found out is an error that says what to do.
+    """
+
+    @app.job(keep_result=True)
+    def price(cents: int) -> Price | Snooze:
+        return Price(cents=cents, until=date(2027, 1, 31))
+
+    @app.job(keep_result=True)
+    def ended(n: int) -> Cancel | None:
+        return None
+
+    @app.job(keep_result=True)
+    def untyped(n: int):
+        return [n]
+
+    @app.job(keep_result=True)
+    def unknown(n: int) -> "NowhereToBeFound":  # noqa: F821
+        return n
+
+    jobs = [handler.enqueue(conn, 5) for handler in (price, ended, untyped, unknown)]
+    await run_until_idle(app)
+    assert price.handle(jobs[0]).result(0) == Price(cents=5, until=date(2027, 1, 31))
+    assert ended.handle(jobs[1]).result(0) is None
+    assert untyped.handle(jobs[2]).result(0) == [5]
+    with pytest.raises(ConfigError, match="return type cannot be resolved") as caught:
+        unknown.handle(jobs[3]).result(0)
+    assert "as_type" in caught.value.hint
+    assert unknown.handle(jobs[3]).result(0, as_type=int) == 5
+    assert app.client().result(jobs[0], as_type=Price).cents == 5
+    with pytest.raises(NoResult, match="another type"):
+        price.handle(jobs[2]).result(0)
 
 
 async def test_a_result_is_there_exactly_if_the_job_is_done(app, conn):

@@ -27,7 +27,7 @@ def errors_of(conn: psycopg.Connection, job_id: int) -> list[dict]:
 
 def cancel(conn: psycopg.Connection, job_id: int) -> None:
     """Ask for a job's cancellation."""
-    assert one(conn, "select forebay.cancel(%s)", job_id) == "requested"
+    assert one(conn, "select forebay.cancel(%s)", job_id) in {"cancelled", "requested"}
 
 
 async def until(conn: psycopg.Connection, job_id: int, wanted: str, seconds: float = 10) -> None:

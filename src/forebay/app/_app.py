@@ -302,15 +302,15 @@ class App:
         return await enqueue_all_async(conn, calls, _as_call, chunk)
 
     def client(self) -> Client:
-        """Return a client for the app's database."""
-        return Client(lambda: self.dsn)
+        """Return a client for the app's database; jobs that it enqueues by name get the queue of their kind."""
+        return Client(lambda: self.dsn, declared=self._internals.options_of)
 
     def async_client(self) -> AsyncClient:
-        """Return an asynchronous client for the app's database."""
-        return AsyncClient(lambda: self.dsn)
+        """Return an asynchronous client for the app's database; see ``client``."""
+        return AsyncClient(lambda: self.dsn, declared=self._internals.options_of)
 
-    def handle(self, job_id: int, *, group: str = "default") -> JobHandle:
-        """Return a handle of an enqueued job, for its state and result.
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
+        """Return a handle of an enqueued job, for its state and result. ``Handler.handle`` knows the type of the result.
 
         Args:
             job_id: the id that ``enqueue`` returned.
@@ -419,7 +419,9 @@ class App:
         self._internals.add_kind(kind)
         if retry is None:
             self._internals.leave_retry_to_settings(kind.name, max_attempts)
-        return Handler(self, kind, expires_in=expires)
+        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires)
+        self._internals.add_options(kind.name, handler.options, expires)
+        return handler
 
 
 def _seconds(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from forebay.errors import GroupNotFound
 
@@ -10,9 +11,17 @@ if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
     from forebay.model.status import JobHistory, JobStatus, Progress
 
+T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 
-class JobHandle:
-    """One job in one consumer group. Made by ``App.handle``. Each call opens its own connection.
+#: The type is that of the handler.
+_DECLARED: Final = object()
+
+
+class JobHandle(Generic[T_co]):
+    """One job in one consumer group. Each call opens its own connection.
+
+    ``Handler.handle`` makes one whose result has the return type of the handler; with ``App.handle`` the type is not known.
 
     A job that is not committed is not visible: wait for its result after the commit.
 
@@ -21,11 +30,19 @@ class JobHandle:
         group: the consumer group of its queue.
     """
 
-    def __init__(self, client: Client, async_client: AsyncClient, job_id: int, group: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        async_client: AsyncClient,
+        job_id: int,
+        group: str,
+        result_type: Callable[[], Any] = lambda: Any,
+    ) -> None:
         self.job_id = job_id
         self.group = group
         self._client = client
         self._async_client = async_client
+        self._result_type = result_type
 
     def __repr__(self) -> str:
         return f"<handle of job {self.job_id}>"
@@ -51,28 +68,53 @@ class JobHandle:
         """Asynchronous form of ``progress``."""
         return self._progress(await self._async_client.job_history(self.job_id))
 
-    def result(self, timeout: float | None = None, *, as_type: Any = Any) -> Any:
+    @overload
+    def result(self, timeout: float | None = None) -> T_co: ...
+
+    @overload
+    def result(self, timeout: float | None = None, *, as_type: type[V]) -> V: ...
+
+    @overload
+    def result(self, timeout: float | None = None, *, as_type: object) -> Any: ...
+
+    def result(self, timeout: float | None = None, *, as_type: object = _DECLARED) -> Any:
         """Wait until the job has ended and return what its handler returned.
 
         Args:
             timeout: in seconds; 0 checks once, None waits indefinitely.
-            as_type: the type to convert the JSON to: a dataclass, a struct, ``list[int]``; Any returns it unchanged.
+            as_type: the type to convert the JSON to: a dataclass, a struct, a pydantic model, ``list[int]``; Any returns it
+                unchanged. Default: the return type of the handler, without outcomes; Any if it is not known.
 
         Raises:
             JobDied: the job is a dead letter.
             NoResult: the job was cancelled or expired, its handler keeps no result, or the result is gone or of another type.
+            ConfigError: the type has no JSON form, or the annotation of the handler cannot be resolved.
             ResultTimeout: the job has not ended in time.
             JobNotFound: the job does not exist.
             GroupNotFound: its queue does not have this group.
             DatabaseUnavailable: the connection failed or was lost.
         """
-        return self._client.result(self.job_id, group=self.group, timeout=timeout, as_type=as_type)
+        wanted = self._wanted(as_type)
+        return self._client.result(self.job_id, group=self.group, timeout=timeout, as_type=wanted)
 
-    async def aresult(self, timeout: float | None = None, *, as_type: Any = Any) -> Any:  # noqa: ASYNC109
+    @overload
+    async def aresult(self, timeout: float | None = None) -> T_co: ...  # noqa: ASYNC109
+
+    @overload
+    async def aresult(self, timeout: float | None = None, *, as_type: type[V]) -> V: ...  # noqa: ASYNC109
+
+    @overload
+    async def aresult(self, timeout: float | None = None, *, as_type: object) -> Any: ...  # noqa: ASYNC109
+
+    async def aresult(self, timeout: float | None = None, *, as_type: object = _DECLARED) -> Any:  # noqa: ASYNC109
         """Asynchronous form of ``result``."""
+        wanted = self._wanted(as_type)
         return await self._async_client.result(
-            self.job_id, group=self.group, timeout=timeout, as_type=as_type
+            self.job_id, group=self.group, timeout=timeout, as_type=wanted
         )
+
+    def _wanted(self, as_type: object) -> object:
+        return self._result_type() if as_type is _DECLARED else as_type
 
     def _mine(self, found: list[JobStatus]) -> JobStatus:
         for status in found:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from forebay.app._handle import JobHandle
 from forebay.app._internals import Internals
+from forebay.app._mistakes import connection_first, likelier, missing_attribute
 from forebay.arguments.kinds import Kind
+from forebay.arguments.results import result_type
+from forebay.client import AsyncClient, Client
 from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
+from forebay.errors import InvalidJob, WrongConnection
 from forebay.model import JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
 
 P = ParamSpec("P")  # parameters of the function
 Q = ParamSpec("Q")  # parameters of enqueue: without the context; for a batch handler, one item
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
 class Producer(Protocol):
@@ -73,6 +79,12 @@ class Handler(Generic[P, Q, R_co]):
     def __repr__(self) -> str:
         return f"<handler of kind {self.kind.name!r}>"
 
+    if not TYPE_CHECKING:  # For type checkers a handler has no other attributes.
+
+        def __getattr__(self, attribute: str) -> Any:
+            """Refuse an attribute; for the verbs of other libraries, name the call that does the same."""
+            raise missing_attribute(self.__dict__.get("__name__", "?"), attribute)
+
     def using(self, **options: Unpack[HandlerOptions]) -> Handler[P, Q, R_co]:
         """Return a copy whose jobs have other options; None removes an option.
 
@@ -110,6 +122,7 @@ class Handler(Generic[P, Q, R_co]):
             expires_in_seconds=self.expires_in_seconds,
         )
 
+    @connection_first
     def enqueue(self, conn: SyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue a job in the connection's transaction; return its id.
 
@@ -123,11 +136,42 @@ class Handler(Generic[P, Q, R_co]):
             WrongConnection: the first argument is not a synchronous connection.
             SchemaError: the database has no schema.
         """
-        return run(conn, enqueue(self.call(*args, **kwargs)))
+        try:
+            return run(conn, enqueue(self.call(*args, **kwargs)))
+        except (InvalidJob, WrongConnection) as error:
+            raise likelier(error, conn, self.__name__) from error.__cause__
 
+    @connection_first
     async def aenqueue(self, conn: AsyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Asynchronous form of ``enqueue``."""
-        return await run_async(conn, enqueue(self.call(*args, **kwargs)))
+        try:
+            return await run_async(conn, enqueue(self.call(*args, **kwargs)))
+        except (InvalidJob, WrongConnection) as error:
+            raise likelier(error, conn, self.__name__) from error.__cause__
+
+    @overload
+    def handle(
+        self: Handler[P, Q, Coroutine[Any, Any, T]], job_id: int, *, group: str = "default"
+    ) -> JobHandle[T]: ...
+
+    @overload
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[R_co]: ...
+
+    def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
+        """Return a handle of a job of this kind, whose result has the return type of the function.
+
+        Args:
+            job_id: the id that ``enqueue`` returned.
+            group: the consumer group of its queue.
+        """
+        app, kind = self._app, self.kind
+        return JobHandle(
+            Client(lambda: app.dsn),
+            AsyncClient(lambda: app.dsn),
+            job_id,
+            group,
+            lambda: Any if kind.batch_size else result_type(kind.function, kind.name),
+        )
 
     def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Enqueue and commit a job on a new connection; return its id.
@@ -145,6 +189,7 @@ class Handler(Generic[P, Q, R_co]):
         """Asynchronous form of ``enqueue_now``."""
         return await run_own_async(self._app.dsn, enqueue(self.call(*args, **kwargs)))
 
+    @connection_first
     def enqueue_many(
         self, conn: SyncConnection, items: Iterable[Any], /, *, chunk: int = CHUNK_DEFAULT
     ) -> int:
@@ -165,6 +210,7 @@ class Handler(Generic[P, Q, R_co]):
         """
         return enqueue_all(conn, items, self._as_call, chunk)
 
+    @connection_first
     async def aenqueue_many(
         self,
         conn: AsyncConnection,

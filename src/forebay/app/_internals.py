@@ -12,6 +12,7 @@ from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
 from forebay.config import Settings, load_settings
 from forebay.errors import ConfigError
+from forebay.model import JobOptions
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Internals:
         #: Kinds without a retry policy, with their maximum attempts if given; the settings decide the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
+        #: The options of a kind's jobs, and the seconds after which they expire.
+        self._options: dict[str, tuple[JobOptions, float | None]] = {}
         self._encoders: dict[str, Callable[..., str]] = {}
 
     # --- declaring ---
@@ -66,6 +69,14 @@ class Internals:
         """Add a kind; it replaces one of the same name and function."""
         self._kinds.add(kind)
         self._encoders.pop(kind.name, None)
+
+    def add_options(self, kind: str, options: JobOptions, expires_in: float | None) -> None:
+        """Remember the options of a kind's jobs, for jobs that are enqueued by name."""
+        self._options[kind] = options, expires_in
+
+    def options_of(self, kind: str) -> tuple[JobOptions, float | None] | None:
+        """Return the options of a kind's jobs and the seconds after which they expire; None if it is not declared."""
+        return self._options.get(kind)
 
     def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:
         """Take the retry policy of a kind from the settings, except for the attempts if given."""

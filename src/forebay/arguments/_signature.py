@@ -242,7 +242,7 @@ def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> b
     if annotation is _EMPTY:
         return parameter.name == "ctx"
     try:
-        hint = _resolved(annotation, function)
+        hint = resolved(annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError):
         # Imported only for type checkers: decide by the name.
         bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
@@ -262,7 +262,7 @@ def _hint(parameter: inspect.Parameter, function: Callable[..., Any], kind: str)
     if parameter.annotation is _EMPTY:
         return Any
     try:
-        return _resolved(parameter.annotation, function)
+        return resolved(parameter.annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigError(
             f"kind {kind}: parameter {parameter.name}",
@@ -271,7 +271,9 @@ def _hint(parameter: inspect.Parameter, function: Callable[..., Any], kind: str)
         ) from None
 
 
-def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+    """Return the type that an annotation of a function means."""
+
     def carrier() -> None: ...
 
     carrier.__annotations__ = {"it": annotation}

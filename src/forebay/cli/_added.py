@@ -11,8 +11,8 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
+from forebay.cli._hints import HintedCommands
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _PANEL: Final = "Added by other packages"
 _TRY: Final = "Try it out"
 
 
-class Commands(TyperGroup):
+class Commands(HintedCommands):
     """The commands of this library, followed by those that other distributions add."""
 
     def list_commands(self, ctx: Any) -> list[str]:

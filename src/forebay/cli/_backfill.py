@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli._served import warn_unserved
 from forebay.cli.options import Dsn, Json, duration, json_object
 from forebay.cli.output import console, facts_table, print_json
 from forebay.client import Client
@@ -217,16 +218,19 @@ def backfill(
         options["max_attempts"] = max_attempts
     common = json_object(args, "--args")
     ends = duration(expires_in, "--expires-in")
+    advice = "name the queue of the kind with --queue" if queue == "default" else ""
     if dry_run:
         _print_plan(
             client.plan_backfill(kind, rows, args=common, expires_in=ends, **options), as_json
         )
+        warn_unserved(dsn, queue, advice)
         return
     count = client.backfill(
         kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
         progress=watch, **options,
     )  # fmt: skip
     _enqueued(count, as_json)
+    warn_unserved(dsn, queue, advice)
 
 
 def _rows(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from forebay.cli._hints import HintedCommands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -35,14 +36,16 @@ from forebay.cli.output import (
     table,
 )
 from forebay.client import Client
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, DeadLetterNotFound
 
 if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
 commands = typer.Typer(
-    help="Dead letters: list, show, summary, redrive, keep, purge.", no_args_is_help=True
+    cls=HintedCommands,
+    help="Dead letters: list, show, summary, redrive, keep, purge.",
+    no_args_is_help=True,
 )
 
 ReasonOption = Annotated[
@@ -55,6 +58,11 @@ ReasonOption = Annotated[
     ),
 ]
 
+Job = Annotated[
+    int | None,
+    typer.Option("--job", metavar="JOB_ID", help="Only of this job.", show_default=False),
+]
+
 
 @commands.command("list")
 def list_(
@@ -64,14 +72,11 @@ def list_(
     reason: ReasonOption = None,
     tag: Tag = None,
     group: Group = None,
+    job: Job = None,
     redriven: Annotated[
-        bool | None,
-        typer.Option(
-            "--redriven/--open",
-            help="Only redriven dead letters, or only those not redriven.",
-            show_default=False,
-        ),
-    ] = None,
+        bool, typer.Option("--redriven", help="Only redriven ones, with the new jobs.")
+    ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Redriven ones too.")] = False,
     limit: Limit = 50,
     before: Annotated[
         int | None,
@@ -80,14 +85,18 @@ def list_(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """List dead letters, newest first."""
+    """List dead letters that were not redriven, newest first."""
+    if redriven and all_:
+        raise ConfigError("dead list", "takes --redriven or --all, not both")
+    which: Literal[True, "any"] | None = True if redriven else "any" if all_ else None
     found = Client(dsn).dead_letters(
         queue=queue,
         kind=kind,
         reason=cast("Reason | None", reason),
         tag=tag,
         group=group,
-        redriven=redriven,
+        job_id=job,
+        redriven=which,
         limit=limit,
         before=before,
     )
@@ -98,14 +107,17 @@ def list_(
     if not found:
         out.print("No dead letters.", style="dim")
         return
+    with_new_job = any(letter.redriven_as is not None for letter in found)
     rows = table(
-        "dead", "job", "kind", "queue", "reason", "attempt", "died", "last error",
-        right=("dead", "job", "attempt"), loose=("kind", "queue", "last error"),
+        "dead", "job", *(["new job"] if with_new_job else []), "kind", "queue", "reason", "attempt",
+        "died", "last error",
+        right=("dead", "job", "new job", "attempt"), loose=("kind", "queue", "last error"),
     )  # fmt: skip
     for letter in found:
         rows.add_row(
             str(letter.dead_id),
             str(letter.job_id),
+            *([str(letter.redriven_as or "-")] if with_new_job else []),
             letter.kind,
             letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}",
             Text(letter.reason, style="red"),
@@ -120,16 +132,55 @@ def list_(
 
 @commands.command("show")
 def show(
-    dead_id: Annotated[int, typer.Argument(metavar="DEAD_ID", help="From `forebay dead list`.")],
+    dead_id: Annotated[
+        int | None,
+        typer.Argument(metavar="[DEAD_ID]", help="From `forebay dead list`.", show_default=False),
+    ] = None,
     *,
+    job: Annotated[
+        int | None,
+        typer.Option(
+            "--job",
+            metavar="JOB_ID",
+            help="The job that died, instead of DEAD_ID.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter with its arguments and every error."""
-    letter = Client(dsn).dead_letter(dead_id)
-    if as_json:
-        print_json(letter)
+    """Show one dead letter with its arguments and every error, or those of a job in all its groups."""
+    if (dead_id is None) == (job is None):
+        raise ConfigError(
+            "dead show",
+            "takes DEAD_ID or --job: exactly one of them",
+            hint="`forebay dead show 7`, or `forebay dead show --job 4`.",
+        )
+    client = Client(dsn)
+    if dead_id is not None:
+        letter = client.dead_letter(dead_id)
+        if as_json:
+            print_json(letter)
+        else:
+            _print_letter(letter)
         return
+    assert job is not None
+    found = client.dead_letters(job_id=job)
+    if not found:
+        raise DeadLetterNotFound.from_sql(
+            f"there is no dead letter of job {job}",
+            hint=f"The job did not die, or its dead letter was deleted. See `forebay jobs show {job}`.",
+        )
+    if as_json:
+        print_json(found)
+        return
+    for number, letter in enumerate(found):
+        if number:
+            console().print()
+        _print_letter(letter)
+
+
+def _print_letter(letter: DeadLetter) -> None:
     out = console()
     out.print(_facts(letter))
     if letter.args:
@@ -229,6 +280,7 @@ def redrive(
     reason: ReasonOption = None,
     tag: Tag = None,
     group: Group = None,
+    job: Job = None,
     died_after: Annotated[
         str | None,
         typer.Option(
@@ -258,6 +310,7 @@ def redrive(
         "reason": reason,
         "tag": tag,
         "group": group,
+        "job_id": job,
         "died_after": instant(died_after, "died_after"),
         "died_before": instant(died_before, "died_before"),
         "limit": limit,
@@ -271,12 +324,12 @@ def redrive(
         )
     client = Client(dsn)
     if dead_ids:
-        jobs = {dead_id: client.redrive(dead_id) for dead_id in dead_ids}
+        made = {dead_id: client.redrive(dead_id) for dead_id in dead_ids}
         if as_json:
-            print_json([{"dead_id": dead, "job_id": job} for dead, job in jobs.items()])
+            print_json([{"dead_id": dead, "job_id": new} for dead, new in made.items()])
             return
-        for dead, job in jobs.items():
-            console().print(f"redriven dead letter {dead} as job {job}")
+        for dead, new in made.items():
+            console().print(f"redriven dead letter {dead} as job {new}")
         return
     count = client.redrive_matching(**filters)
     if as_json:

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from forebay.cli._load import load_app
+from forebay.cli._served import check_queues_of_worker
 from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
 from forebay.cli.options import with_settings
 from forebay.cli.output import console, facts_table
@@ -66,6 +67,7 @@ def dev(
             return
         out.print()
         found._internals.use(dsn=server.dsn(), settings=settings)
+        check_queues_of_worker(found)
         worker = Worker(found._internals, server.dsn(), settings=settings.worker, location=location)
         announce(found, worker, app or "")
         run_until_signal(worker, settings.worker.grace_seconds)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli._load import load_app
+from forebay.cli._served import check_kind, warn_unserved
 from forebay.cli.options import Dsn, Json, duration, instant, json_object
 from forebay.cli.output import console, print_json
 from forebay.client import Client
@@ -25,12 +27,33 @@ def enqueue(
         ),
     ] = None,
     *,
-    queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="Queue of the job.")] = (
-        "default"
-    ),
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:APP",
+            help="The application: the job gets the queue and options of its kind.",
+            show_default=False,
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="QUEUE",
+            help="Queue of the job. Default: with --app that of the kind, else `default`.",
+            show_default=False,
+        ),
+    ] = None,
     priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="Lower numbers run first.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--priority",
+            metavar="N",
+            help="Lower numbers run first. Default: with --app that of the kind, else 100.",
+            show_default=False,
+        ),
+    ] = None,
     delay: Annotated[
         str | None,
         typer.Option(
@@ -119,9 +142,13 @@ def enqueue(
 ) -> None:
     """Enqueue a job by the name of its kind, and commit it.
 
-    The queue is not looked up: name the queue that the kind's workers serve.
+    Without --app the queue of the kind is not known: name the queue that its workers serve.
     """
-    options: JobOptionChanges = {"queue": queue, "priority": priority}
+    options: JobOptionChanges = {}
+    if queue is not None:
+        options["queue"] = queue
+    if priority is not None:
+        options["priority"] = priority
     if delay is not None:
         options["delay"] = duration(delay, "delay")
     if run_at is not None:
@@ -142,13 +169,27 @@ def enqueue(
         options["headers"] = dict(_pair(text) for text in header)
     if unique is not None:
         options["unique"] = unique_from(json_object(unique, "--unique"))
-    job_id = Client(dsn).enqueue_now(kind, json_object(args, "args"), **options)
+    client = Client(dsn)
+    declared = None
+    if app is not None:
+        found, _ = load_app(app)
+        found._internals.use(dsn=dsn)
+        if queue is None:
+            check_kind(found, kind)
+        client = found.client()
+        declared = found._internals.options_of(kind)
+        dsn = found.dsn
+    job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
+    name = queue or (declared[0].queue if declared else None) or "default"
+    if queue is not None or declared is None:
+        advice = "" if queue else "name the queue of the kind with --queue, or the app with --app"
+        warn_unserved(dsn, name, advice)
     if as_json:
-        print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": queue})
+        print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": name})
     elif not job_id.is_new:
-        console().print(f"job {job_id} already has this key in queue {queue}: nothing was enqueued")
+        console().print(f"job {job_id} already has this key in queue {name}: nothing was enqueued")
     else:
-        console().print(f"enqueued job {job_id} in queue {queue}")
+        console().print(f"enqueued job {job_id} in queue {name}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from forebay.cli._hints import HintedCommands
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
@@ -24,9 +26,9 @@ from forebay.cli.output import (
     table,
 )
 from forebay.client import Client
-from forebay.model.status import JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, JobHistory, JobStatus
 
-commands = typer.Typer(help="Jobs: list, show, cancel.", no_args_is_help=True)
+commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -117,18 +119,37 @@ def cancel(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Request the cancellation of jobs.
+    """Cancel jobs.
 
-    A job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
-    handler is requested to stop.
+    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done.
+    Exit code 1: a job has already ended, or does not exist.
     """
     client = Client(dsn)
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-        return
+    failed = False
     for job_id, answer in answers.items():
-        console().print(f"job {job_id}: cancellation {answer}")
+        if answer in ("already ended", "unknown"):
+            failed = True
+            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
+        elif not as_json:
+            console().print(_cancelled(client, job_id, group, answer))
+    if failed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
+    match answer:
+        case "cancelled":
+            return f"job {job_id} is cancelled"
+        case "requested":
+            return f"job {job_id} is in a worker: cancellation requested"
+        case "already ended":
+            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
+            return f"job {job_id} is already {' and '.join(sorted(states))}"
+        case "unknown":
+            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"
 
 
 def _queue(job: JobStatus) -> str:
@@ -173,8 +194,13 @@ def _facts(job: JobStatus, history: JobHistory | None) -> object:
         ("tag", job.tag),
         ("correlation id", job.correlation_id),
         ("headers", compact(job.headers, 200) if job.headers else None),
-        ("redriven from", job.redriven_from),
-        ("redriven as", job.redriven_as),
+        ("dead letter", job.dead_id),
+        (
+            "redriven from",
+            job.redriven_from
+            and f"job {job.redriven_from}, dead letter {job.redriven_from_dead_id}",
+        ),
+        ("redriven as", job.redriven_as and f"job {job.redriven_as}"),
     ):
         if text is not None:
             rows.add_row(name, str(text))

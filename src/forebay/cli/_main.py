@@ -50,7 +50,6 @@ program = typer.Typer(
     epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
     " configuration · 3 database not usable",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli._hints import HintedCommands
+from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
@@ -16,7 +18,9 @@ from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = typer.Typer(help="Queues: list, pause, resume, shard, limit.", no_args_is_help=True)
+commands = typer.Typer(
+    cls=HintedCommands, help="Queues: list, pause, resume, shard, limit.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 
@@ -64,8 +68,19 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
 
 
 @commands.command("pause")
-def pause(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
+def pause(
+    queue: Name,
+    *,
+    group: Group = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
     """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues."""
+    if not new and group is None:
+        check_queue_in_use(dsn, queue)
     _changed(queue, "paused", Client(dsn).pause_queue(queue, group=group), as_json)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from forebay.cli._load import load_app
+from forebay.cli._served import check_queues_of_worker
 from forebay.cli.options import Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
@@ -62,6 +63,7 @@ def worker(
     set_up_log(log_level, log_format)
     found, location = load_app(app)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
+    check_queues_of_worker(found)
     made = Worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )

@@ -44,6 +44,8 @@ class _LogAdmin(admin.ModelAdmin):
 
     #: Names of the filters with their choices; None for free text.
     filters: dict[str, Sequence[str] | None] = {}  # noqa: RUF012 - as Django's own options
+    #: What a filter without a value shows, if that is not all.
+    unfiltered: dict[str, str] = {}  # noqa: RUF012
     verb = ""
     done = ""
 
@@ -77,7 +79,7 @@ class _LogAdmin(admin.ModelAdmin):
                 before=int(before) if before else None,
                 **{name: value for name, value in chosen.items() if value},
             )
-        except (InvalidJob, ValueError) as error:
+        except (InvalidJob, ValueError, KeyError) as error:
             messages.error(request, f"Invalid filter: {error}")
         except ForebayError as error:
             messages.error(request, f"{error} {error.hint or ''}")
@@ -90,7 +92,10 @@ class _LogAdmin(admin.ModelAdmin):
             **self.admin_site.each_context(request),
             "title": f"{self.opts.verbose_name_plural}".capitalize(),
             "opts": self.opts,
-            "filters": [(name, chosen[name], choices) for name, choices in self.filters.items()],
+            "filters": [
+                (name, chosen[name], choices, self.unfiltered.get(name, "all"))
+                for name, choices in self.filters.items()
+            ],
             "rows": [self.row(row) for row in rows],
             "heads": self.heads,
             "is_filtered": any(chosen.values()) or bool(request.GET.get("before")),
@@ -235,7 +240,9 @@ class JobAdmin(_LogAdmin):
                 ("Tag", status.tag),
                 ("Correlation id", status.correlation_id),
                 ("Headers", _pretty(status.headers) if status.headers else None),
+                ("Dead letter", status.dead_id),
                 ("Redriven from job", status.redriven_from),
+                ("Redriven from dead letter", status.redriven_from_dead_id),
                 ("Redriven as job", status.redriven_as),
             ]
             name = "" if len(statuses) == 1 else f"Group {status.group}"
@@ -245,22 +252,39 @@ class JobAdmin(_LogAdmin):
         return f"Job {number}", can_act, sections
 
     def act(self, number: int) -> str:
-        """Request the cancellation of a job."""
-        _client("cancel", number)
-        return "Cancellation requested."
+        """Cancel a job."""
+        match _client("cancel", number):
+            case "already ended":
+                raise ForebayError("it has already ended")
+            case "unknown":
+                raise JobNotFound(number)
+            case answer:
+                return "Cancelled." if answer == "cancelled" else "Cancellation requested."
 
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(_LogAdmin):
     """Dead letters, with their errors."""
 
-    filters = {"queue": None, "kind": None, "tag": None, "reason": REASONS}  # noqa: RUF012
+    filters = {  # noqa: RUF012
+        "job": None,
+        "queue": None,
+        "kind": None,
+        "tag": None,
+        "reason": REASONS,
+        "retried": ("yes", "all"),
+    }
+    unfiltered = {"retried": "no"}  # noqa: RUF012
     heads = ("Dead letter", "Reason", "Kind", "Queue", "Died", "Last error", "Retried as")
     verb = "Retry"
     done = "enqueued again"
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return one more dead letter than a page has."""
+        if "job" in filters:
+            filters["job_id"] = int(filters.pop("job"))
+        if "retried" in filters:
+            filters["redriven"] = {"yes": True, "all": "any"}[filters.pop("retried")]
         return _client("dead_letters", limit=_PAGE + 1, before=before, **filters)
 
     def place(self, row: Any) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Literal
 
 from forebay.model.job import JobState
+
+#: What a cancellation means for a job: it will not start; a worker has it and is requested to stop; it ended before;
+#: no such job.
+CancelAnswer = Literal["cancelled", "requested", "already ended", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class JobStatus:
         worker: the worker that has the job or had it last.
         redriven_from: the job whose dead letter was redriven as this one.
         redriven_as: the job that this one's dead letter was redriven as.
+        redriven_from_dead_id: the dead letter that was redriven as this job.
+        dead_id: the dead letter of this job.
         place: the sort number in lists, the ``before`` of the next page; None outside a list.
     """
 
@@ -47,6 +53,8 @@ class JobStatus:
     ended_at: datetime | None
     redriven_from: int | None
     redriven_as: int | None
+    redriven_from_dead_id: int | None
+    dead_id: int | None
     place: int | None = None
 
 

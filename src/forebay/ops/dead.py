@@ -30,7 +30,12 @@ from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
 
-_ONE: Final = f"{_LETTER}\nwhere d.dead_id = %(dead_id)s::bigint"
+# A number that is no dead letter may be the id of a job that died: the error names its dead letters.
+_ONE: Final = f"""\
+{_LETTER}
+where d.dead_id = %(dead_id)s::bigint or d.job_id = %(dead_id)s::bigint
+order by d.dead_id <> %(dead_id)s::bigint, d.dead_id
+limit 20"""
 
 _MANY: Final = f"""\
 {_LETTER}
@@ -49,7 +54,8 @@ _REDRIVE_MATCHING: Final = """\
 select forebay.redrive_matching(
     queue => %(queue)s, kind => %(kind)s, reason => %(reason)s, tag => %(tag)s,
     group_name => %(group)s, died_after => %(died_after)s::timestamptz,
-    died_before => %(died_before)s::timestamptz, most => %(limit)s::integer)"""
+    died_before => %(died_before)s::timestamptz, most => %(limit)s::integer,
+    job_id => %(job_id)s::bigint)"""
 
 
 def dead_letters(
@@ -60,7 +66,7 @@ def dead_letters(
     tag: str | None = None,
     group: str | None = None,
     job_id: int | None = None,
-    redriven: bool | None = None,
+    redriven: bool | Literal["any"] | None = None,
     limit: int = 50,
     before: int | None = None,
 ) -> Operation[list[DeadLetter]]:
@@ -72,7 +78,7 @@ def dead_letters(
         "tag": tag,
         "group": group,
         "job_id": None if job_id is None else checked_id(job_id, "job_id"),
-        "redriven": redriven,
+        "redriven": _checked_redriven(redriven, job_id),
         "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
         "before": before,
     }
@@ -86,11 +92,13 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     """
 
     def decode(rows: ResultRows) -> DeadLetter:
-        if not rows:
-            raise DeadLetterNotFound.from_sql(
-                f"there is no dead letter {dead_id}", hint="It may have been purged."
-            )
-        return rows_as(DeadLetter, rows)[0]
+        found = rows_as(DeadLetter, rows)
+        if found and found[0].dead_id == dead_id:
+            return found[0]
+        hint = "It may have been purged."
+        if found:
+            hint = f"Job {dead_id} is dead letter {', '.join(str(x.dead_id) for x in found)}."
+        raise DeadLetterNotFound.from_sql(f"there is no dead letter {dead_id}", hint=hint)
 
     return Operation(_ONE, decode, {"dead_id": checked_id(dead_id, "dead_id")})
 
@@ -114,6 +122,7 @@ def redrive_matching(
     died_after: datetime | None = None,
     died_before: datetime | None = None,
     limit: int | None = None,
+    job_id: int | None = None,
 ) -> Operation[int]:
     """Return the call that redrives all matching dead letters, in the original order of the jobs."""
     params: dict[str, Any] = {
@@ -129,6 +138,7 @@ def redrive_matching(
             if limit is None
             else checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
         ),
+        "job_id": None if job_id is None else checked_id(job_id, "job_id"),
     }
     return Operation(_REDRIVE_MATCHING, _number, params)
 
@@ -181,4 +191,14 @@ def _instant(value: datetime | None, field: str) -> str | None:
 def _checked_reason(value: str | None) -> str | None:
     if value is not None and value not in REASONS:
         raise InvalidJob("reason", f"is {shown(value)}", hint=f"Reasons are {', '.join(REASONS)}.")
+    return value
+
+
+def _checked_redriven(value: object, job_id: int | None) -> bool | None:
+    if value is None:
+        return False if job_id is None else None
+    if value == "any":
+        return None
+    if not isinstance(value, bool):
+        raise InvalidJob("redriven", f"is {shown(value)}", hint="It is True, False or 'any'.")
     return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
-from forebay.model.status import Depth, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobStatus
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
 
@@ -21,7 +21,8 @@ select json_build_object(
     'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end, 'tag', j.tag,
     'correlation_id', j.correlation_id, 'headers', j.headers,
     'cancel_requested', j.cancel_requested, 'worker', j.worker, 'claimed_at', j.claimed_at,
-    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as"""
+    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as,
+    'redriven_from_dead_id', j.redriven_from_dead_id, 'dead_id', j.dead_id"""
 
 _JOB: Final = f"{_STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 
@@ -38,11 +39,11 @@ select json_build_object(
 from forebay.depth(only_queue => %(queue)s) d"""
 
 
-def cancel(job_id: int, group: str | None = None) -> Operation[str]:
-    """Return the call that requests the cancellation of a job; it returns ``requested``."""
+def cancel(job_id: int, group: str | None = None) -> Operation[CancelAnswer]:
+    """Return the call that cancels a job; it returns what that means for the job."""
     return Operation(
         "select forebay.cancel(%(job_id)s::bigint, %(group)s)",
-        lambda rows: str(scalar(rows)),
+        lambda rows: cast("CancelAnswer", scalar(rows)),
         {"job_id": checked_id(job_id, "job_id"), "group": group},
     )
 

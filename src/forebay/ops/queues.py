@@ -51,6 +51,15 @@ _LIMITS: Final = (
 )
 
 
+def queue_known(queue: str) -> Operation[tuple[bool, bool]]:
+    """Return the call that tells whether a queue has had jobs, and whether it has been served."""
+    return Operation(
+        "select has_jobs, is_served from forebay.queue_known(%(queue)s)",
+        lambda rows: (bool(rows[0][0]), bool(rows[0][1])),
+        {"queue": queue},
+    )
+
+
 def open_group(queue: str, name: str = "default", start: Start | None = None) -> Operation[int]:
     """Return the call that opens a consumer group of a queue; it returns the group's id."""
     return Operation(

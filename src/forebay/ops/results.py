@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.arguments.json_guard import encode_json
+from forebay.arguments.results import decode_result
 from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, PayloadTooLarge
 from forebay.model.status import JobHistory
 from forebay.ops._records import rows_as
@@ -71,10 +72,11 @@ class JobResult:
         if self.value is None:
             raise NoResult(self.job_id, state=self.state, reason=self.problem)
         try:
-            return msgspec.json.decode(self.value, type=as_type)
-        except msgspec.ValidationError as error:
+            return decode_result(self.value, as_type)
+        except ValueError as error:
+            problem = str(error).replace("\n", " ")
             raise NoResult(
-                self.job_id, state=self.state, reason=f"it has another type: {error}"
+                self.job_id, state=self.state, reason=f"it has another type: {problem[:300]}"
             ) from error
 
 

@@ -100,9 +100,18 @@ def render_many(rows: list[Row]) -> None: ...
 
 async def waiting_for_results() -> None:
     handle = app.handle(render.enqueue_now(1))
-    assert_type(handle, forebay.JobHandle)
-    handle.result(5, as_type=Row)
-    await handle.aresult(timeout=5)
+    assert_type(handle, forebay.JobHandle[Any])
+    assert_type(handle.result(5, as_type=Row), Row)
+    assert_type(handle.result(5, as_type=list[int]), list[int])
+    assert_type(await handle.aresult(timeout=5), Any)
+    assert_type(render.handle(1).result(timeout=10), Row)
+    assert_type(await render.handle(1, group="audit").aresult(), Row)
+    assert_type(in_transaction.handle(1).result(), str)
+    assert_type(await in_transaction.handle(1).aresult(), str)
+    assert_type(bare.handle(1).result(), None)
+    assert_type(app.client().result(1, as_type=Row), Row)
+    assert_type(await app.async_client().result(1, as_type=Row, timeout=1), Row)
+    assert_type(app.client().result(1), Any)
     assert_type(handle.status().attempt, int)
 
 

@@ -54,7 +54,9 @@ class AsyncBackfills(AsyncClientBase):
             BackfillChanged: the jobs differ from those of the token.
             QueueFull: as many jobs wait as the queue's ``max_waiting`` allows.
         """
-        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        what = backfills.backfill_of(
+            kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
+        )
         if chunk is None:
             return await self._run(conn, backfills.backfill(what, token))
         if conn is not None:
@@ -76,7 +78,9 @@ class AsyncBackfills(AsyncClientBase):
 
         It reads all the rows and all waiting jobs of the queue.
         """
-        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        what = backfills.backfill_of(
+            kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
+        )
         return await self._run(conn, backfills.plan(what))
 
     async def resume_backfill(

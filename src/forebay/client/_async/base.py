@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+from forebay.arguments.json_guard import encode_args
 from forebay.client._address import address_of
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.db.own import run_own_async
+from forebay.model import JobOptionChanges, JobOptions, checks
+from forebay.ops.enqueue import Call
 from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -16,11 +19,33 @@ T = TypeVar("T")
 class AsyncClientBase:
     """Runs operations on a connection of the application, or on a new one."""
 
-    def __init__(self, dsn: str | Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str | Callable[[], str] | None = None,
+        *,
+        declared: Callable[[str], tuple[JobOptions, float | None] | None] | None = None,
+    ) -> None:
         self._dsn = dsn
+        self._declared = declared or (lambda _kind: None)
 
     async def _run(self, conn: AsyncConnection | None, operation: Operation[T]) -> T:
         if conn is not None:
             return await run_async(conn, operation)
         self._dsn = address_of(self._dsn)
         return await run_own_async(self._dsn, operation)
+
+    def _call(self, kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> Call:
+        declared, expires_in = self._declared(kind) or (JobOptions(), None)
+        if options.get("expires_at") is not None:
+            expires_in = None
+        return Call(
+            kind=checks.checked_name(kind, "kind"),
+            args=encode_args({} if args is None else args),
+            options=declared.merged(**options),
+            expires_in_seconds=expires_in,
+        )
+
+    def _in_queue(self, kind: str, options: JobOptionChanges) -> JobOptionChanges:
+        """Return the options, with the queue of the kind if none is given."""
+        declared = self._declared(kind)
+        return options if declared is None else {"queue": declared[0].queue, **options}

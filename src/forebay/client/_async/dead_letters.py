@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
@@ -22,12 +23,12 @@ class AsyncDeadLetters(AsyncClientBase):
         tag: str | None = None,
         group: str | None = None,
         job_id: int | None = None,
-        redriven: bool | None = None,
+        redriven: bool | Literal["any"] | None = None,
         limit: int = 50,
         before: int | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[DeadLetter]:
-        """Return dead letters, newest first.
+        """Return dead letters, newest first; those that were redriven only on request.
 
         Args:
             queue: only this queue.
@@ -35,8 +36,9 @@ class AsyncDeadLetters(AsyncClientBase):
             reason: exhausted, permanent, expired or worker lost.
             tag: only this tag.
             group: only this consumer group.
-            job_id: only this job.
-            redriven: True for only redriven dead letters, False for only the others.
+            job_id: only this job, with its redriven dead letters.
+            redriven: True for only redriven dead letters, False for only the others, ``"any"`` for both. Default: False;
+                with ``job_id``, any.
             limit: maximum number of entries, 1 to 1000.
             before: the ``dead_id`` of the last entry of the previous page.
             conn: the connection to use.
@@ -60,7 +62,8 @@ class AsyncDeadLetters(AsyncClientBase):
         """Return one dead letter with every error of its job.
 
         Raises:
-            DeadLetterNotFound: no dead letter has this id; it may have been purged.
+            DeadLetterNotFound: no dead letter has this id; it may have been purged. If it is the id of a job that died,
+                the hint names the dead letter.
         """
         return await self._run(conn, dead.dead_letter(dead_id))
 
@@ -87,6 +90,7 @@ class AsyncDeadLetters(AsyncClientBase):
         died_after: datetime | None = None,
         died_before: datetime | None = None,
         limit: int | None = None,
+        job_id: int | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs; return their number.
@@ -100,6 +104,7 @@ class AsyncDeadLetters(AsyncClientBase):
             died_after: only those that died since this instant.
             died_before: only those that died before this instant.
             limit: maximum number. Default: all.
+            job_id: only the dead letters of this job, one for each group in which it died.
             conn: the connection whose transaction to use.
         """
         return await self._run(
@@ -113,6 +118,7 @@ class AsyncDeadLetters(AsyncClientBase):
                 died_after=died_after,
                 died_before=died_before,
                 limit=limit,
+                job_id=job_id,
             ),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._async.base import AsyncClientBase
@@ -10,8 +10,10 @@ from forebay.db.drivers import AsyncConnection
 from forebay.db.own import await_own_async
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
-from forebay.model.status import Depth, JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import jobs, results
+
+T = TypeVar("T")
 
 
 class AsyncJobs(AsyncClientBase):
@@ -31,13 +33,33 @@ class AsyncJobs(AsyncClientBase):
         """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
         return await self._run(conn, results.history(job_id))
 
+    @overload
     async def result(
         self,
         job_id: int,
         *,
         group: str = "default",
         timeout: float | None = None,
-        as_type: Any = Any,
+        as_type: type[T],
+    ) -> T: ...
+
+    @overload
+    async def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
+    ) -> Any: ...
+
+    async def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
 
@@ -93,11 +115,15 @@ class AsyncJobs(AsyncClientBase):
 
     async def cancel(
         self, job_id: int, *, group: str | None = None, conn: AsyncConnection | None = None
-    ) -> str:
-        """Request the cancellation of a job; return ``"requested"``.
+    ) -> CancelAnswer:
+        """Cancel a job, and return what that means for it.
 
-        The job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
-        handler is requested to stop.
+        - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the same moment may
+          still start it; then its handler is requested to stop.
+        - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that finishes before
+          stays done.
+        - ``"already ended"``: the job is done, expired or dead.
+        - ``"unknown"``: no such job: never enqueued, not committed, or past retention.
 
         Args:
             job_id: the job.
@@ -105,7 +131,6 @@ class AsyncJobs(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            JobNotFound: no job has this id.
             GroupNotFound: the queue does not have this group.
         """
         return await self._run(conn, jobs.cancel(job_id, group))

@@ -55,7 +55,9 @@ class Backfills(ClientBase):
             BackfillChanged: the jobs differ from those of the token.
             QueueFull: as many jobs wait as the queue's ``max_waiting`` allows.
         """
-        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        what = backfills.backfill_of(
+            kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
+        )
         if chunk is None:
             return self._run(conn, backfills.backfill(what, token))
         if conn is not None:
@@ -77,7 +79,9 @@ class Backfills(ClientBase):
 
         It reads all the rows and all waiting jobs of the queue.
         """
-        what = backfills.backfill_of(kind, rows, args=args, expires_in=expires_in, options=options)
+        what = backfills.backfill_of(
+            kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
+        )
         return self._run(conn, backfills.plan(what))
 
     def resume_backfill(

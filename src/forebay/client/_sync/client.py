@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
-from forebay.arguments.json_guard import encode_args
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.queues import Queues
 from forebay.db.drivers import SyncConnection, run
-from forebay.model import JobId, JobOptionChanges, JobOptions, checks
+from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
@@ -34,6 +33,8 @@ class Client(Backfills, Jobs, DeadLetters, Queues):
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
             returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up on
             first use.
+        declared: what an app declares for a kind, its options and the seconds after which its jobs expire; None for an
+            unknown kind. ``App.client`` passes it, so that jobs enqueued by name get the queue of their kind.
 
     Every call may raise:
         ConfigError: neither a connection nor an address is given.
@@ -51,8 +52,10 @@ class Client(Backfills, Jobs, DeadLetters, Queues):
     ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
-        The arguments must have a JSON form. They are not checked against the signature of the handler, which is
-        unknown here.
+        The arguments must have a JSON form. They are not checked against the signature of the handler.
+
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. A plain
+        client does not know the kinds: without ``queue`` the job goes into the queue ``default``.
 
         Args:
             conn: the connection, or one of its cursors.
@@ -67,7 +70,7 @@ class Client(Backfills, Jobs, DeadLetters, Queues):
             KeyBusy: another open transaction is taking the unique key, with ``on_busy="raise"``.
             PayloadDiffers: the idempotency key belongs to another request.
         """
-        return run(conn, enqueue.enqueue(_call(kind, args, options)))
+        return run(conn, enqueue.enqueue(self._call(kind, args, options)))
 
     def enqueue_now(
         self,
@@ -80,15 +83,7 @@ class Client(Backfills, Jobs, DeadLetters, Queues):
         The job is not atomic with any other write: use ``enqueue`` for that. After
         ``DatabaseUnavailable`` the job may or may not exist.
         """
-        return self._run(None, enqueue.enqueue(_call(kind, args, options)))
-
-
-def _call(kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> enqueue.Call:
-    return enqueue.Call(
-        kind=checks.checked_name(kind, "kind"),
-        args=encode_args({} if args is None else args),
-        options=JobOptions().merged(**options),
-    )
+        return self._run(None, enqueue.enqueue(self._call(kind, args, options)))
 
 
 def backfill(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._sync.base import ClientBase
@@ -11,8 +11,10 @@ from forebay.db.drivers import SyncConnection
 from forebay.db.own import await_own
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
-from forebay.model.status import Depth, JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import jobs, results
+
+T = TypeVar("T")
 
 
 class Jobs(ClientBase):
@@ -30,13 +32,33 @@ class Jobs(ClientBase):
         """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
         return self._run(conn, results.history(job_id))
 
+    @overload
     def result(
         self,
         job_id: int,
         *,
         group: str = "default",
         timeout: float | None = None,
-        as_type: Any = Any,
+        as_type: type[T],
+    ) -> T: ...
+
+    @overload
+    def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
+    ) -> Any: ...
+
+    def result(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        as_type: object = Any,
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
 
@@ -90,11 +112,15 @@ class Jobs(ClientBase):
 
     def cancel(
         self, job_id: int, *, group: str | None = None, conn: SyncConnection | None = None
-    ) -> str:
-        """Request the cancellation of a job; return ``"requested"``.
+    ) -> CancelAnswer:
+        """Cancel a job, and return what that means for it.
 
-        The job is cancelled at its next claim or settlement. A job that finishes before stays done. A running
-        handler is requested to stop.
+        - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the same moment may
+          still start it; then its handler is requested to stop.
+        - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that finishes before
+          stays done.
+        - ``"already ended"``: the job is done, expired or dead.
+        - ``"unknown"``: no such job: never enqueued, not committed, or past retention.
 
         Args:
             job_id: the job.
@@ -102,7 +128,6 @@ class Jobs(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            JobNotFound: no job has this id.
             GroupNotFound: the queue does not have this group.
         """
         return self._run(conn, jobs.cancel(job_id, group))

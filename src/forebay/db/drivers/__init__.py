@@ -16,7 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from forebay.db.drivers._adapters import async_runner, sync_runner
+from forebay.db.drivers._adapters import (
+    async_runner,
+    given,
+    resembles_connection,
+    sync_runner,
+)
 from forebay.db.drivers._types import AsyncConnection, SyncConnection
 from forebay.db.errors import translate_ours
 from forebay.errors import InvalidJob
@@ -24,7 +29,7 @@ from forebay.errors import InvalidJob
 if TYPE_CHECKING:
     from forebay.ops.operation import Operation
 
-__all__ = ["AsyncConnection", "SyncConnection", "run", "run_async"]
+__all__ = ["AsyncConnection", "SyncConnection", "given", "resembles_connection", "run", "run_async"]
 
 T = TypeVar("T")
 

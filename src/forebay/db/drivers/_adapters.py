@@ -129,6 +129,14 @@ def _adapters(conn: object) -> list[Adapter]:
     return found
 
 
+def resembles_connection(conn: object) -> bool:
+    """Return whether an object is a connection or an alias, or at least of a library that has connections."""
+    if isinstance(conn, str):
+        return any(adapter.sync_runner(conn) is not None for adapter in _adapters(conn))
+    libraries = {"psycopg", *_MODULES, *_HINTS} - {"builtins"}
+    return not libraries.isdisjoint(_packages(conn))
+
+
 def given(conn: object) -> str:
     """Return the full name of an object's class."""
     return f"{type(conn).__module__}.{type(conn).__qualname__}"

@@ -7912,14 +7912,20 @@ $$;
 
 -- grant: producer, worker, operator
 
--- Request the cancellation of a job, in the caller's transaction; returns 'requested'.
+-- Cancel a job, in the caller's transaction. Returns
 --
--- The job's next claim or settlement decides, first writer wins: a job that finishes first stays done. A
--- worker learns of the request for a running handler at its next heartbeat.
+--   cancelled      the job waits, or was cancelled before: it will not start. A claim at the same moment may still start it; then its
+--                  handler is requested to stop;
+--   requested      a worker has the job in one of the groups: a running handler is requested to stop, and the first writer wins: a job
+--                  that finishes first stays done;
+--   already ended  the job is done, expired or dead; nothing was changed;
+--   unknown        no such job: never enqueued, not visible to this transaction, or past retention; nothing was changed.
+--
+-- The job's next claim or settlement decides. A worker learns of the request for a running handler at its next heartbeat.
 --
 -- Parameters: group_name, null for every group.
--- Errors: JQ013 no job has had this id, JQ014 no such group.
--- pages: 60
+-- Errors: JQ014 no such group.
+-- pages: 460
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -7930,18 +7936,24 @@ as $$
 declare
     v_group_id bigint;
     v_queue    text;
+    v_states   text[];
 begin
-    if cancel.job_id is null or cancel.job_id < 1
-       or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
-        raise exception using errcode = 'JQ013',
-            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
-            detail = jsonb_build_object('job_id', cancel.job_id),
-            hint = 'forebay.enqueue returns ids; no id is that high yet.';
+    select min(j.queue), array_agg(j.state) filter (where cancel.group_name is null or j.group_name = cancel.group_name)
+    into v_queue, v_states
+    from forebay.job(cancel.job_id) j;
+    if v_queue is null then
+        return 'unknown';
     end if;
     if cancel.group_name is not null then
-        select j.queue into v_queue from forebay.job(cancel.job_id) j limit 1;
         perform forebay._require_group(v_queue, cancel.group_name);
         select g.group_id into v_group_id from forebay.queue_group g where g.queue = v_queue and g.name = cancel.group_name;
+    end if;
+    if v_states is null then  -- The group was opened after the job, and does not read it.
+        return 'unknown';
+    elsif v_states <@ array['cancelled'] then
+        return 'cancelled';
+    elsif v_states <@ array['done', 'cancelled', 'expired', 'dead'] then
+        return 'already ended';
     end if;
     if not exists (select from forebay.tombstone t
                    where t.job_id = cancel.job_id and t.reason = 'c'
@@ -7949,7 +7961,7 @@ begin
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
     end if;
-    return 'requested';
+    return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
 end
 $$;
 
@@ -8330,13 +8342,16 @@ $$;
 -- the interval between heartbeats may be claimed until it has ended.
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
+-- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
+-- job that died before, and its dead letter, if this job was made by a redrive.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 -- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
-               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
+               redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8388,8 +8403,8 @@ begin
         cancel_requested := exists (
             select from forebay.tombstone t
             where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
-        select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
-        select d.redriven_as into redriven_as from forebay.dead_letter d
+        select d.job_id, d.dead_id into redriven_from, redriven_from_dead_id from forebay.dead_letter d where d.redriven_as = v_id limit 1;
+        select d.redriven_as, d.dead_id into redriven_as, dead_id from forebay.dead_letter d
         where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
 
         if v_wait.job_id is not null then
@@ -8509,7 +8524,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
-               place bigint)
+               redriven_from_dead_id bigint, dead_id bigint, place bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8557,7 +8572,7 @@ begin
                     v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
                     v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
                     v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
-                    v_found.place;
+                    v_row.redriven_from_dead_id, v_row.dead_id, v_found.place;
                 v_left := v_left - 1;
             end loop;
             if v_left <= 0 or v_examined >= 2000 then
@@ -8867,6 +8882,25 @@ end
 $$;
 
 
+-- functions/operate/queue_known.sql
+
+-- grant: producer, worker, operator, reader
+
+-- Whether a queue is in use: has_jobs, jobs were enqueued there and it has not been idle for so long that it was forgotten; is_served, a
+-- worker has served it, or forebay.open_group() has opened a group. A name with neither may be misspelt.
+--
+-- Errors: none.
+create function forebay.queue_known(queue text, out has_jobs boolean, out is_served boolean)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select exists (select from forebay.lane l where l.queue = queue_known.queue),
+           exists (select from forebay.queue_group g where g.queue = queue_known.queue and not g.is_implied)
+$$;
+
+
 -- functions/operate/redrive.sql
 
 -- grant: operator
@@ -8894,7 +8928,10 @@ begin
     if not found then
         raise exception using errcode = 'JQ015',
             message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
-            hint = 'List dead letters with forebay dead list.';
+            hint = coalesce(
+                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
@@ -8932,7 +8969,7 @@ $$;
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
-    most integer default null)
+    most integer default null, job_id bigint default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -8955,6 +8992,7 @@ begin
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
           and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
           and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
           and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
           and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
         order by d.enqueued_at, d.job_id
@@ -9192,14 +9230,16 @@ begin
         continue when v_job.group_name <> result.group_name;
         state := v_job.state;
     end loop;
-    if state is null then
-        raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
-            message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
-            detail = case when v_found then jsonb_build_object('group', result.group_name)
-                          else jsonb_build_object('job_id', result.job_id) end,
-            hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
-                        else 'The job may not be committed yet, or be past retention.' end;
+    if state is null and v_found then
+        raise exception using errcode = 'JQ014',
+            message = format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40))),
+            detail = jsonb_build_object('group', result.group_name),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    elsif state is null then
+        raise exception using errcode = 'JQ013',
+            message = format('job %s not found', coalesce(result.job_id::text, 'null')),
+            detail = jsonb_build_object('job_id', result.job_id),
+            hint = 'The job may not be committed yet, or be past retention.';
     end if;
     if state = 'done' then
         problem := 'its handler keeps no results, or its retention time is over';
@@ -9259,26 +9299,26 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'record_direct']
+                'queue_known', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
                 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
                 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
                 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'ready_v1', 'record_audit',
-                'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
-                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'ready_v1',
+                'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair',
+                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
-                'pause_queue', 'purge_dead', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
-                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
-                'segment_held_by', 'shard_queue', 'unfinished']
+                'pause_queue', 'purge_dead', 'queue_known', 'record_act', 'record_audit', 'record_outcome',
+                'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror',
+                'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
                 'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
-                'mirror_status', 'result', 'schema_version', 'segment_held_by', 'unfinished']
+                'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p

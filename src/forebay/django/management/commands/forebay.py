@@ -55,4 +55,6 @@ def _completed(arguments: list[str]) -> list[str]:
     command, *rest = arguments or ["--help"]
     if command in _WITH_APP and not (rest and not rest[0].startswith("-")):
         return [command, "forebay.django.entry:app", *rest]
+    if command == "enqueue" and not any(part.partition("=")[0] == "--app" for part in rest):
+        return [command, "--app", "forebay.django.entry:app", *rest]
     return [command, *rest]

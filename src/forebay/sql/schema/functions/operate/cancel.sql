@@ -1,13 +1,19 @@
 -- grant: producer, worker, operator
 
--- Request the cancellation of a job, in the caller's transaction; returns 'requested'.
+-- Cancel a job, in the caller's transaction. Returns
 --
--- The job's next claim or settlement decides, first writer wins: a job that finishes first stays done. A
--- worker learns of the request for a running handler at its next heartbeat.
+--   cancelled      the job waits, or was cancelled before: it will not start. A claim at the same moment may still start it; then its
+--                  handler is requested to stop;
+--   requested      a worker has the job in one of the groups: a running handler is requested to stop, and the first writer wins: a job
+--                  that finishes first stays done;
+--   already ended  the job is done, expired or dead; nothing was changed;
+--   unknown        no such job: never enqueued, not visible to this transaction, or past retention; nothing was changed.
+--
+-- The job's next claim or settlement decides. A worker learns of the request for a running handler at its next heartbeat.
 --
 -- Parameters: group_name, null for every group.
--- Errors: JQ013 no job has had this id, JQ014 no such group.
--- pages: 60
+-- Errors: JQ014 no such group.
+-- pages: 460
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -17,18 +23,24 @@ as $$
 declare
     v_group_id bigint;
     v_queue    text;
+    v_states   text[];
 begin
-    if cancel.job_id is null or cancel.job_id < 1
-       or cancel.job_id > coalesce(pg_sequence_last_value('forebay.log_seq'), 0) then
-        raise exception using errcode = 'JQ013',
-            message = format('job %s not found', coalesce(cancel.job_id::text, 'null')),
-            detail = jsonb_build_object('job_id', cancel.job_id),
-            hint = 'forebay.enqueue returns ids; no id is that high yet.';
+    select min(j.queue), array_agg(j.state) filter (where cancel.group_name is null or j.group_name = cancel.group_name)
+    into v_queue, v_states
+    from forebay.job(cancel.job_id) j;
+    if v_queue is null then
+        return 'unknown';
     end if;
     if cancel.group_name is not null then
-        select j.queue into v_queue from forebay.job(cancel.job_id) j limit 1;
         perform forebay._require_group(v_queue, cancel.group_name);
         select g.group_id into v_group_id from forebay.queue_group g where g.queue = v_queue and g.name = cancel.group_name;
+    end if;
+    if v_states is null then  -- The group was opened after the job, and does not read it.
+        return 'unknown';
+    elsif v_states <@ array['cancelled'] then
+        return 'cancelled';
+    elsif v_states <@ array['done', 'cancelled', 'expired', 'dead'] then
+        return 'already ended';
     end if;
     if not exists (select from forebay.tombstone t
                    where t.job_id = cancel.job_id and t.reason = 'c'
@@ -36,6 +48,6 @@ begin
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
     end if;
-    return 'requested';
+    return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
 end
 $$;

@@ -40,13 +40,16 @@ $$;
 -- the interval between heartbeats may be claimed until it has ended.
 -- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
 -- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
+-- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
+-- job that died before, and its dead letter, if this job was made by a redrive.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
 -- pages: 400
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
-               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint)
+               worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
+               redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -97,8 +100,8 @@ begin
         cancel_requested := exists (
             select from forebay.tombstone t
             where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
-        select d.job_id into redriven_from from forebay.dead_letter d where d.redriven_as = v_id limit 1;
-        select d.redriven_as into redriven_as from forebay.dead_letter d
+        select d.job_id, d.dead_id into redriven_from, redriven_from_dead_id from forebay.dead_letter d where d.redriven_as = v_id limit 1;
+        select d.redriven_as, d.dead_id into redriven_as, dead_id from forebay.dead_letter d
         where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
 
         if v_wait.job_id is not null then

@@ -17,7 +17,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
-               place bigint)
+               redriven_from_dead_id bigint, dead_id bigint, place bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -64,7 +64,7 @@ begin
                     v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
                     v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
                     v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
-                    v_found.place;
+                    v_row.redriven_from_dead_id, v_row.dead_id, v_found.place;
                 v_left := v_left - 1;
             end loop;
             if v_left <= 0 or v_examined >= 2000 then

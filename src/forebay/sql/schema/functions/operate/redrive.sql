@@ -21,7 +21,10 @@ begin
     if not found then
         raise exception using errcode = 'JQ015',
             message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
-            hint = 'List dead letters with forebay dead list.';
+            hint = coalesce(
+                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
             message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),

@@ -7,7 +7,7 @@
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
-    most integer default null)
+    most integer default null, job_id bigint default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -28,6 +28,7 @@ begin
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
           and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
           and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
           and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
           and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
         order by d.enqueued_at, d.job_id

@@ -42,14 +42,16 @@ begin
         continue when v_job.group_name <> result.group_name;
         state := v_job.state;
     end loop;
-    if state is null then
-        raise exception using errcode = case when v_found then 'JQ014' else 'JQ013' end,
-            message = case when v_found then format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40)))
-                           else format('job %s not found', coalesce(result.job_id::text, 'null')) end,
-            detail = case when v_found then jsonb_build_object('group', result.group_name)
-                          else jsonb_build_object('job_id', result.job_id) end,
-            hint = case when v_found then 'Groups are opened by the first worker that serves them, or by forebay.open_group().'
-                        else 'The job may not be committed yet, or be past retention.' end;
+    if state is null and v_found then
+        raise exception using errcode = 'JQ014',
+            message = format('job %s has no group %s', result.job_id, quote_literal(left(result.group_name, 40))),
+            detail = jsonb_build_object('group', result.group_name),
+            hint = 'Groups are opened by the first worker that serves them, or by forebay.open_group().';
+    elsif state is null then
+        raise exception using errcode = 'JQ013',
+            message = format('job %s not found', coalesce(result.job_id::text, 'null')),
+            detail = jsonb_build_object('job_id', result.job_id),
+            hint = 'The job may not be committed yet, or be past retention.';
     end if;
     if state = 'done' then
         problem := 'its handler keeps no results, or its retention time is over';

@@ -1,0 +1,74 @@
+"""Groups of commands that answer the commands of other queues with ours."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperGroup
+
+from forebay.errors import ConfigError
+
+_COUNTS: Final = (
+    "`forebay queues list` counts jobs, `forebay jobs list --state running` shows what runs, and `forebay doctor` finds"
+    " problems."
+)
+_RETRY: Final = "A failed job runs again by itself. To bring back a dead one: `forebay dead redrive --job JOB_ID`."
+_DELETE: Final = (
+    "`forebay jobs cancel JOB_ID` cancels a job. Retention deletes jobs that have ended."
+)
+
+#: What to call instead, by the group of commands; the program itself has the name forebay.
+HINTS: Final[dict[str, dict[str, str]]] = {
+    "forebay": {
+        "cancel": "`forebay jobs cancel JOB_ID`.",
+        "cron": "Forebay has no scheduler: let cron or a systemd timer call `forebay enqueue`, with --unique"
+        ' \'{"throttle": KEY, "period": SECONDS}\' against double starts.',
+        "init": "`forebay migrate` makes the schema.",
+        "inspect": _COUNTS,
+        "list": "`forebay jobs list`.",
+        "pause": "`forebay queues pause QUEUE`.",
+        "purge": "`forebay dead purge` deletes dead letters. `forebay jobs cancel JOB_ID` cancels a job.",
+        "redrive": "`forebay dead redrive DEAD_ID`, or --job JOB_ID.",
+        "resume": "`forebay queues resume QUEUE`.",
+        "retry": _RETRY,
+        "run": "`forebay worker MODULE:APP`.",
+        "start": "`forebay worker MODULE:APP`.",
+        "stats": _COUNTS,
+        "status": _COUNTS,
+        "top": _COUNTS,
+    },
+    "jobs": {
+        "delete": _DELETE,
+        "purge": _DELETE,
+        "redrive": _RETRY,
+        "remove": _DELETE,
+        "retry": _RETRY,
+        "stats": _COUNTS,
+    },
+    "queues": {
+        "create": "A queue needs no creation: enqueue to it, and run a worker with `--queue QUEUE`.",
+        "show": "`forebay queues list --queue QUEUE`.",
+        "stats": "`forebay queues list`.",
+    },
+    "dead": {
+        "delete": "`forebay dead purge --older-than AGE`.",
+        "retry": "`forebay dead redrive DEAD_ID`.",
+    },
+}
+
+
+class HintedCommands(TyperGroup):
+    """Commands; for one that only other queues have, the error names what does the same."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of a call.
+
+        Raises:
+            ConfigError: there is no such command, and another one does the same.
+        """
+        group = "forebay" if ctx.parent is None else self.name or ""
+        hint = HINTS.get(group, {}).get(args[0]) if args else None
+        if hint and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            path = "forebay" if group == "forebay" else f"forebay {group}"
+            raise ConfigError(f"{path} {args[0]}", "is not a command", hint=hint)
+        return super().resolve_command(ctx, args)
