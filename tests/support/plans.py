@@ -98,6 +98,10 @@ class Session:
             )
         }
 
+    def _segments(self) -> dict[str, int]:
+        begun = "select count(*) from forebay.segment where removed_at is null and lo <= (select last_value from forebay.log_seq)"
+        return {"segment": one(self.conn, begun)}
+
     def _claim(self, queue: str, lane: int, limit: int = 10, once: bool = False) -> Call:
         reader = self.reader
         reader.claim_no += 1
@@ -112,7 +116,7 @@ class Session:
                 lane,
                 limit,
             ],
-            {"job": limit, "open transaction": 6},
+            {"job": limit, "open transaction": 6, **self._segments()},
             once,
         )
 
@@ -213,16 +217,16 @@ class Session:
             "sweep_v1",
             "select forebay.sweep_v1(now() - interval '1 minute', null, 10)",
             [],
-            {**lanes, "job": 10 * min(len(self.groups) + 6, 50)},
+            {**lanes, "job": 10 * min(len(self.groups) + 6, 50), **self._segments()},
         )
         for part in one(self.conn, "select forebay._trim_parts()"):
             step = f"select forebay.trim_v1('{part}', null, 100)"
             yield Call("trim_v1", step, [], {"job": 100})
         yield Call("record_duty_v1", "select forebay.record_duty_v1('trim batches', 60, 'x')")
-        yield Call("job", "select * from forebay.job(%s)", [self.job])
+        yield Call("job", "select * from forebay.job(%s)", [self.job], self._segments())
         yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
-        yield Call("result", "select * from forebay.result(%s)", [self.job])
-        yield Call("cancel", "select forebay.cancel(%s)", [self.job])
+        yield Call("result", "select * from forebay.result(%s)", [self.job], self._segments())
+        yield Call("cancel", "select forebay.cancel(%s)", [self.job], self._segments())
         yield Call("jobs", "select * from forebay.jobs(most => 20)", [], {"job": 20})
         yield Call("limits", "select * from forebay.limits()", [], {**self._leases(), **lanes})
         every = {**lanes, "waiting job": waiting + 1000, **self._leases()}
@@ -257,6 +261,17 @@ def fill(dsn: str, rows: int, sessions: list[Session]) -> None:
             conn.execute(statement, {"first": first, "last": last})
         for session in sessions:
             session.job = one(conn, "select max(seq) from forebay.log_0 where lane = %s", lanes[0])
+        keep_up(conn)
+
+
+def keep_up(conn: psycopg.Connection[Any]) -> None:
+    """Do what maintenance does every few seconds: seal full segments, and summarize all."""
+    one(conn, "select forebay.seal_v1()")
+    after = None
+    while True:
+        _, after = conn.execute("select * from forebay.summarize_v1(%s)", [after]).fetchone()
+        if after is None:
+            return
 
 
 def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
@@ -316,6 +331,7 @@ def open_transactions(dsn: str, rows: int) -> Iterator[None]:
         _append(writers[1], lanes, 2 * rows)
         with connect(dsn) as conn:
             _append(conn, [lanes[1]], 60)
+            keep_up(conn)
         yield
 
 

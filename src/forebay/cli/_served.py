@@ -45,9 +45,10 @@ def check_queues_of_worker(app: App) -> None:
 
 def _is_in_use(dsn: str, queue: str) -> bool:
     try:
-        return any(run_own(dsn, queue_known(queue)))
+        has_jobs, is_served = run_own(dsn, queue_known(queue))
     except DatabaseUnavailable:
         return True  # The worker waits for the database, and reports it.
+    return has_jobs or is_served
 
 
 def check_queue_in_use(dsn: str | None, queue: str) -> None:

@@ -1798,7 +1798,7 @@ $$;
 -- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
 --   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
--- pages: 110 + 4 a job + 3 an open transaction
+-- pages: 110 + 4 a job + 3 an open transaction + 25 a segment
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -6917,7 +6917,7 @@ $$;
 --   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
 --   1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- pages: 300 + 20 a lane + 12 a job
+-- pages: 300 + 20 a lane + 12 a job + 700 a segment
 create function forebay.sweep_v1(
     p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,
     out expired bigint, out next text)
@@ -7925,7 +7925,7 @@ $$;
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ014 no such group.
--- pages: 460
+-- pages: 460 + 60 a segment
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -8345,7 +8345,7 @@ $$;
 -- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
 -- job that died before, and its dead letter, if this job was made by a redrive.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
--- pages: 400
+-- pages: 400 + 60 a segment
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
@@ -9195,7 +9195,7 @@ $$;
 -- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
 --   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
--- pages: 450
+-- pages: 450 + 60 a segment
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer

@@ -27,7 +27,7 @@
 -- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
 --   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
--- pages: 110 + 4 a job + 3 an open transaction
+-- pages: 110 + 4 a job + 3 an open transaction + 25 a segment
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text

@@ -12,7 +12,7 @@
 --   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
 --   1000000.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- pages: 300 + 20 a lane + 12 a job
+-- pages: 300 + 20 a lane + 12 a job + 700 a segment
 create function forebay.sweep_v1(
     p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,
     out expired bigint, out next text)

@@ -13,7 +13,7 @@
 --
 -- Parameters: group_name, null for every group.
 -- Errors: JQ014 no such group.
--- pages: 460
+-- pages: 460 + 60 a segment
 create function forebay.cancel(job_id bigint, group_name text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -43,7 +43,7 @@ $$;
 -- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
 -- job that died before, and its dead letter, if this job was made by a redrive.
 -- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
--- pages: 400
+-- pages: 400 + 60 a segment
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,

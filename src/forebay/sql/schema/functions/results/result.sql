@@ -8,7 +8,7 @@
 -- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
 --   the job's id; 0 to 60000, null: no notification.
 -- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
--- pages: 450
+-- pages: 450 + 60 a segment
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)
 language plpgsql volatile security definer
