@@ -12,6 +12,7 @@ from forebay.config import WorkerSettings
 from forebay.ops.protocol import ClaimedJob, ReadyLane
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._messages import ChildReport
 from tests.support.waiting import wait_for_async
 
 LANE = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
@@ -99,6 +100,47 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
         (3, "done"),
     ]
     assert ran == [1, 2, 3]
+
+
+def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
+    """
+    Its commit would become visible although the previous job of its ordering key may still run again, after a crash.
+    """
+    sent = []
+
+    async def run_call(helds, *_, **__):
+        sent.extend(held.row.job_id for held in helds)
+        return [ChildReport(settled=True) for _ in helds]
+
+    async def story():
+        executor = Executor(
+            forebay.App().kinds,
+            WorkerSettings(concurrency=2),
+            Outcomes(),
+            dsn="",
+            name="unit",
+            group="default",
+            resources={},
+            on_free=lambda: None,
+            on_lease_lost=lambda _: None,
+            on_progress=lambda *_: None,
+        )
+        executor._processes = SimpleNamespace(run_call=run_call)
+        executor._reporter = SimpleNamespace(finish_committed=lambda *_: None)
+        executor._record_duration = lambda *_: None
+        lease = Lease(1, float("inf"))
+        [first], [second] = claimed(lease, 1), claimed(lease, 2)
+        second.follows = first
+        call = SimpleNamespace(kind=SimpleNamespace(transaction=True), jobs=[None], started=False)
+        running = asyncio.create_task(executor._run_in_process(call, [second]))
+        await wait_for_async(lambda: first.batch._waiting or sent)
+        assert sent == []
+        first.batch.close(None)
+        await running
+        await executor.close()
+
+    asyncio.run(story())
+    assert sent == [2]
 
 
 def test_small_jobs_pass_large_ones_whose_arguments_wait():

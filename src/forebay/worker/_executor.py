@@ -25,7 +25,7 @@ from forebay.worker._key_queues import KeyQueues
 from forebay.worker._reporter import OutcomeReporter
 from forebay.worker._slots import Slots
 from forebay.worker._threads import NoThreadError, Threads
-from forebay.worker._transactions import HandlerTransactions
+from forebay.worker._transactions import HandlerTransactions, previous_settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -405,6 +405,8 @@ class Executor:
         assert self._processes is not None
         kind = call.kind
         call.started = True
+        if kind.transaction:
+            await previous_settled(helds)
 
         def on_start() -> None:
             self._slots.begin_in_child(call)

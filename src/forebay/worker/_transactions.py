@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from forebay.worker._threads import Threads
 
 
+async def previous_settled(helds: list[HeldJob]) -> None:
+    """Wait for the settlement of the previous job of each ordering key: no commit may become visible before it.
+
+    Raises:
+        LeaseLost: a job was taken back meanwhile.
+    """
+    for held in helds:
+        if held.follows is not None:
+            await held.follows.batch.settled(held.follows.row.offset)
+    if any(held.ended for held in helds):
+        raise LeaseLost(helds[0].lease.lease_id)
+
+
 class HandlerTransactions:
     """Runs these calls, on connections that are opened when first needed.
 
@@ -59,12 +72,7 @@ class HandlerTransactions:
             UnknownBatch: the database no longer knows the batch; nothing was committed.
         """
         wanted = call.kind.connection
-        for held in helds:
-            # Its commit must not become visible before the settlement of the previous job of its key.
-            if held.follows is not None:
-                await held.follows.batch.settled(held.follows.row.offset)
-        if any(held.ended for held in helds):
-            raise LeaseLost(helds[0].lease.lease_id)
+        await previous_settled(helds)
         if not call.kind.is_async:
             if wanted not in self._handler_connections:
                 self._handler_connections[wanted] = handler_connections(
