@@ -43,6 +43,9 @@ class CallQueue:
     def __len__(self) -> int:
         return len(self._slow) + len(self._quick)
 
+    def __bool__(self) -> bool:
+        return bool(self._quick or self._slow)
+
     @property
     def starts_with_text(self) -> bool:
         """Whether the arguments of the next call are text."""
@@ -61,16 +64,17 @@ class CallQueue:
     def append(self, kind: Kind, held: HeldJob, item: Any) -> WaitingCall:
         """Add a call with one job, and return it."""
         call = (kind, [held], [item])
-        lane, is_text = held.lane.lane, held.row.is_text
-        if is_text or lane in self._slow_lanes:
+        row = held.row
+        if row.is_text or (self._slow_lanes and held.lane.lane in self._slow_lanes):
+            lane = held.lane.lane
             self._slow.append((next(self._numbers), call))
             self._slow_lanes[lane] = self._slow_lanes.get(lane, 0) + 1
+            self.texts += row.is_text
         else:
             self._quick.append((next(self._numbers), call))
         self._last = call
         self.jobs += 1
-        self.size += held.row.size
-        self.texts += is_text
+        self.size += row.size
         return call
 
     def extend(self, call: WaitingCall, held: HeldJob, item: Any) -> None:
@@ -82,17 +86,25 @@ class CallQueue:
 
     def pop(self) -> WaitingCall:
         """Remove the first call and return it."""
-        if not self._is_slow_next():
+        if not (self._slow and self._is_slow_next()):
             return self.pop_passing()
         _, call = self._slow.popleft()
         self._forget(call)
         self._leave_lane(call)
+        self.texts -= call[1][0].row.is_text
         return call
 
     def pop_passing(self) -> WaitingCall:
         """Remove the first call that may pass those whose arguments are text, and return it; there must be one."""
         _, call = self._quick.popleft()
-        self._forget(call)
+        if call is self._last:
+            self._last = None
+        helds = call[1]
+        if len(helds) == 1:
+            self.jobs -= 1
+            self.size -= helds[0].row.size
+        else:
+            self._uncount(helds)
         return call
 
     def drop(self, is_lost: Callable[[HeldJob], bool]) -> list[int]:
@@ -101,6 +113,7 @@ class CallQueue:
         for _, call in self._slow:
             if is_lost(call[1][0]):
                 self._leave_lane(call)
+                self.texts -= call[1][0].row.is_text
         self._slow = deque(item for item in self._slow if not is_lost(item[1][1][0]))
         self._quick = deque(item for item in self._quick if not is_lost(item[1][1][0]))
         for call in lost:
@@ -119,6 +132,8 @@ class CallQueue:
     def _forget(self, call: WaitingCall) -> None:
         if call is self._last:
             self._last = None
-        self.jobs -= len(call[1])
-        self.size -= sum(held.row.size for held in call[1])
-        self.texts -= call[1][0].row.is_text
+        self._uncount(call[1])
+
+    def _uncount(self, helds: list[HeldJob]) -> None:
+        self.jobs -= len(helds)
+        self.size -= sum(held.row.size for held in helds)

@@ -241,8 +241,7 @@ class Executor:
 
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
         # If the next jobs of several keys start at the same time, those of one batch handler form one call.
-        last = self._waiting.last
-        if kind.batch_size is not None and last is not None:
+        if kind.batch_size is not None and (last := self._waiting.last) is not None:
             last_kind, helds, _ = last
             if last_kind is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
                 self._waiting.extend(last, held, item)
@@ -308,17 +307,20 @@ class Executor:
         clean = contextvars.copy_context()
         pause_at = time.monotonic() + self._loop_seconds()
         slots = self._slots
-        while self._waiting and slots.busy < self._concurrency:
-            if self._must_pass():
-                if not self._waiting.passing:
+        waiting = self._waiting
+        while waiting.jobs and slots.busy < self._concurrency:
+            if not waiting.texts:
+                kind, helds, items = waiting.pop()
+            elif self._must_pass():
+                if not waiting.passing:
                     return
-                kind, helds, items = self._waiting.pop_passing()
-            elif self._waiting.starts_with_text:
-                kind, helds, items = self._decoded(self._waiting.pop())
+                kind, helds, items = waiting.pop_passing()
+            elif waiting.starts_with_text:
+                kind, helds, items = self._decoded(waiting.pop())
                 if not helds:
                     continue
             else:
-                kind, helds, items = self._waiting.pop()
+                kind, helds, items = waiting.pop()
             call = slots.begin(kind, helds, items, task)
             try:
                 await self._run(call, helds)
@@ -329,7 +331,7 @@ class Executor:
             if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
                 self._start_waiting()
                 return
-            if self._waiting and time.monotonic() >= pause_at:
+            if waiting.jobs and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + self._loop_seconds()
 

@@ -155,12 +155,15 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
-    if later and row.is_text:
+    is_text = row.is_text
+    if later and is_text:
         return kind, None
     try:
-        with _collector_paused() if row.is_text else contextlib.nullcontext():
-            row.decode_args()
-            return kind, decode_item(kind, held, group)
+        if is_text:
+            with _collector_paused():
+                row.decode_args()
+                return kind, decode_item(kind, held, group)
+        return kind, decode_item(kind, held, group)
     except InvalidJob as error:
         held.raised = Raised(error)
         return bad_arguments(job_of(held, kind, group), error)
