@@ -8404,8 +8404,10 @@ begin
             select from forebay.tombstone t
             where t.job_id = v_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = v_group.group_id));
         select d.job_id, d.dead_id into redriven_from, redriven_from_dead_id from forebay.dead_letter d where d.redriven_as = v_id limit 1;
-        select d.redriven_as, d.dead_id into redriven_as, dead_id from forebay.dead_letter d
-        where d.job_id = v_id and d.group_id = v_group.group_id order by d.dead_id desc limit 1;
+        select d.redriven_as, d.dead_id into redriven_as, dead_id from (
+            -- Not through the index that has the order: its plan would read all dead letters.
+            select i.redriven_as, i.dead_id from forebay.dead_letter i where i.job_id = v_id and i.group_id = v_group.group_id offset 0) d
+        order by d.dead_id desc limit 1;
 
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
@@ -8497,8 +8499,9 @@ $$;
 create function forebay._attempts_known(p_job_id bigint, p_group_id bigint, p_enqueued_at timestamptz) returns integer
 language sql stable
 as $$
-    select f.max_attempts from forebay.failure f
-    where f.job_id = p_job_id and f.group_id = p_group_id and f.enqueued_at = p_enqueued_at and f.max_attempts is not null
+    select f.max_attempts
+    from (select i.max_attempts, i.failed_at from forebay.failure i
+          where i.job_id = p_job_id and i.group_id = p_group_id and i.enqueued_at = p_enqueued_at and i.max_attempts is not null offset 0) f
     order by f.failed_at desc limit 1
 $$;
 
