@@ -222,7 +222,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(forebay, database, co
 
 def test_an_empty_list_says_what_is_not_there(forebay):
     """
-    A new database is no error.
+    A new database gives an empty list, not an error.
     """
     for listed, said in (
         ("jobs", "No jobs."),

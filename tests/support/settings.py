@@ -71,3 +71,20 @@ def impose(conn: psycopg.Connection, settings: dict[str, str], subject: str) -> 
         conn.execute(
             f"alter {subject} set {name} = {value if name == 'search_path' else repr(value)}"
         )
+
+
+#: What the session of an application may have set; none gives up durability.
+OF_APPLICATIONS = (
+    "search_path = public",
+    "standard_conforming_strings = off",
+    "client_encoding = 'LATIN1'",
+    "timezone = 'Asia/Kathmandu'",
+    "datestyle = 'German'",
+    "intervalstyle = 'sql_standard'",
+    "plan_cache_mode = force_generic_plan",
+    "enable_indexscan = off",
+    "enable_nestloop = off",
+    "extra_float_digits = -15",
+    "array_nulls = off",
+    "row_security = off",
+)

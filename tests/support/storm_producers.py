@@ -14,25 +14,12 @@ from dataclasses import dataclass, field
 import psycopg
 from psycopg import IsolationLevel
 
+from tests.support.settings import OF_APPLICATIONS
+
 _LEVELS = (*[IsolationLevel.READ_COMMITTED] * 3, IsolationLevel.REPEATABLE_READ)
 _KINDS = ("plain", "plain_in_thread", "write", "write_in_thread")
 _WRITING = ("write", "write_in_thread")
-#: Of sessions of an application; none gives up durability.
-_SETTINGS = (
-    "search_path = public",
-    "standard_conforming_strings = off",
-    "client_encoding = 'LATIN1'",
-    "timezone = 'Asia/Kathmandu'",
-    "datestyle = 'German'",
-    "intervalstyle = 'sql_standard'",
-    "plan_cache_mode = force_generic_plan",
-    "enable_indexscan = off",
-    "enable_nestloop = off",
-    "extra_float_digits = -15",
-    "array_nulls = off",
-    "row_security = off",
-    "jit_above_cost = 0",
-)
+_SETTINGS = (*OF_APPLICATIONS, "jit_above_cost = 0")
 _BAD = (
     ("work it", "{}", "default"),
     ("plain", "[1]", "default"),

@@ -28,29 +28,18 @@ from tests.support.engine import (
     open_group,
 )
 from tests.support.ledger import Ledger
+from tests.support.settings import OF_APPLICATIONS
 
 QUEUE = "stress"
 _RETRYABLE = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure)
 
-# What the sessions of an application may have set.
 _SETTINGS = (
-    "search_path = public",
-    "standard_conforming_strings = off",
-    "client_encoding = 'LATIN1'",
-    "timezone = 'Asia/Kathmandu'",
-    "datestyle = 'German'",
-    "intervalstyle = 'sql_standard'",
-    "plan_cache_mode = force_generic_plan",
+    *OF_APPLICATIONS,
     "plan_cache_mode = force_custom_plan",
-    "enable_indexscan = off",
-    "enable_nestloop = off",
-    "extra_float_digits = -15",
     "bytea_output = escape",
     "synchronous_commit = off",
     "default_transaction_deferrable = on",
     "work_mem = '64kB'",
-    "array_nulls = off",
-    "row_security = off",
     "xmloption = document",
 )
 _LEVELS = (

@@ -34,6 +34,22 @@ class Outcomes:
         raise AssertionError(job)
 
 
+def executor_of(app, outcomes, *, concurrency):
+    """Return an executor without a worker around it."""
+    return Executor(
+        app.kinds,
+        WorkerSettings(concurrency=concurrency),
+        outcomes,
+        dsn="",
+        name="unit",
+        group="default",
+        resources={},
+        on_free=lambda: None,
+        on_lease_lost=lambda _: None,
+        on_progress=lambda *_: None,
+    )
+
+
 def claimed(lease, *numbers):
     """Jobs of one ordering key, as one claim brings them."""
     batch = Batch(lease, lease.next_claim_no(), len(numbers), set(range(1, len(numbers) + 1)))
@@ -64,18 +80,7 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
 
     async def story():
         outcomes = Outcomes()
-        executor = Executor(
-            app.kinds,
-            WorkerSettings(concurrency=2),
-            outcomes,
-            dsn="",
-            name="unit",
-            group="default",
-            resources={},
-            on_free=lambda: None,
-            on_lease_lost=lambda _: None,
-            on_progress=lambda *_: None,
-        )
+        executor = executor_of(app, outcomes, concurrency=2)
         lease = Lease(1, float("inf"))
         [first] = claimed(lease, 1)
         executor.take([first])
@@ -113,18 +118,7 @@ def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
         return [ChildReport(settled=True) for _ in helds]
 
     async def story():
-        executor = Executor(
-            forebay.App().kinds,
-            WorkerSettings(concurrency=2),
-            Outcomes(),
-            dsn="",
-            name="unit",
-            group="default",
-            resources={},
-            on_free=lambda: None,
-            on_lease_lost=lambda _: None,
-            on_progress=lambda *_: None,
-        )
+        executor = executor_of(forebay.App(), Outcomes(), concurrency=2)
         executor._processes = SimpleNamespace(run_call=run_call)
         executor._reporter = SimpleNamespace(finish_committed=lambda *_: None)
         executor._record_duration = lambda *_: None
@@ -165,18 +159,7 @@ def test_small_jobs_pass_large_ones_whose_arguments_wait():
     lease = Lease(1, float("inf"))
 
     async def story():
-        executor = Executor(
-            app.kinds,
-            WorkerSettings(concurrency=2),
-            Outcomes(),
-            dsn="",
-            name="unit",
-            group="default",
-            resources={},
-            on_free=lambda: None,
-            on_lease_lost=lambda _: None,
-            on_progress=lambda *_: None,
-        )
+        executor = executor_of(app, Outcomes(), concurrency=2)
         executor._decoded_until = time.monotonic() + 1.0
         executor.take([job(1, 1, is_text=True)])
         executor.take([job(2, 1, is_text=False)])
@@ -218,18 +201,7 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
     )
 
     async def story():
-        executor = Executor(
-            app.kinds,
-            WorkerSettings(concurrency=5),
-            Outcomes(),
-            dsn="",
-            name="unit",
-            group="default",
-            resources={},
-            on_free=lambda: None,
-            on_lease_lost=lambda _: None,
-            on_progress=lambda *_: None,
-        )
+        executor = executor_of(app, Outcomes(), concurrency=5)
         helds = claimed(lease, 1, 2, 3)
         for held in helds:
             held.row.ordering_key = None

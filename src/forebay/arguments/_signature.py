@@ -242,7 +242,7 @@ def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> b
     if annotation is _EMPTY:
         return parameter.name == "ctx"
     try:
-        hint = resolved(annotation, function)
+        hint = _resolved(annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError):
         # Imported only for type checkers: decide by the name.
         bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
@@ -261,19 +261,30 @@ def _carried(parameter: inspect.Parameter, function: Callable[..., Any], kind: s
 def _hint(parameter: inspect.Parameter, function: Callable[..., Any], kind: str) -> Any:
     if parameter.annotation is _EMPTY:
         return Any
+    return resolved_or_refused(
+        parameter.annotation,
+        function,
+        f"kind {kind}: parameter {parameter.name}",
+        "has an annotation that cannot be resolved",
+        hint="Import its type at run time, at module level, not under TYPE_CHECKING.",
+    )
+
+
+def resolved_or_refused(
+    annotation: Any, function: Callable[..., Any], what: str, problem: str, *, hint: str
+) -> Any:
+    """Return the type that an annotation of a function means.
+
+    Raises:
+        ConfigError: it cannot be resolved; ``what`` and ``problem`` say so.
+    """
     try:
-        return resolved(parameter.annotation, function)
+        return _resolved(annotation, function)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigError(
-            f"kind {kind}: parameter {parameter.name}",
-            f"has an annotation that cannot be resolved: {error}",
-            hint="Import its type at run time, at module level, not under TYPE_CHECKING.",
-        ) from None
+        raise ConfigError(what, f"{problem}: {error}", hint=hint) from None
 
 
-def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
-    """Return the type that an annotation of a function means."""
-
+def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     def carrier() -> None: ...
 
     carrier.__annotations__ = {"it": annotation}

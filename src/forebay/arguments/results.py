@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.arguments._signature import resolved
+from forebay.arguments._signature import resolved_or_refused
 from forebay.arguments._value_check import value_check
-from forebay.errors import ConfigError
 from forebay.model.outcome import Outcome
 
 _OUTCOMES: Final = typing.get_args(Outcome)
@@ -29,14 +28,13 @@ def result_type(function: Callable[..., Any], kind: str) -> Any:
     annotation = inspect.signature(function).return_annotation
     if annotation is inspect.Signature.empty:
         return Any
-    try:
-        hint = resolved(annotation, function)
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigError(
-            f"kind {kind}: its return type",
-            f"cannot be resolved: {error}",
-            hint="Import the type at run time, at module level; or pass as_type to result().",
-        ) from None
+    hint = resolved_or_refused(
+        annotation,
+        function,
+        f"kind {kind}: its return type",
+        "cannot be resolved",
+        hint="Import the type at run time, at module level; or pass as_type to result().",
+    )
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint
     others = [part for part in typing.get_args(hint) if part not in _OUTCOMES]

@@ -30,7 +30,7 @@ from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
 
-# A number that is no dead letter may be the id of a job that died: the error names its dead letters.
+# If no dead letter has the number, a job that died may have it: the error then names the job's dead letters.
 _ONE: Final = f"""\
 {_LETTER}
 where d.dead_id = %(dead_id)s::bigint or d.job_id = %(dead_id)s::bigint

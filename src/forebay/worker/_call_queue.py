@@ -91,7 +91,6 @@ class CallQueue:
         _, call = self._slow.popleft()
         self._forget(call)
         self._leave_lane(call)
-        self.texts -= call[1][0].row.is_text
         return call
 
     def pop_passing(self) -> WaitingCall:
@@ -113,7 +112,6 @@ class CallQueue:
         for _, call in self._slow:
             if is_lost(call[1][0]):
                 self._leave_lane(call)
-                self.texts -= call[1][0].row.is_text
         self._slow = deque(item for item in self._slow if not is_lost(item[1][1][0]))
         self._quick = deque(item for item in self._quick if not is_lost(item[1][1][0]))
         for call in lost:
@@ -124,7 +122,9 @@ class CallQueue:
         return bool(self._slow) and (not self._quick or self._slow[0][0] < self._quick[0][0])
 
     def _leave_lane(self, call: WaitingCall) -> None:
-        lane = call[1][0].lane.lane
+        held = call[1][0]
+        self.texts -= held.row.is_text
+        lane = held.lane.lane
         self._slow_lanes[lane] -= 1
         if not self._slow_lanes[lane]:
             del self._slow_lanes[lane]

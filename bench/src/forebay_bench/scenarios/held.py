@@ -335,8 +335,8 @@ def _bars(
     ]  # fmt: skip
     if mix not in ("keyed", "original"):
         # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level;
-        # the original's are too small. In a hard mix a claim reads more once the first segment is full and cannot be sealed, as the
-        # holder may have written to it: compare what follows.
+        # the original's are too small. In a hard mix a claim reads more once the first segment is full, and no more from then on:
+        # compare what follows.
         since, name = (turns[4], "fifth") if mix in _HARD else (first, "first")
         bars.append(
             Bar(
