@@ -35,6 +35,7 @@ from forebay.model import (
 )
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
+from forebay.model.declared import Queue, QueueDifference
 from forebay.ops.enqueue import Call
 from forebay.policy.retry import RetryPolicy
 from forebay.upgrade.migrate import migrate, migration_sql
@@ -65,6 +66,8 @@ __all__ = [
     "Mirror",
     "Once",
     "Outcome",
+    "Queue",
+    "QueueDifference",
     "Replace",
     "Retry",
     "RetryPolicy",

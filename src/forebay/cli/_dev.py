@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli._apply import print_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
@@ -41,7 +42,7 @@ def dev(
     log_format: LogForm = "text",
     flags: dict[str, Any],
 ) -> None:
-    """Start a local PostgreSQL server, migrate it, and run a worker if an application is named.
+    """Start a local PostgreSQL server, migrate it, and run a worker if an application is named, with its queues applied.
 
     Ctrl-C stops it. The data is kept for the next start. The address `embedded` refers to this server.
     """
@@ -68,6 +69,9 @@ def dev(
         out.print()
         found._internals.use(dsn=server.dsn(), settings=settings)
         check_queues_of_worker(found)
+        differences = found.apply()
+        if differences:
+            print_differences(found, differences, dry_run=False)
         worker = Worker(found._internals, server.dsn(), settings=settings.worker, location=location)
         announce(found, worker, app or "")
         run_until_signal(worker, settings.worker.grace_seconds)

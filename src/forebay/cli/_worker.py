@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.options import Dsn, Json, with_settings
@@ -64,6 +65,7 @@ def worker(
     found, location = load_app(app)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     check_queues_of_worker(found)
+    report_differences(found, app)
     made = Worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )

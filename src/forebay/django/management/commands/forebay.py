@@ -16,14 +16,14 @@ from forebay.django import app
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
 #: Commands whose first argument is an application.
-_WITH_APP: Final = {"worker", "dev"}
+_WITH_APP: Final = {"apply", "worker", "dev"}
 
 
 class Command(BaseCommand):
     """Passes all arguments to the program; ``manage.py forebay --help`` shows its help."""
 
     help = (
-        "Run a forebay command on this project's database: worker, jobs, dead, doctor and others."
+        "Run a forebay command on this project's database: worker, apply, jobs, doctor and others."
     )
     requires_system_checks: Any = ()
 
