@@ -97,7 +97,7 @@ class AppQueues:
         overwrite: bool = False,
         dry_run: bool = False,
     ) -> list[QueueDifference]:
-        """Make the settings of queues in the database what the app declares, except where somebody changed them by hand.
+        """Make the settings of queues in the database what the app declares, except those changed by hand.
 
         A setting that the app no longer declares is removed if it still has the value that was applied. Calls wait for each other.
         ``forebay apply`` does the same.

@@ -118,8 +118,8 @@ class QueueDifference:
         applied: the value that was applied last; None if none was.
         applied_by: the application that applied it.
         applied_at: when.
-        action: what ``apply`` does. ``set``, ``change``, ``remove``: it makes the database what the code declares. ``kept``: somebody
-            changed the value by hand, the code did not change. ``conflict``: somebody changed it by hand and the code has changed
+        action: what ``apply`` does. ``set``, ``change``, ``remove``: it makes the database what the code declares. ``kept``: the
+            value was changed by hand, the code did not change. ``conflict``: it was changed by hand and the code has changed
             too, or it was set by hand before it was first declared, or another application applied it; the value stays. ``forget``: it
             is no longer declared, and stays, because it was changed by hand or is a group.
     """

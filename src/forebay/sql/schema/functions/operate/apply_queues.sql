@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Make the settings of queues what an application declares, except where somebody changed them by hand. Returns a row for each
+-- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
 -- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
 -- applied_at, what was applied last, by which application and when; action:
 --
@@ -21,10 +21,9 @@
 -- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
 -- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
 create function forebay.apply_queues(
-    app text, queues jsonb, overwrite boolean default false,
-    out queue text, out setting text, out database jsonb, out code jsonb, out applied jsonb, out applied_by text,
-    out applied_at timestamptz, out action text)
-returns setof record
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$

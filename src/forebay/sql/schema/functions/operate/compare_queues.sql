@@ -6,10 +6,9 @@
 -- Parameters: see forebay.apply_queues().
 -- Errors: JQ001 a declaration is refused.
 create function forebay.compare_queues(
-    app text, queues jsonb, overwrite boolean default false,
-    out queue text, out setting text, out database jsonb, out code jsonb, out applied jsonb, out applied_by text,
-    out applied_at timestamptz, out action text)
-returns setof record
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
