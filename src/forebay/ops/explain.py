@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EXPLAIN: Final = f"""\
 select json_build_object(
-    'facts', f.facts || jsonb_build_object('now', clock_timestamp()),
+    'facts', f.facts || jsonb_build_object('read_at', clock_timestamp()),
     'job', case when f.group_name is not null then {STATUS}) end,
     'errors', coalesce(h.errors, '[]'))::text
 from forebay.explain_job(%(job_id)s::bigint) f

@@ -31,7 +31,7 @@ class Facts:
     The group is None if no such job is visible; only the last three facts are present then.
     """
 
-    now: datetime
+    read_at: datetime
     is_same_cluster: bool = True
     paused_at: datetime | None = None
     closing_at: datetime | None = None
@@ -84,7 +84,7 @@ class _Case:
         return "never" if instant is None else f"{self.length(instant)} ago"
 
     def length(self, instant: datetime) -> str:
-        seconds = abs((self.facts.now - instant).total_seconds())
+        seconds = abs((self.facts.read_at - instant).total_seconds())
         return human_duration(round(seconds) if seconds >= 10 else round(seconds, 1))
 
     def last_error(self) -> str:
@@ -184,9 +184,9 @@ def _due(case: _Case) -> _Found:
     job = case.job
     if job.run_at is None:
         return _Found("yes")
-    if job.run_at <= case.facts.now:
+    if job.run_at <= case.facts.read_at:
         late = f"due since {case.length(job.run_at)}, and no worker has made it ready"
-        if (case.facts.now - job.run_at).total_seconds() < _OVERDUE_SECONDS:
+        if (case.facts.read_at - job.run_at).total_seconds() < _OVERDUE_SECONDS:
             return _Found("since a moment")
         hint = "Start a worker: any worker makes the due jobs of all queues ready."
         return _Found(f"it is {late}", "overdue", hint)
