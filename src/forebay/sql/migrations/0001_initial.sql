@@ -50,27 +50,6 @@ end
 $$;
 
 
--- tables/applied.sql
-
--- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
-
-create table forebay.applied_setting (
-    queue      text not null,
-    setting    text not null,            -- max_waiting, rate with its burst, concurrency, key_rate with its burst, key_concurrency,
-                                         -- shards, dead_keep_days, or 'group ' and a name
-    value      jsonb not null,
-    app        text not null,            -- the application that declares it
-    applied_at timestamptz not null,
-    primary key (queue, setting)
-);
-
-comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
-
--- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
-create type forebay._queue_difference as (
-    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
-
-
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -289,6 +268,30 @@ create table forebay.promotion (
 create type forebay._job_input as (
     kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
     expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
+
+
+-- tables/event.sql
+
+-- The event log: what operators did. A row for each act, written in the transaction of the act; nothing on the path of a job.
+
+create table forebay.event (
+    event_id   bigint generated always as identity primary key,
+    at         timestamptz not null,
+    role       text not null,            -- login role of the session
+    actor      text,                     -- who acted, as the client says: the setting forebay.actor
+    act        text not null,            -- the command: queues.pause, jobs.cancel
+    queue      text,
+    group_name text,
+    kind       text,
+    subject_id bigint,                   -- the job, dead letter or backfill, if it was one
+    old        jsonb,                    -- what was before
+    new        jsonb,                    -- what is now, or which jobs were chosen
+    count      bigint,                   -- of jobs, dead letters or groups
+    detail     text
+);
+create index event_by_time on forebay.event (at);
+
+comment on table forebay.event is 'What operators did; kept as long as errors of jobs. Read it with forebay.events().';
 
 
 -- tables/failure.sql
@@ -1193,6 +1196,8 @@ begin
     select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
     insert into forebay.cluster (system_identifier, database_oid)
     select i.system_identifier, i.database_oid from forebay._identity() i;
+    perform forebay._record_event('adopt', p_new => jsonb_build_object('resumed', resumed, 'discarded', discarded),
+                                  p_count => resumed + discarded);
 end
 $$;
 
@@ -1266,6 +1271,7 @@ begin
     if token is not null then
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
+    perform forebay.backfill_enqueued_v1(kind, query, options, v_found.jobs);
     return v_found.jobs;
 end
 $$;
@@ -1399,6 +1405,29 @@ begin
     end if;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
+    if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+                                      p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
+        from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
+    end if;
+end
+$$;
+
+
+-- functions/backfill/enqueued.sql
+
+-- grant: producer, worker
+
+-- Record in the event log that a backfill enqueued all its jobs in one statement.
+create function forebay.backfill_enqueued_v1(kind text, query text, options jsonb, jobs bigint) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jobs > 0 then
+        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+                                      p_new => jsonb_build_object('query', left(query, 2000)));
+    end if;
 end
 $$;
 
@@ -1555,6 +1584,9 @@ begin
     select v_id, u.nr, u.upto, u.jobs, u.digest
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
+    perform forebay._record_event(
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
 $$;
@@ -5508,6 +5540,11 @@ begin
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
     end if;
+    if to_jsonb(v_after) - 'starts_set_at' <> to_jsonb(v_before) - 'starts_set_at' then
+        perform forebay._record_event(
+            'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
+            p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
+    end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;
@@ -7155,7 +7192,7 @@ $$;
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
@@ -7192,7 +7229,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -7479,6 +7516,15 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'failure', 'failed_at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete what operators did.
+create function forebay._trim_events(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
 $$;
 
 
@@ -7929,96 +7975,6 @@ end
 $$;
 
 
--- functions/operate/apply_queues.sql
-
--- grant: operator
-
--- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
--- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
--- applied_at, what was applied last, by which application and when; action:
---
---   set, change, remove  done. A setting is removed if it is no longer declared and still has the value that was applied.
---   kept      changed by hand since it was applied; the code did not change.
---   conflict  changed by hand, and the code has another value too; or it was set by hand before it was first declared; or another
---             application applied it. The database's value stays.
---   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
---
--- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
---
--- Parameters:
---   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
---   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
---              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
---              If no group of the queue was opened before, all of them start at the beginning.
---   overwrite  take the declared value also for what is kept or in conflict
--- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
--- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
-create function forebay.apply_queues(
-    app text, queues jsonb, overwrite boolean default false)
-returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    v_all   forebay._queue_difference[];
-    v_row   record;
-    v_start text;
-    v_queue text;
-begin
-    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
-        raise exception using errcode = 'JQ001',
-            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
-    end if;
-    -- What is compared must not change before it is replaced.
-    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
-    v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
-
-    for v_row in
-        select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
-        from unnest(v_all) d
-        where d.action in ('set', 'change', 'remove') and d.setting in ('max_waiting', 'rate', 'concurrency', 'key_rate', 'key_concurrency')
-        group by d.queue order by d.queue
-    loop
-        perform forebay.limit_queue(
-            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
-            rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
-            concurrency => (v_row.v ->> 'concurrency')::integer,
-            key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
-            key_concurrency => (v_row.v ->> 'key_concurrency')::integer, remove => v_row.names);
-    end loop;
-
-    for v_row in
-        select d.* from unnest(v_all) with ordinality d
-        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days') or d.setting like 'group %')
-        order by d.ordinality
-    loop
-        if v_row.setting = 'shards' then
-            perform forebay.shard_queue(v_row.queue, coalesce(v_row.code::integer, 1));
-        elsif v_row.setting = 'dead_keep_days' then
-            perform forebay.keep_dead(v_row.queue, case when jsonb_typeof(v_row.code) = 'number' then v_row.code::integer end, v_row.code is null);
-        else
-            if v_queue is distinct from v_row.queue then
-                v_queue := v_row.queue;
-                v_start := case when not exists (select from forebay.queue_group g where g.queue = v_queue and not g.is_implied) then 'beginning' end;
-            end if;
-            perform forebay.open_group(v_row.queue, substr(v_row.setting, 7), v_start);
-        end if;
-    end loop;
-
-    delete from forebay.applied_setting a using unnest(v_all) d
-    where a.queue = d.queue and a.setting = d.setting and d.code is null;
-    insert into forebay.applied_setting (queue, setting, value, app, applied_at)
-    select d.queue, d.setting, d.code, apply_queues.app, forebay._now() from unnest(v_all) d
-    where d.code is not null and d.action in ('set', 'change', 'record')
-    on conflict on constraint applied_setting_pkey do update
-    set value = excluded.value, app = excluded.app, applied_at = excluded.applied_at;
-    return query select d.* from unnest(v_all) d where d.action <> 'record';
-end
-$$;
-
-
 -- functions/operate/cancel.sql
 
 -- grant: producer, worker, operator
@@ -8071,6 +8027,7 @@ begin
                      and (t.group_id is null or t.group_id = v_group_id)) then
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
+        perform forebay._record_event('jobs.cancel', v_queue, cancel.group_name, p_subject_id => cancel.job_id, p_count => 1);
     end if;
     return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
 end
@@ -8134,29 +8091,10 @@ begin
         update forebay.queue_group g
         set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
         where g.group_id = v_group.group_id;
+        perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
+                                      p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
-$$;
-
-
--- functions/operate/compare_queues.sql
-
--- grant: worker, operator, reader
-
--- Compare the queues that an application declares with the database, and change nothing. Returns a row for each difference, as
--- forebay.apply_queues() does.
---
--- Parameters: see forebay.apply_queues().
--- Errors: JQ001 a declaration is refused.
-create function forebay.compare_queues(
-    app text, queues jsonb, overwrite boolean default false)
-returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    select d.* from forebay._compare_queues(compare_queues.app, compare_queues.queues, coalesce(compare_queues.overwrite, false)) d
-    where d.action <> 'record'
 $$;
 
 
@@ -8195,6 +8133,10 @@ begin
     end if;
     select s.value into v_before from forebay.setting s where s.name = configure.name;
     update forebay.setting s set value = configure.value where s.name = configure.name;
+    if v_before is distinct from configure.value then
+        perform forebay._record_event('configure', p_old => jsonb_build_object(configure.name, v_before),
+                                      p_new => jsonb_build_object(configure.name, configure.value));
+    end if;
     return v_before;
 end
 $$;
@@ -8336,6 +8278,315 @@ begin
     left join deferred_jobs d on d.lane = r.lane
     group by r.queue, r.priority, r.name
     order by r.queue, r.priority, r.name;
+end
+$$;
+
+
+-- functions/operate/events.sql
+
+-- grant: operator, reader
+
+-- What operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the guard and others.
+--
+-- act is the name of the command, such as queues.pause or jobs.cancel; role the login role, actor who acted as the client says; old
+-- and new are what was before and is now, or which jobs were chosen. For acts of the guard, new has the outcome; without one the
+-- guard was stopped in between.
+--
+-- Parameters: null means any; only_act, an act or its first part, such as queues; since and until bound the time, until is excluded;
+--   most, 1 to 10000.
+-- Errors: JQ001 a bad most.
+create function forebay.events(
+    only_queue text default null, only_act text default null, since timestamptz default null, until timestamptz default null,
+    most integer default 50)
+returns table (event_id bigint, at timestamptz, role text, actor text, act text, queue text, group_name text, kind text,
+               subject_id bigint, old jsonb, new jsonb, count bigint, detail text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if (events.most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 10000', coalesce(events.most::text, 'null'));
+    end if;
+    return query
+    select * from (
+        (select e.event_id, e.at, e.role, e.actor, e.act, e.queue, e.group_name, e.kind, e.subject_id, e.old, e.new, e.count, e.detail
+         from forebay.event e
+         where e.at >= coalesce(events.since, '-infinity') and e.at < coalesce(events.until, 'infinity')
+           and (events.only_queue is null or e.queue = events.only_queue)
+           and (events.only_act is null or e.act = events.only_act or starts_with(e.act, events.only_act || '.'))
+         order by e.at desc, e.event_id desc limit events.most)
+        union all
+        (select g.event_id, g.at, g.acted_as, null, 'guard.' || replace(g.action, ' ', '-'), null, null, null, null,
+                jsonb_strip_nulls(jsonb_build_object(
+                    'server', g.server, 'user', g.user_name, 'application', g.application, 'database', g.database_name, 'state', g.state,
+                    'xact_start', g.xact_start)),
+                jsonb_build_object('outcome', g.outcome), null,
+                format('%s %s: %s', g.holder, g.name, g.reason)
+         from forebay.guard_event g
+         where g.at >= coalesce(events.since, '-infinity') and g.at < coalesce(events.until, 'infinity')
+           and events.only_queue is null
+           and (events.only_act is null or events.only_act = 'guard' or 'guard.' || replace(g.action, ' ', '-') = events.only_act)
+         order by g.at desc limit events.most)) found
+    order by 2 desc, 1 desc limit events.most;
+end
+$$;
+
+
+-- functions/operate/explain_job.sql
+
+-- grant: operator, reader
+
+-- What decides whether and when a job starts: one row for each group that reads its queue, with facts for
+-- `forebay doctor --job`. The state of the job is in forebay.job(), its failed attempts in forebay.job_history().
+--
+-- One row without a group: no such job is visible. Its facts: last_id, the newest number of the log; is_past_retention, segments
+-- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
+-- Else facts has:
+--   is_same_cluster        false: the log was restored from another cluster, and nothing runs
+--   paused_at, closing_at  of the group
+--   is_served              an idle worker looks for jobs of the group, or a living worker has some
+--   workers, others        names of living workers that have jobs of the group, and of other living workers, at most 5 each
+--   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
+--   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
+--   ordering_key, key_job  the job of the key that must end first
+--   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
+--   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
+--   is_suspect             it was running when its worker was lost: it runs alone
+--
+-- Visits every waiting job of the queue.
+-- Errors: none.
+create function forebay.explain_job(job_id bigint)
+returns table (group_name text, facts jsonb)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_id    constant bigint := explain_job.job_id;
+    v_group record;
+    v_row   record;
+begin
+    for v_group in
+        select q.queue, g.group_id, g.name, g.paused_at, g.closing_at
+        from (select i.queue from forebay.lane i
+              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+              limit 1) q
+        left join forebay.queue_group g on g.queue = q.queue
+        order by g.created_at, g.group_id
+    loop
+        select r.xid, r.seq, r.lane, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        from forebay._rows_of(v_id) r
+        cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
+        where i.audience in (0, v_group.group_id, -v_group.group_id)
+        order by r.seq desc limit 1;
+        group_name := coalesce(v_group.name, 'default');
+        facts := jsonb_build_object(
+                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
+                     'is_suspect', coalesce(v_row.audience < 0, false))
+                 || forebay._explain_workers(v_group.group_id, v_group.queue, v_row.seq)
+                 || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
+                 || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
+                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
+        return next;
+    end loop;
+    if not found then
+        group_name := null;
+        facts := jsonb_build_object(
+            'last_id', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+            'is_past_retention',
+            v_id < (select min(s.lo) from forebay.segment s where s.removed_at is null)
+            or exists (select from forebay.segment s where s.lo <= v_id and s.hi > v_id and s.removed_at is not null),
+            'writers', (
+                select coalesce(jsonb_agg(w.name), '[]') from (
+                    select distinct concat_ws(' ', nullif(a.application_name, ''), '(pid ' || a.pid || ')') as name
+                    from pg_locks l join pg_class c on c.oid = l.relation join pg_stat_activity a on a.pid = l.pid
+                    where l.mode = 'RowExclusiveLock' and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                      and c.relnamespace = 'forebay'::regnamespace and (c.relname ~ '^log_\d+$' or c.relname = 'deferred')
+                      and l.pid <> pg_backend_pid()
+                    order by name limit 5) w));
+        return next;
+    end if;
+end
+$$;
+
+
+-- Was this schema made in, or adopted by, this cluster and database?
+create function forebay._belongs_here() returns boolean
+language sql stable
+as $$
+    select (c.system_identifier, c.database_oid) is not distinct from (h.system_identifier, h.database_oid)
+    from forebay._identity() h
+    left join lateral (select * from forebay.cluster order by cluster_no desc limit 1) c on true
+$$;
+
+
+-- Facts about the workers of a group, and about the one that has the row p_seq.
+create function forebay._explain_workers(p_group_id bigint, p_queue text, p_seq bigint) returns jsonb
+language sql volatile
+as $$
+    with alive as materialized (
+        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.running_jobs,
+               extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
+        from forebay.lease l
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = l.lease_id order by i.heartbeat_at desc limit 1) h on true
+        where l.closed_at is null),
+    open_jobs as materialized (select o.group_id, o.lease_id, o.seq from forebay._open_jobs() o),
+    newest as (
+        select b.claimed_at, b.lease_id
+        from (select distinct i.lane from forebay.lane i where i.queue = p_queue) i
+        cross join lateral (select b.claimed_at, b.lease_id from forebay.batch b
+                            where b.group_id = p_group_id and b.lane = i.lane and b.lease_id is not null
+                            order by b.no desc limit 1) b
+        order by b.claimed_at desc limit 1),
+    names as (
+        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id) as has_jobs
+        from alive a where a.silent <= a.lease_seconds)
+    select jsonb_build_object(
+        'is_served', p_group_id is not null
+                     and (forebay._leader_of(p_group_id) is not null and exists (select from names)
+                          or exists (select from names n where n.has_jobs)),
+        'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
+        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.has_jobs order by 1 limit 5) n), '[]'),
+        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.has_jobs order by 1 limit 5) n), '[]'),
+        'last_claim_at', (select n.claimed_at from newest n),
+        'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
+        'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),
+        'holder', (
+            select jsonb_build_object('worker', a.worker, 'silent_seconds', a.silent, 'suspect_seconds', a.suspect_seconds,
+                                      'lease_seconds', a.lease_seconds,
+                                      'jobs', (select count(*) from open_jobs i where i.lease_id = o.lease_id),
+                                      'running', coalesce(cardinality(a.running_jobs), 0))
+            from open_jobs o join alive a using (lease_id)
+            where o.group_id = p_group_id and o.seq = p_seq limit 1))
+$$;
+
+
+-- Facts about the ordering key of a job: which job of the key must end first. Jobs that no cursor has passed are not looked at.
+create function forebay._explain_key(p_group_id bigint, p_ordering_key text, p_job_id bigint) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_key    record;
+    v_first  bigint;
+begin
+    if p_ordering_key is null or p_group_id is null then
+        return jsonb_build_object('ordering_key', p_ordering_key);
+    end if;
+    select * into v_key from forebay._key_states(p_group_id, array[p_ordering_key]);
+    -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
+    v_first := coalesce(
+        v_key.head,
+        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+         where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
+           and t.lease_id is not null
+           and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)
+           and not exists (select from forebay.settlement s
+                           where s.lease_id = t.lease_id and s.claim_no = t.claim_no
+                             and (s.offsets is null or u.place = any (s.offsets)))
+         order by t.no, u.place limit 1),
+        forebay._job_id_of(v_key.waiting_seqs[1]),
+        forebay._job_id_of((select p.seq from forebay.parked p
+                            where p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > v_key.taken_up_to
+                            order by p.parked_no limit 1)));
+    return jsonb_build_object('ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id));
+end
+$$;
+
+
+-- The job of a row of the log, by the row's number.
+create function forebay._job_id_of(p_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_segment bigint;
+    v_job_id  bigint;
+begin
+    select s.segment_id into v_segment from forebay.segment s
+    where s.lo <= p_seq and s.hi > p_seq and s.removed_at is null and forebay._has_table(s.segment_id);
+    if v_segment is null then
+        return null;
+    end if;
+    execute format('select coalesce(l.job_id, l.seq) from forebay.log_%s l where l.seq = $1', v_segment) into v_job_id using p_seq;
+    return v_job_id;
+end
+$$;
+
+
+-- Facts about the limits of a queue and of one of its limit keys.
+create function forebay._explain_limits(p_group_id bigint, p_queue text, p_limit_key text) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    v     forebay._limiter_view;
+    v_key bigint;
+    v_tat timestamptz;
+begin
+    if pg_sequence_last_value('forebay.limiter_seq') is null
+       or not exists (select from forebay.queue_limits l where l.queue = p_queue) then
+        return jsonb_build_object('limit_key', p_limit_key);
+    end if;
+    v := forebay._read_limiter(coalesce(p_group_id, 0), p_queue);
+    if p_limit_key is not null then
+        v_key := forebay._limit_key_id(p_limit_key);
+        v_tat := (select k.tat from unnest(v.keys, v.tats) k (key, tat) where k.key = v_key);
+    end if;
+    return jsonb_build_object(
+        'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
+        'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
+        'key_running', (select coalesce(sum(o.open), 0) from unnest(v.claim_keys, v.opens) o (key, open) where o.key = v_key),
+        'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
+        'key_permits', case when (v.limits).key_rate is not null and v_key is not null
+                            then forebay._permits(v_tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end,
+        'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
+        'key_next_start_at', forebay._next_start(v_tat, (v.limits).key_rate, (v.limits).key_burst));
+end
+$$;
+
+
+-- When a bucket lets the next job start; null without a rate, or if the bucket was never used.
+create function forebay._next_start(p_tat timestamptz, p_rate double precision, p_burst integer) returns timestamptz
+language sql immutable
+as $$ select p_tat - make_interval(secs => (coalesce(p_burst, ceil(p_rate)) - 1) / p_rate) $$;
+
+
+-- How many ready jobs of a queue come before a row: those of a better priority, and earlier ones of its lane. At most 10,001.
+create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_seq bigint) returns integer
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_cursors forebay._cursor[];
+    v_count   integer;
+begin
+    select array_agg(row(row_number, l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
+                         b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor)
+    into v_cursors
+    from (select i.lane, i.audience, row_number() over () from (
+              select distinct j.lane, j.audience from forebay.lane j
+              where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
+                and (j.priority < p_priority or j.lane = p_lane)) i) l
+    left join forebay.queue_group g on g.group_id = p_group_id
+    left join lateral (select i.* from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+    left join forebay.segment s on s.segment_id = b.pos_segment;
+    if v_cursors is null then
+        return 0;
+    end if;
+    execute 'select count(*) from (select from ('
+        || forebay._unread_sql(v_cursors, 'l.lane, l.seq') || ') u where u.lane <> $2 or u.seq < $3 limit 10001) c'
+        into v_count using v_cursors, p_lane, p_seq;
+    return v_count;
 end
 $$;
 
@@ -8770,6 +9021,10 @@ begin
         insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
         on conflict on constraint dead_retention_pkey do update set days = excluded.days;
     end if;
+    if v_before is distinct from forebay._days_of_dead(v_queue) then
+        perform forebay._record_event('dead.keep', keep_dead.queue, p_old => jsonb_build_object('days', v_before),
+                                      p_new => jsonb_build_object('days', forebay._days_of_dead(v_queue)));
+    end if;
     return v_before;
 end
 $$;
@@ -8900,14 +9155,19 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
         end if;
-        return v_id;
+    else
+        v_id := forebay._make_group(
+            open_group.queue, open_group.name, false,
+            case when open_group.start = 'now'
+                      or (open_group.start is null
+                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+                 then pg_current_snapshot() else '1:1:' end);
     end if;
-    return forebay._make_group(
-        open_group.queue, open_group.name, false,
-        case when open_group.start = 'now'
-                  or (open_group.start is null
-                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-             then pg_current_snapshot() else '1:1:' end);
+    if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
+        perform forebay._record_event('groups.open', open_group.queue, open_group.name,
+                                      p_new => jsonb_build_object('start', open_group.start));
+    end if;
+    return v_id;
 end
 $$;
 
@@ -8976,6 +9236,9 @@ begin
     update forebay.queue_group g set paused_at = forebay._now()
     where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -9012,6 +9275,9 @@ begin
     loop
         v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -9050,6 +9316,20 @@ $$;
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d forebay.dead_letter := forebay._redrive(dead_id);
+begin
+    perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                  p_new => jsonb_build_object('job_id', d.redriven_as), p_count => 1);
+    return d.redriven_as;
+end
+$$;
+
+
+-- Redrive a dead letter without an event; returns it with the id of the new job.
+create function forebay._redrive(p_dead_id bigint) returns forebay.dead_letter
+language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -9059,13 +9339,13 @@ declare
     d        forebay.dead_letter;
     v_job_id bigint;
 begin
-    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(p_dead_id::text, 'null')),
             hint = coalesce(
-                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
-                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                (select format('Job %s is dead letter %s.', p_dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = p_dead_id having count(*) > 0),
                 'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
@@ -9088,7 +9368,8 @@ begin
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
-    return v_job_id;
+    d.redriven_as := v_job_id;
+    return d;
 end
 $$;
 
@@ -9134,9 +9415,17 @@ begin
         limit redrive_matching.most
         for update of d skip locked
     loop
-        perform forebay.redrive(v_id);
+        perform forebay._redrive(v_id);
         v_count := v_count + 1;
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event(
+            'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
+            p_new => jsonb_strip_nulls(jsonb_build_object(
+                'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+            p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -9160,6 +9449,9 @@ begin
     update forebay.queue_group g set paused_at = null
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.resume', queue, group_name, p_count => v_count);
+    end if;
     perform forebay._notify(resume_queue.queue);
     return v_count;
 end
@@ -9193,6 +9485,9 @@ begin
     where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
+    if v_before <> shard_queue.lanes then
+        perform forebay._record_event('queues.shard', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(lanes));
+    end if;
     return v_before;
 end
 $$;
@@ -9431,28 +9726,29 @@ begin
         execute format('grant usage on schema forebay to %I', v_role);
         v_calls := case v_role
             when 'forebay_producer' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'queue_known', 'record_direct']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
             when 'forebay_worker' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
-                'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'ready_v1',
-                'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair',
-                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
-                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
+                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
+                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
+                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
+                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
+                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
+                'unfinished']
             when 'forebay_operator' then array[
-                'apply_queues', 'cancel', 'close_group', 'close_groups', 'compare_queues', 'dead_summary', 'depth',
-                'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups',
+                'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
                 'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act',
                 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
                 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits',
+                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'limits',
                 'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
                 'unfinished']
         end;
@@ -9865,136 +10161,21 @@ as $$
 $$;
 
 
--- functions/shared/declared_queues.sql
+-- functions/shared/event.sql
 
--- Check declared queues, and return each setting in the form in which it is compared. A rate and its burst are one setting: neither
--- means anything without the other, so they change, are kept and are removed together.
+-- Record an act of an operator, in the transaction of the act; returns the number of the event.
 --
--- Errors: JQ001.
-create function forebay._declared_settings(p_queues jsonb, out no bigint, out queue text, out setting text, out value jsonb)
-returns setof record
-language plpgsql stable
-set extra_float_digits = 1
+-- Invariant "no act without its event": both commit, or neither. The caller records no act that changes nothing.
+create function forebay._record_event(
+    p_act text, p_queue text default null, p_group text default null, p_kind text default null, p_subject_id bigint default null,
+    p_old jsonb default null, p_new jsonb default null, p_count bigint default null, p_detail text default null)
+returns bigint
+language sql volatile
 as $$
-declare
-    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-    v_problem text;
-begin
-    v_problem := case when jsonb_typeof(p_queues) is distinct from 'array' then 'queues is not a JSON array' else coalesce(
-        (select format('queue %s is not a name: letters, digits and _ . : - only, at most 128', left(i.item ->> 'queue', 40))
-         from jsonb_array_elements(p_queues) i (item)
-         where (jsonb_typeof(i.item) = 'object' and i.item ->> 'queue' ~ v_name) is not true limit 1),
-        (select format('queue %s is declared twice', i.item ->> 'queue')
-         from jsonb_array_elements(p_queues) i (item) group by i.item ->> 'queue' having count(*) > 1 limit 1)) end;
-    if v_problem is null then
-        select format('queue %s: %s', i.item ->> 'queue', p.problem) into v_problem
-        from jsonb_array_elements(p_queues) i (item)
-        cross join jsonb_each(i.item - 'queue') s (name, value)
-        left join (values ('max_waiting', 1, 9223372036854775807, true), ('rate', 0.000001, 1000000, false), ('burst', 1, 1000000, true),
-                          ('concurrency', 1, 1000000, true), ('key_rate', 0.000001, 1000000, false), ('key_burst', 1, 1000000, true),
-                          ('key_concurrency', 1, 1000000, true), ('shards', 1, 64, true), ('dead_keep_days', 1, 36500, true))
-               b (name, low, high, is_whole) on b.name = s.name
-        cross join lateral (values (case
-            when s.value = 'null' then null
-            when s.name = 'groups' then
-                case when jsonb_typeof(s.value) <> 'array' then 'groups is not an array of names'
-                     else (select format('group %s is not a name, or is named twice', left(g.name, 40))
-                           from jsonb_array_elements_text(s.value) g (name)
-                           group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
-            when b.name is null then format('%s is not a setting', left(s.name, 40))
-            when s.name = 'dead_keep_days' and s.value = '"forever"' then null
-            when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
-            when s.value::numeric not between b.low and b.high or (b.is_whole and s.value::numeric <> trunc(s.value::numeric))
-                then format('%s is %s, not %s %s to %s', s.name, left(s.value::text, 40),
-                            case when b.is_whole then 'an integer of' else 'within' end, b.low, b.high)
-            when s.name in ('burst', 'key_burst') and coalesce(i.item -> replace(s.name, 'burst', 'rate'), 'null') = 'null'
-                then format('%s is given without %s', s.name, replace(s.name, 'burst', 'rate')) end)) p (problem)
-        where p.problem is not null limit 1;
-    end if;
-    if v_problem is not null then
-        raise exception using errcode = 'JQ001', message = v_problem,
-            hint = 'Nothing was changed. See the function forebay.apply_queues in the reference.';
-    end if;
-    return query
-    select row_number() over (order by i.item ->> 'queue', v.no, v.part), i.item ->> 'queue', v.setting, v.value
-    from jsonb_array_elements(p_queues) i (item)
-    cross join lateral (
-        select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
-            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
-            (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
-            (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
-            (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
-            (5, 'key_concurrency', to_jsonb((i.item ->> 'key_concurrency')::numeric::integer)),
-            (6, 'shards', to_jsonb((i.item ->> 'shards')::numeric::integer)),
-            (7, 'dead_keep_days', case when i.item ->> 'dead_keep_days' = 'forever' then '"forever"'
-                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end)) s (no, setting, value)
-        union all
-        select 8, g.no, 'group ' || g.name, '"open"'
-        from jsonb_array_elements_text(nullif(i.item -> 'groups', 'null')) with ordinality g (name, no)) v (no, part, setting, value)
-    where v.value is not null;
-end
-$$;
-
-
-create function forebay._rate_setting(p_rate double precision, p_burst integer) returns jsonb
-language sql immutable
-as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
-
-
--- The settings that a queue has in the database, in the same form, without those that have their default.
-create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
-language sql stable
-set extra_float_digits = 1
-as $$
-    select s.setting, s.value
-    from forebay.queue_limits l
-    cross join lateral (values
-        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
-        ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
-    where l.queue = p_queue and s.value is not null
-    union all
-    select 'shards', to_jsonb(h.lanes) from forebay.queue_shards h where h.queue = p_queue and h.lanes > 1
-    union all
-    select 'dead_keep_days', coalesce(to_jsonb(r.days), '"forever"') from forebay.dead_retention r where r.queue = p_queue
-    union all
-    select 'group ' || g.name, '"open"' from forebay.queue_group g where g.queue = p_queue and not g.is_implied and g.closing_at is null
-$$;
-
-
--- Compare code, database and what was applied last, for each setting that is declared or that p_app applied; ordered as declared.
---
--- action: set, change, remove: what applying does. kept: changed by hand, the code did not change. conflict: set by hand, and the code
--- has another value than the one applied last, or another application applied the setting. forget: no longer declared, but it was
--- changed by hand, or is a group, which is never closed; it stays. record: nothing differs, but that is not recorded yet.
-create function forebay._compare_queues(p_app text, p_queues jsonb, p_overwrite boolean) returns setof forebay._queue_difference
-language sql stable
-set enable_seqscan = off
-set jit = off
-as $$
-    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
-    from (
-        select w.*, a.value, case
-            when w.code is null and a.value is not distinct from w.initial then 'record'
-            when w.code is null and w.setting not like 'group %' and a.value = w.applied then 'remove'
-            when w.code is null then 'forget'
-            when a.value = w.code and (w.applied = w.code or w.app <> p_app) then null
-            when a.value = w.code then 'record'
-            when w.applied is null and a.value is not distinct from w.initial then 'set'
-            when w.app = p_app and a.value = w.applied or p_overwrite
-                then case when a.value is not distinct from w.initial then 'set' else 'change' end
-            when w.app = p_app and w.applied = w.code then 'kept'
-            else 'conflict' end as action
-        from (
-            select d.no, coalesce(d.queue, l.queue) as queue, coalesce(d.setting, l.setting) as setting,
-                   d.value as code, l.value as applied, l.app, l.applied_at,
-                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb end as initial
-            from forebay._declared_settings(p_queues) d
-            full join forebay.applied_setting l on l.queue = d.queue and l.setting = d.setting
-            where d.queue is not null or l.app = p_app) w
-        left join lateral (
-            select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
-    where c.action is not null
-    order by c.queue, c.no nulls last, c.setting
+    insert into forebay.event (at, role, actor, act, queue, group_name, kind, subject_id, old, new, count, detail)
+    values (forebay._now(), session_user, left(nullif(current_setting('forebay.actor', true), ''), 200), p_act, p_queue, p_group, p_kind,
+            p_subject_id, p_old, p_new, p_count, left(p_detail, 1000))
+    returning event_id
 $$;
 
 
