@@ -50,6 +50,27 @@ end
 $$;
 
 
+-- tables/applied.sql
+
+-- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
+
+create table forebay.applied_setting (
+    queue      text not null,
+    setting    text not null,            -- max_waiting, rate with its burst, concurrency, key_rate with its burst, key_concurrency,
+                                         -- shards, dead_keep_days, or 'group ' and a name
+    value      jsonb not null,
+    app        text not null,            -- the application that declares it
+    applied_at timestamptz not null,
+    primary key (queue, setting)
+);
+
+comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
+
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
+create type forebay._queue_difference as (
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
+
+
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -7975,6 +7996,96 @@ end
 $$;
 
 
+-- functions/operate/apply_queues.sql
+
+-- grant: operator
+
+-- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
+-- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
+-- applied_at, what was applied last, by which application and when; action:
+--
+--   set, change, remove  done. A setting is removed if it is no longer declared and still has the value that was applied.
+--   kept      changed by hand since it was applied; the code did not change.
+--   conflict  changed by hand, and the code has another value too; or it was set by hand before it was first declared; or another
+--             application applied it. The database's value stays.
+--   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
+--
+-- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
+--
+-- Parameters:
+--   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
+--   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
+--              If no group of the queue was opened before, all of them start at the beginning.
+--   overwrite  take the declared value also for what is kept or in conflict
+-- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
+-- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
+create function forebay.apply_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_all   forebay._queue_difference[];
+    v_row   record;
+    v_start text;
+    v_queue text;
+begin
+    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
+    end if;
+    -- What is compared must not change before it is replaced.
+    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
+    v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
+
+    for v_row in
+        select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
+        from unnest(v_all) d
+        where d.action in ('set', 'change', 'remove') and d.setting in ('max_waiting', 'rate', 'concurrency', 'key_rate', 'key_concurrency')
+        group by d.queue order by d.queue
+    loop
+        perform forebay.limit_queue(
+            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
+            concurrency => (v_row.v ->> 'concurrency')::integer,
+            key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
+            key_concurrency => (v_row.v ->> 'key_concurrency')::integer, remove => v_row.names);
+    end loop;
+
+    for v_row in
+        select d.* from unnest(v_all) with ordinality d
+        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days') or d.setting like 'group %')
+        order by d.ordinality
+    loop
+        if v_row.setting = 'shards' then
+            perform forebay.shard_queue(v_row.queue, coalesce(v_row.code::integer, 1));
+        elsif v_row.setting = 'dead_keep_days' then
+            perform forebay.keep_dead(v_row.queue, case when jsonb_typeof(v_row.code) = 'number' then v_row.code::integer end, v_row.code is null);
+        else
+            if v_queue is distinct from v_row.queue then
+                v_queue := v_row.queue;
+                v_start := case when not exists (select from forebay.queue_group g where g.queue = v_queue and not g.is_implied) then 'beginning' end;
+            end if;
+            perform forebay.open_group(v_row.queue, substr(v_row.setting, 7), v_start);
+        end if;
+    end loop;
+
+    delete from forebay.applied_setting a using unnest(v_all) d
+    where a.queue = d.queue and a.setting = d.setting and d.code is null;
+    insert into forebay.applied_setting (queue, setting, value, app, applied_at)
+    select d.queue, d.setting, d.code, apply_queues.app, forebay._now() from unnest(v_all) d
+    where d.code is not null and d.action in ('set', 'change', 'record')
+    on conflict on constraint applied_setting_pkey do update
+    set value = excluded.value, app = excluded.app, applied_at = excluded.applied_at;
+    return query select d.* from unnest(v_all) d where d.action <> 'record';
+end
+$$;
+
+
 -- functions/operate/cancel.sql
 
 -- grant: producer, worker, operator
@@ -8095,6 +8206,27 @@ begin
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
+$$;
+
+
+-- functions/operate/compare_queues.sql
+
+-- grant: worker, operator, reader
+
+-- Compare the queues that an application declares with the database, and change nothing. Returns a row for each difference, as
+-- forebay.apply_queues() does.
+--
+-- Parameters: see forebay.apply_queues().
+-- Errors: JQ001 a declaration is refused.
+create function forebay.compare_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select d.* from forebay._compare_queues(compare_queues.app, compare_queues.queues, coalesce(compare_queues.overwrite, false)) d
+    where d.action <> 'record'
 $$;
 
 
@@ -9734,23 +9866,24 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
-                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
-                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
+                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
+                'queue_known', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
                 'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
                 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
                 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups',
-                'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act',
-                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
-                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'apply_queues', 'cancel', 'close_group', 'close_groups', 'compare_queues', 'dead_summary', 'depth',
+                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue',
+                'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue', 'purge_dead',
+                'queue_known', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
+                'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'limits',
-                'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
-                'unfinished']
+                'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
+                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version',
+                'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -10158,6 +10291,139 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/declared_queues.sql
+
+-- Check declared queues, and return each setting in the form in which it is compared. A rate and its burst are one setting: neither
+-- means anything without the other, so they change, are kept and are removed together.
+--
+-- Errors: JQ001.
+create function forebay._declared_settings(p_queues jsonb, out no bigint, out queue text, out setting text, out value jsonb)
+returns setof record
+language plpgsql stable
+set extra_float_digits = 1
+as $$
+declare
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_problem text;
+begin
+    v_problem := case when jsonb_typeof(p_queues) is distinct from 'array' then 'queues is not a JSON array' else coalesce(
+        (select format('queue %s is not a name: letters, digits and _ . : - only, at most 128', left(i.item ->> 'queue', 40))
+         from jsonb_array_elements(p_queues) i (item)
+         where (jsonb_typeof(i.item) = 'object' and i.item ->> 'queue' ~ v_name) is not true limit 1),
+        (select format('queue %s is declared twice', i.item ->> 'queue')
+         from jsonb_array_elements(p_queues) i (item) group by i.item ->> 'queue' having count(*) > 1 limit 1)) end;
+    if v_problem is null then
+        select format('queue %s: %s', i.item ->> 'queue', p.problem) into v_problem
+        from jsonb_array_elements(p_queues) i (item)
+        cross join jsonb_each(i.item - 'queue') s (name, value)
+        left join (values ('max_waiting', 1, 9223372036854775807, true), ('rate', 0.000001, 1000000, false), ('burst', 1, 1000000, true),
+                          ('concurrency', 1, 1000000, true), ('key_rate', 0.000001, 1000000, false), ('key_burst', 1, 1000000, true),
+                          ('key_concurrency', 1, 1000000, true), ('shards', 1, 64, true), ('dead_keep_days', 1, 36500, true))
+               b (name, low, high, is_whole) on b.name = s.name
+        cross join lateral (values (case
+            when s.value = 'null' then null
+            when s.name = 'groups' then
+                case when jsonb_typeof(s.value) <> 'array' then 'groups is not an array of names'
+                     else (select format('group %s is not a name, or is named twice', left(g.name, 40))
+                           from jsonb_array_elements_text(s.value) g (name)
+                           group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when b.name is null then format('%s is not a setting', left(s.name, 40))
+            when s.name = 'dead_keep_days' and s.value = '"forever"' then null
+            when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
+            when s.value::numeric not between b.low and b.high or (b.is_whole and s.value::numeric <> trunc(s.value::numeric))
+                then format('%s is %s, not %s %s to %s', s.name, left(s.value::text, 40),
+                            case when b.is_whole then 'an integer of' else 'within' end, b.low, b.high)
+            when s.name in ('burst', 'key_burst') and coalesce(i.item -> replace(s.name, 'burst', 'rate'), 'null') = 'null'
+                then format('%s is given without %s', s.name, replace(s.name, 'burst', 'rate')) end)) p (problem)
+        where p.problem is not null limit 1;
+    end if;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.apply_queues in the reference.';
+    end if;
+    return query
+    select row_number() over (order by i.item ->> 'queue', v.no, v.part), i.item ->> 'queue', v.setting, v.value
+    from jsonb_array_elements(p_queues) i (item)
+    cross join lateral (
+        select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
+            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
+            (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
+            (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
+            (5, 'key_concurrency', to_jsonb((i.item ->> 'key_concurrency')::numeric::integer)),
+            (6, 'shards', to_jsonb((i.item ->> 'shards')::numeric::integer)),
+            (7, 'dead_keep_days', case when i.item ->> 'dead_keep_days' = 'forever' then '"forever"'
+                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end)) s (no, setting, value)
+        union all
+        select 8, g.no, 'group ' || g.name, '"open"'
+        from jsonb_array_elements_text(nullif(i.item -> 'groups', 'null')) with ordinality g (name, no)) v (no, part, setting, value)
+    where v.value is not null;
+end
+$$;
+
+
+create function forebay._rate_setting(p_rate double precision, p_burst integer) returns jsonb
+language sql immutable
+as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
+
+
+-- The settings that a queue has in the database, in the same form, without those that have their default.
+create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
+language sql stable
+set extra_float_digits = 1
+as $$
+    select s.setting, s.value
+    from forebay.queue_limits l
+    cross join lateral (values
+        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
+    where l.queue = p_queue and s.value is not null
+    union all
+    select 'shards', to_jsonb(h.lanes) from forebay.queue_shards h where h.queue = p_queue and h.lanes > 1
+    union all
+    select 'dead_keep_days', coalesce(to_jsonb(r.days), '"forever"') from forebay.dead_retention r where r.queue = p_queue
+    union all
+    select 'group ' || g.name, '"open"' from forebay.queue_group g where g.queue = p_queue and not g.is_implied and g.closing_at is null
+$$;
+
+
+-- Compare code, database and what was applied last, for each setting that is declared or that p_app applied; ordered as declared.
+--
+-- action: set, change, remove: what applying does. kept: changed by hand, the code did not change. conflict: set by hand, and the code
+-- has another value than the one applied last, or another application applied the setting. forget: no longer declared, but it was
+-- changed by hand, or is a group, which is never closed; it stays. record: nothing differs, but that is not recorded yet.
+create function forebay._compare_queues(p_app text, p_queues jsonb, p_overwrite boolean) returns setof forebay._queue_difference
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
+    from (
+        select w.*, a.value, case
+            when w.code is null and a.value is not distinct from w.initial then 'record'
+            when w.code is null and w.setting not like 'group %' and a.value = w.applied then 'remove'
+            when w.code is null then 'forget'
+            when a.value = w.code and (w.applied = w.code or w.app <> p_app) then null
+            when a.value = w.code then 'record'
+            when w.applied is null and a.value is not distinct from w.initial then 'set'
+            when w.app = p_app and a.value = w.applied or p_overwrite
+                then case when a.value is not distinct from w.initial then 'set' else 'change' end
+            when w.app = p_app and w.applied = w.code then 'kept'
+            else 'conflict' end as action
+        from (
+            select d.no, coalesce(d.queue, l.queue) as queue, coalesce(d.setting, l.setting) as setting,
+                   d.value as code, l.value as applied, l.app, l.applied_at,
+                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb end as initial
+            from forebay._declared_settings(p_queues) d
+            full join forebay.applied_setting l on l.queue = d.queue and l.setting = d.setting
+            where d.queue is not null or l.app = p_app) w
+        left join lateral (
+            select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    where c.action is not null
+    order by c.queue, c.no nulls last, c.setting
 $$;
 
 
