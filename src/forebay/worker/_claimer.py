@@ -120,6 +120,10 @@ class Claimer:
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
         self._must_check_batches = False
+        #: Whether the last poll or claim failed.
+        self.is_failing = False
+        #: Whether the database answered a poll.
+        self.has_polled = False
         #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
 
@@ -171,6 +175,7 @@ class Claimer:
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
                 failures = 0
+                self.is_failing = False
                 self._signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
@@ -182,16 +187,19 @@ class Claimer:
             except DatabaseUnavailable as error:
                 failures += 1
                 self._stats.reconnects += 1
+                self.is_failing = True
                 self._signals.outage.failed("claims", error)
                 self._leases.retire()
                 self._must_check_batches = True
                 await self._signals.pause_in_outage(failures)
             except (ForeignCluster, SchemaError) as error:
                 failures += 1
+                self.is_failing = True
                 log.error("claims stopped: %s", error)
                 await self._signals.pause(5.0)
             except Exception as error:
                 failures += 1
+                self.is_failing = True
                 if failures in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
                     for holder in await holders_after_timeout(self._session, error):
@@ -228,6 +236,7 @@ class Claimer:
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
         )
+        self.has_polled, self.is_failing = True, False
         self._only = frozenset(lane.lane for lane in lanes)
         self._only_until = called_at + settings.poll_seconds
         if not lanes:
