@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.config import WorkerSettings
-    from forebay.worker._claimer import Claimer
     from forebay.worker._leases import LeaseKeeper
     from forebay.worker._signals import Signals
 
@@ -61,11 +60,10 @@ class HealthCheck:
         self._late_seconds = settings.suspect_seconds
         self._turned_at = clock()
         self._leases: LeaseKeeper | None = None
-        self._claimer: Claimer | None = None
 
-    def watch(self, leases: LeaseKeeper, claimer: Claimer) -> None:
-        """Read from these parts from now on."""
-        self._leases, self._claimer = leases, claimer
+    def watch(self, leases: LeaseKeeper) -> None:
+        """Read the leases from now on."""
+        self._leases = leases
 
     async def tick(self) -> None:
         """Record that the loop runs, until cancelled."""
@@ -96,7 +94,7 @@ class HealthCheck:
         )
 
     def _without_progress(self) -> list[str]:
-        if self._leases is None or self._claimer is None:
+        if self._leases is None:
             return ["starting"]
         lease = self._leases.current
         if lease is None or lease.lost:
@@ -105,6 +103,6 @@ class HealthCheck:
         # The longest pause between two heartbeats of an idle worker is less than this.
         if silent > self._trusted_seconds / 2:
             return [f"no heartbeat was confirmed for {silent:.0f} s"]
-        if self._claimer.is_failing:
-            return ["claims fail"]
-        return [] if self._claimer.has_polled else ["no poll yet"]
+        if self._signals.failed_claims:
+            return ["polls or claims fail"]
+        return [] if self._signals.has_polled else ["no poll yet"]

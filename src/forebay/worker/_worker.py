@@ -156,10 +156,10 @@ class Worker:
             health = HealthCheck(self._signals, self._settings)
             await stack.enter_async_context(answer_probes(health, self.name, self._settings.health))
             self._make_parts(await self._app.open_resources(stack))
+            health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
             loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
-            health.watch(self._leases, claimer)
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._leases.open(first=True)
