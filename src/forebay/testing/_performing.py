@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.app import App
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model import Job
-    from forebay.model.events import AttemptOutcome
+    from forebay.model.attempts import AttemptOutcome
     from forebay.model.status import JobStatus
     from forebay.ops.protocol import Ended
     from forebay.testing._contexts import Reported

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forebay.app import App
-    from forebay.model.events import AttemptEnded
+    from forebay.model.attempts import AttemptEnded
 
 #: After this number of moves of the clock jobs are assumed to run forever, as one does that snoozes each time.
 _MOVES_MAX: Final = 1000

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import UnknownKind
-from forebay.model.events import AttemptEnded
+from forebay.model.attempts import AttemptEnded
 from forebay.worker._job_log import error_text, rebuilt
 from forebay.worker._running import job_of
 from forebay.worker._stats import COUNTERS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.model.events import AttemptOutcome
+    from forebay.model.attempts import AttemptOutcome
     from forebay.ops.protocol import Ended, OutcomeName
     from forebay.worker._held import HeldJob
     from forebay.worker._job_log import JobLog

@@ -47,7 +47,7 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.model.events import AttemptEnded
+    from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import Ended, HeartbeatAnswer
     from forebay.worker._application import Application
     from forebay.worker._held import Batch, HeldJob, Lease

@@ -270,6 +270,30 @@ create type forebay._job_input as (
     expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
 
 
+-- tables/event.sql
+
+-- The event log: what operators did. A row for each act, written in the transaction of the act; nothing on the path of a job.
+
+create table forebay.event (
+    event_id   bigint generated always as identity primary key,
+    at         timestamptz not null,
+    role       text not null,            -- login role of the session
+    actor      text,                     -- who acted, as the client says: the setting forebay.actor
+    act        text not null,            -- the command: queues.pause, jobs.cancel
+    queue      text,
+    group_name text,
+    kind       text,
+    subject_id bigint,                   -- the job, dead letter or backfill, if it was one
+    old        jsonb,                    -- what was before
+    new        jsonb,                    -- what is now, or which jobs were chosen
+    count      bigint,                   -- of jobs, dead letters or groups
+    detail     text
+);
+create index event_by_time on forebay.event (at);
+
+comment on table forebay.event is 'What operators did; kept as long as errors of jobs. Read it with forebay.events().';
+
+
 -- tables/failure.sql
 
 -- Every failed attempt, and every other end of an attempt that has an error.
@@ -1172,6 +1196,8 @@ begin
     select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
     insert into forebay.cluster (system_identifier, database_oid)
     select i.system_identifier, i.database_oid from forebay._identity() i;
+    perform forebay._record_event('adopt', p_new => jsonb_build_object('resumed', resumed, 'discarded', discarded),
+                                  p_count => resumed + discarded);
 end
 $$;
 
@@ -1245,6 +1271,7 @@ begin
     if token is not null then
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
+    perform forebay.backfill_enqueued_v1(kind, query, options, v_found.jobs);
     return v_found.jobs;
 end
 $$;
@@ -1378,6 +1405,29 @@ begin
     end if;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
+    if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+                                      p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
+        from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
+    end if;
+end
+$$;
+
+
+-- functions/backfill/enqueued.sql
+
+-- grant: producer, worker
+
+-- Record in the event log that a backfill enqueued all its jobs in one statement.
+create function forebay.backfill_enqueued_v1(kind text, query text, options jsonb, jobs bigint) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jobs > 0 then
+        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+                                      p_new => jsonb_build_object('query', left(query, 2000)));
+    end if;
 end
 $$;
 
@@ -1534,6 +1584,9 @@ begin
     select v_id, u.nr, u.upto, u.jobs, u.digest
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
+    perform forebay._record_event(
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
 $$;
@@ -5487,6 +5540,11 @@ begin
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
     end if;
+    if to_jsonb(v_after) - 'starts_set_at' <> to_jsonb(v_before) - 'starts_set_at' then
+        perform forebay._record_event(
+            'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
+            p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
+    end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;
@@ -7134,7 +7192,7 @@ $$;
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
@@ -7171,7 +7229,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -7458,6 +7516,15 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'failure', 'failed_at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete what operators did.
+create function forebay._trim_events(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
 $$;
 
 
@@ -7960,6 +8027,7 @@ begin
                      and (t.group_id is null or t.group_id = v_group_id)) then
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
+        perform forebay._record_event('jobs.cancel', v_queue, cancel.group_name, p_subject_id => cancel.job_id, p_count => 1);
     end if;
     return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
 end
@@ -8023,6 +8091,8 @@ begin
         update forebay.queue_group g
         set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
         where g.group_id = v_group.group_id;
+        perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
+                                      p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
 $$;
@@ -8063,6 +8133,10 @@ begin
     end if;
     select s.value into v_before from forebay.setting s where s.name = configure.name;
     update forebay.setting s set value = configure.value where s.name = configure.name;
+    if v_before is distinct from configure.value then
+        perform forebay._record_event('configure', p_old => jsonb_build_object(configure.name, v_before),
+                                      p_new => jsonb_build_object(configure.name, configure.value));
+    end if;
     return v_before;
 end
 $$;
@@ -8204,6 +8278,61 @@ begin
     left join deferred_jobs d on d.lane = r.lane
     group by r.queue, r.priority, r.name
     order by r.queue, r.priority, r.name;
+end
+$$;
+
+
+-- functions/operate/events.sql
+
+-- grant: operator, reader
+
+-- What operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the guard and others.
+--
+-- act is the name of the command, such as queues.pause or jobs.cancel; role the login role, actor who acted as the client says; old
+-- and new are what was before and is now, or which jobs were chosen. For acts of the guard, new has the outcome; without one the
+-- guard was stopped in between.
+--
+-- Parameters: null means any; only_act, an act or its first part, such as queues; since and until bound the time, until is excluded;
+--   most, 1 to 10000.
+-- Errors: JQ001 a bad most.
+create function forebay.events(
+    only_queue text default null, only_act text default null, since timestamptz default null, until timestamptz default null,
+    most integer default 50)
+returns table (event_id bigint, at timestamptz, role text, actor text, act text, queue text, group_name text, kind text,
+               subject_id bigint, old jsonb, new jsonb, count bigint, detail text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if (events.most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 10000', coalesce(events.most::text, 'null'));
+    end if;
+    return query
+    select * from (
+        (select e.event_id, e.at, e.role, e.actor, e.act, e.queue, e.group_name, e.kind, e.subject_id, e.old, e.new, e.count, e.detail
+         from forebay.event e
+         where e.at >= coalesce(events.since, '-infinity') and e.at < coalesce(events.until, 'infinity')
+           and (events.only_queue is null or e.queue = events.only_queue)
+           and (events.only_act is null or e.act = events.only_act or starts_with(e.act, events.only_act || '.'))
+         order by e.at desc, e.event_id desc limit events.most)
+        union all
+        (select g.event_id, g.at, g.acted_as, null, 'guard.' || replace(g.action, ' ', '-'), null, null, null, null,
+                jsonb_strip_nulls(jsonb_build_object(
+                    'server', g.server, 'user', g.user_name, 'application', g.application, 'database', g.database_name, 'state', g.state,
+                    'xact_start', g.xact_start)),
+                jsonb_build_object('outcome', g.outcome), null,
+                format('%s %s: %s', g.holder, g.name, g.reason)
+         from forebay.guard_event g
+         where g.at >= coalesce(events.since, '-infinity') and g.at < coalesce(events.until, 'infinity')
+           and events.only_queue is null
+           and (events.only_act is null or events.only_act = 'guard' or 'guard.' || replace(g.action, ' ', '-') = events.only_act)
+         order by g.at desc limit events.most)) found
+    order by 2 desc, 1 desc limit events.most;
 end
 $$;
 
@@ -8638,6 +8767,10 @@ begin
         insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
         on conflict on constraint dead_retention_pkey do update set days = excluded.days;
     end if;
+    if v_before is distinct from forebay._days_of_dead(v_queue) then
+        perform forebay._record_event('dead.keep', keep_dead.queue, p_old => jsonb_build_object('days', v_before),
+                                      p_new => jsonb_build_object('days', forebay._days_of_dead(v_queue)));
+    end if;
     return v_before;
 end
 $$;
@@ -8768,14 +8901,19 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
         end if;
-        return v_id;
+    else
+        v_id := forebay._make_group(
+            open_group.queue, open_group.name, false,
+            case when open_group.start = 'now'
+                      or (open_group.start is null
+                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+                 then pg_current_snapshot() else '1:1:' end);
     end if;
-    return forebay._make_group(
-        open_group.queue, open_group.name, false,
-        case when open_group.start = 'now'
-                  or (open_group.start is null
-                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-             then pg_current_snapshot() else '1:1:' end);
+    if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
+        perform forebay._record_event('groups.open', open_group.queue, open_group.name,
+                                      p_new => jsonb_build_object('start', open_group.start));
+    end if;
+    return v_id;
 end
 $$;
 
@@ -8844,6 +8982,9 @@ begin
     update forebay.queue_group g set paused_at = forebay._now()
     where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -8880,6 +9021,9 @@ begin
     loop
         v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -8918,6 +9062,20 @@ $$;
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d forebay.dead_letter := forebay._redrive(dead_id);
+begin
+    perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                  p_new => jsonb_build_object('job_id', d.redriven_as), p_count => 1);
+    return d.redriven_as;
+end
+$$;
+
+
+-- Redrive a dead letter without an event; returns it with the id of the new job.
+create function forebay._redrive(p_dead_id bigint) returns forebay.dead_letter
+language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -8927,13 +9085,13 @@ declare
     d        forebay.dead_letter;
     v_job_id bigint;
 begin
-    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(p_dead_id::text, 'null')),
             hint = coalesce(
-                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
-                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                (select format('Job %s is dead letter %s.', p_dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = p_dead_id having count(*) > 0),
                 'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
@@ -8956,7 +9114,8 @@ begin
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
-    return v_job_id;
+    d.redriven_as := v_job_id;
+    return d;
 end
 $$;
 
@@ -9002,9 +9161,17 @@ begin
         limit redrive_matching.most
         for update of d skip locked
     loop
-        perform forebay.redrive(v_id);
+        perform forebay._redrive(v_id);
         v_count := v_count + 1;
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event(
+            'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
+            p_new => jsonb_strip_nulls(jsonb_build_object(
+                'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+            p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -9028,6 +9195,9 @@ begin
     update forebay.queue_group g set paused_at = null
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.resume', queue, group_name, p_count => v_count);
+    end if;
     perform forebay._notify(resume_queue.queue);
     return v_count;
 end
@@ -9061,6 +9231,9 @@ begin
     where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
+    if v_before <> shard_queue.lanes then
+        perform forebay._record_event('queues.shard', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(lanes));
+    end if;
     return v_before;
 end
 $$;
@@ -9299,29 +9472,31 @@ begin
         execute format('grant usage on schema forebay to %I', v_role);
         v_calls := case v_role
             when 'forebay_producer' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'queue_known', 'record_direct']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
             when 'forebay_worker' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
-                'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
-                'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'ready_v1',
-                'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1', 'record_repair',
-                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
-                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
+                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
+                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
+                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
+                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
+                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
+                'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
-                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
-                'pause_queue', 'purge_dead', 'queue_known', 'record_act', 'record_audit', 'record_outcome',
-                'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror',
-                'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'groups', 'job',
+                'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status',
+                'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
+                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by', 'unfinished']
+                'dead_summary', 'depth', 'events', 'groups', 'job', 'job_history', 'jobs', 'limits',
+                'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
+                'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -9729,6 +9904,24 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/event.sql
+
+-- Record an act of an operator, in the transaction of the act; returns the number of the event.
+--
+-- Invariant "no act without its event": both commit, or neither. The caller records no act that changes nothing.
+create function forebay._record_event(
+    p_act text, p_queue text default null, p_group text default null, p_kind text default null, p_subject_id bigint default null,
+    p_old jsonb default null, p_new jsonb default null, p_count bigint default null, p_detail text default null)
+returns bigint
+language sql volatile
+as $$
+    insert into forebay.event (at, role, actor, act, queue, group_name, kind, subject_id, old, new, count, detail)
+    values (forebay._now(), session_user, left(nullif(current_setting('forebay.actor', true), ''), 200), p_act, p_queue, p_group, p_kind,
+            p_subject_id, p_old, p_new, p_count, left(p_detail, 1000))
+    returning event_id
 $$;
 
 
