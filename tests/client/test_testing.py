@@ -409,7 +409,7 @@ def test_a_transactional_handler_needs_its_kind_of_connection(conn):
     """
     A missing connection, and one of another library, is refused with what is wanted.
     """
-    with pytest.raises(ConfigError, match="there is no connection for it"):
+    with pytest.raises(ConfigError, match="needs a connection for it"):
         perform(withdraw, 1)
     with pytest.raises(
         WrongConnection, match=r"takes a psycopg\.\S*AsyncConnection, not a psycopg\.Connection"

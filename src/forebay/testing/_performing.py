@@ -282,7 +282,7 @@ def _require_connection(kind: Kind, conn: Any) -> None:
     if conn is None:
         raise ConfigError(
             f"kind {kind.name}",
-            "has a transaction, and there is no connection for it",
+            "has a transaction, and needs a connection for it",
             hint="Performer(conn=...).perform(...)",
         )
     if not isinstance(conn, wanted):

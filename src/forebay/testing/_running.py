@@ -146,7 +146,7 @@ async def run_until_idle_async(
     found = IdleRun()
     expired = await _expired(address)
     for _ in range(_MOVES_MAX):
-        # Each round has a worker of its own: no lease is open while the clock moves.
+        # Each round starts a new worker: no lease is open while the clock moves.
         worker = Worker(
             app._internals,
             address,

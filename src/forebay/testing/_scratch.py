@@ -64,50 +64,50 @@ class SharedConnection:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._open: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._kept: psycopg.Connection[tuple[Any, ...]] | None = None
         #: They warn if they are forgotten before the connection is closed.
-        self._lent: list[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]] = []
+        self._given: list[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]] = []
 
     @contextlib.contextmanager
-    def lend(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    def open(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """Yield a connection for one test."""
         conn = psycopg.Connection[tuple[Any, ...]](self._opened())
-        self._lent.append(conn)
+        self._given.append(conn)
         try:
             yield conn
         finally:
             self._clean()
 
     @contextlib.contextmanager
-    def lend_async(self) -> Iterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
+    def open_async(self) -> Iterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """Yield an asynchronous connection for one test. It belongs to no event loop before its first statement."""
         conn = psycopg.AsyncConnection[tuple[Any, ...]](self._opened())
-        self._lent.append(conn)
+        self._given.append(conn)
         try:
             yield conn
         finally:
             self._clean()
 
     def _opened(self) -> psycopg.pq.abc.PGconn:
-        if self._open is None:
-            self._open = psycopg.connect(self._dsn, autocommit=True)
-        return self._open.pgconn
+        if self._kept is None:
+            self._kept = psycopg.connect(self._dsn, autocommit=True)
+        return self._kept.pgconn
 
     def _clean(self) -> None:
         """Roll back, and remove what a test left in the session; close the connection if the test closed or broke it."""
-        if self._open is not None and self._open.info.transaction_status in _USABLE:
+        if self._kept is not None and self._kept.info.transaction_status in _USABLE:
             with contextlib.suppress(psycopg.Error):
-                self._open.rollback()
-                psycopg.ClientCursor(self._open).execute(_CLEAN)
+                self._kept.rollback()
+                psycopg.ClientCursor(self._kept).execute(_CLEAN)
                 return
         self.close()
 
     def close(self) -> None:
         """Close the connection; the server rolls back what is open."""
-        if self._open is not None:
-            self._open.pgconn.finish()
-            self._open = None
-        self._lent.clear()
+        if self._kept is not None:
+            self._kept.pgconn.finish()
+            self._kept = None
+        self._given.clear()
 
 
 _USABLE: Final = {

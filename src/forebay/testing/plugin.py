@@ -83,12 +83,12 @@ def _forebay_shared_async(forebay_database: str) -> Iterator[SharedConnection]:
 @pytest.fixture
 def forebay_conn(_forebay_shared: SharedConnection) -> Iterator[Any]:
     """A psycopg connection to ``forebay_database`` whose transaction is rolled back after the test."""
-    with _forebay_shared.lend() as conn:
+    with _forebay_shared.open() as conn:
         yield conn
 
 
 @pytest.fixture
 def forebay_aconn(_forebay_shared_async: SharedConnection) -> Iterator[Any]:
-    """The same as ``forebay_conn``, asynchronous: for tests of pytest-asyncio, of anyio, or with a loop of their own."""
-    with _forebay_shared_async.lend_async() as conn:
+    """The same as ``forebay_conn``, asynchronous: for tests of pytest-asyncio, of anyio, or with their own loop."""
+    with _forebay_shared_async.open_async() as conn:
         yield conn

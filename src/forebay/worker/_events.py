@@ -1,4 +1,4 @@
-"""The end of an attempt as a value, for everyone outside of the worker who is told of it."""
+"""The end of an attempt as a value, for listeners and tests."""
 
 from __future__ import annotations
 

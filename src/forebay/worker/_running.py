@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.worker._threads import Threads
 
 
-#: What a job without a handler and without a limit of its own shows.
+#: For the attempts of a job that has neither a handler nor its own limit.
 _NO_KIND: Final = RetryPolicy()
 
 
