@@ -32,12 +32,14 @@ from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._events import attempt_ended
 from forebay.worker._executor import Executor
+from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
+from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
@@ -132,8 +134,10 @@ class Worker:
             until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
 
         Raises:
-            SchemaError: the schema is missing or of another version.
+            SchemaError: the schema is too new; or it is missing or too old, and the setting ``without_schema`` is fail, or
+                ``until_idle`` is set.
             ForeignCluster: the schema was restored from another cluster and not adopted.
+            ConfigError: the process cannot listen at the address of the setting ``health``.
         """
         self._until_idle = until_idle
         start = self._child_start()
@@ -154,7 +158,10 @@ class Worker:
         # Separate from the children for suspects, so that neither waits for the other.
         self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
+            health = HealthCheck(self._signals, self._settings)
+            await stack.enter_async_context(answer_probes(health, self.name, self._settings.health))
             self._make_parts(await self._app.open_resources(stack))
+            health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
             loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
@@ -281,6 +288,7 @@ class Worker:
             queues=self._weights,
             group=self._group,
             on_groups=self._on_groups,
+            waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
