@@ -269,6 +269,7 @@ class Worker:
             stats=self.stats,
             name=self.name,
             queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
             on_groups=self._on_groups,
         )
