@@ -35,6 +35,7 @@ NAMES = {
     "AsyncClientBase": "ClientBase",
     "AsyncConnection": "SyncConnection",
     "AsyncDeadLetters": "DeadLetters",
+    "AsyncEvents": "Events",
     "AsyncJobs": "Jobs",
     "AsyncQueues": "Queues",
     "_async": "_sync",

@@ -257,7 +257,10 @@ class Choice:
     ids: Sequence[int] | None = None
 
     def rows(self) -> tuple[Rows, str, int]:
-        """Return the rows, their tag, and the priority: one user, group or page runs before the rest."""
+        """Return the rows, the last part of their tag, and the priority: one user, group or page runs before the rest.
+
+        Alerts ignore jobs with a tag that begins with "backfill.", whatever their priority.
+        """
         if self.user is not None:
             return Rows("annotation", _ID, equal={"user_name": self.user}), "user", 100
         if self.group is not None:
@@ -274,12 +277,12 @@ class Choice:
 def plan_reindex(choice: Choice, *, force: bool = False) -> BackfillPlan:
     """Return how many jobs ``reindex`` would enqueue, and the token of exactly these jobs."""
     rows, word, priority = choice.rows()
-    return annotations.plan_backfill(rows, tag=f"reindex.{word}", priority=priority, force=force)
+    return annotations.plan_backfill(rows, tag=f"backfill.{word}", priority=priority, force=force)
 
 
 def reindex(choice: Choice, *, force: bool = False, token: str | None = None) -> int:
     """Enqueue jobs for these annotations, due at once, by one statement in the database; return how many."""
     rows, word, priority = choice.rows()
     return annotations.backfill(
-        rows, tag=f"reindex.{word}", priority=priority, force=force, token=token
+        rows, tag=f"backfill.{word}", priority=priority, force=force, token=token
     )

@@ -36,6 +36,7 @@ from forebay.model import (
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
+from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
 from forebay.upgrade.migrate import migrate, migration_sql
 
@@ -74,6 +75,7 @@ __all__ = [
     "TransactionContext",
     "Unique",
     "abackfill",
+    "acting_as",
     "backfill",
     "migrate",
     "migration_sql",

@@ -97,6 +97,9 @@ def test_dead_letters_are_read_and_retried(send_welcome):
     assert "Retried as job" in text
     again = page(admin.post(where, follow=True))
     assert "redriven" in again
+    assert [(one.act, one.actor) for one in app.client().events(act="dead")] == [
+        ("dead.redrive", "django ann")
+    ]
     (new,) = app.client().jobs(state="ready")
     assert "ValueError" not in page(admin.get("/admin/forebay/deadletter/"))
     for given in ("retried=yes", "retried=all", f"job={letter.job_id}"):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 #: The kinds of rows that are trimmed.
 PARTS = (
     "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "counts", "heartbeats", "leases", "failures",
-    "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
+    "events", "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
     "mirror_audits", "unique_keys",
 )  # fmt: skip
 

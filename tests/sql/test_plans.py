@@ -211,6 +211,7 @@ _GROWING = [
     "mirror_breaker",
     "mirror_audit",
     "guard_event",
+    "event",
 ]
 
 #: Public functions that are called now and then, by a person or once in the life of a database.

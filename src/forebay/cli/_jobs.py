@@ -26,6 +26,8 @@ from forebay.cli.output import (
     table,
 )
 from forebay.client import Client
+from forebay.model import JobState
+from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, JobHistory, JobStatus
 
 commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
@@ -96,11 +98,13 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
         print_json([_with_history(job, histories.get(job.group)) for job in found])
         return
     out = console()
+    waiting = any(not job.state.is_final and job.state is not JobState.RUNNING for job in found)
+    answers = {one.group: one for one in client.explain(job_id)} if waiting else {}
     for number, job in enumerate(found):
         if number:
             out.print()
         history = histories.get(job.group)
-        out.print(_facts(job, history))
+        out.print(_facts(job, history, answers.get(job.group)))
         for error in history.errors if history else ():
             out.print(failure_headline(error))
         if history and history.result and history.result.problem is None:
@@ -171,13 +175,15 @@ def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, objec
     }
 
 
-def _facts(job: JobStatus, history: JobHistory | None) -> object:
+def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> object:
     rows = facts_table()
     rows.add_row("job", Text.assemble((str(job.job_id), "bold"), f"  {job.kind}"))
     state = state_text(job.state)
     if job.cancel_requested and not job.state.is_final:
         state.append(", cancellation requested", style="yellow")
     rows.add_row("state", state)
+    if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
+        rows.add_row("waits", waits.answer)
     rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import os
 import sys
@@ -20,6 +21,7 @@ from forebay.cli import (
     _dev,
     _doctor,
     _enqueue,
+    _events,
     _groups,
     _guard,
     _jobs,
@@ -39,6 +41,7 @@ from forebay.cli.exit import (
 from forebay.cli.options import Json
 from forebay.cli.output import print_json
 from forebay.errors import ForebayError
+from forebay.ops.events import acting_as
 
 #: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
@@ -72,6 +75,7 @@ program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
+program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)
 
@@ -105,6 +109,14 @@ def _options(
     pass
 
 
+def _actor() -> str:
+    """Return what the event log records for acts of this program: the user of the operating system, if there is one."""
+    try:
+        return f"cli {getpass.getuser()}"
+    except (KeyError, OSError, ImportError):  # no entry for the user id, as in many containers
+        return "cli"
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
     code = run(arguments)
@@ -127,7 +139,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     bug in this library or in a handler's module, and is raised.
     """
     try:
-        program(args=arguments)
+        with acting_as(_actor()):
+            program(args=arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.DONE
     except ForebayError as error:

@@ -92,6 +92,24 @@ def instant(text: str | None, name: str) -> datetime | None:
         ) from None
 
 
+def instant_or_age(text: str | None, name: str) -> datetime | None:
+    """Return an instant from ISO 8601, or from an age: ``2h`` is two hours ago.
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    if text is None:
+        return None
+    if _DURATION.fullmatch(text.strip().lower()):
+        ago = duration(text, name)
+        assert ago is not None
+        try:
+            return datetime.now(UTC) - ago
+        except OverflowError:
+            raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
+    return instant(text, name)
+
+
 def json_object(text: str | None, name: str) -> dict[str, Any]:
     """Return a JSON object from an argument; ``-`` reads it from stdin.
 

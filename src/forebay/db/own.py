@@ -21,6 +21,7 @@ from forebay.db.server_settings import ENCODING, OF_CALLS, for_one_transaction
 from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
 from forebay.ops.enqueue import Chunks, database_clock
+from forebay.ops.events import with_actor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -230,6 +231,7 @@ class _Pauses:
 def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     """Run an operation with the settings that it relies on, in one message: settings outlive no call, in a pooler neither."""
     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row)
+    operation = with_actor(operation)
     cursor.execute(_in_one_message(conn, operation), operation.params)
     cursor.set_result(-1)
     return operation.decode(cursor.fetchall() if cursor.description else [])
@@ -238,6 +240,7 @@ def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
 async def _call_async(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
     """Do as ``_call``, asynchronously."""
     cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
+    operation = with_actor(operation)
     await cursor.execute(_in_one_message(conn, operation), operation.params)
     await cursor.set_result(-1)
     return operation.decode(await cursor.fetchall() if cursor.description else [])

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db import connections
+from django.db import connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -31,6 +31,7 @@ from forebay.errors import (
 )
 from forebay.model import JobState
 from forebay.ops.dead import REASONS
+from forebay.ops.events import acting_as
 
 _PAGE: Final = 50
 _SHORT: Final = 60
@@ -141,7 +142,11 @@ class _LogAdmin(admin.ModelAdmin):
         count = 0
         for chosen in ids:
             try:
-                text = self.act(int(chosen))
+                with (
+                    acting_as(f"django {request.user.get_username()}"),
+                    transaction.atomic(using=app.alias),
+                ):
+                    text = self.act(int(chosen))
             except (ForebayError, ValueError) as error:
                 messages.error(request, f"{self.opts.verbose_name} {chosen}: {error}")
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.errors import InvalidJob, shown
 from forebay.mirror._model import checked_id
 from forebay.model import checks
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.mirror._model import Id
     from forebay.model import JobId
     from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+    from forebay.model.mirrors import Thresholds
 
 #: The priority of jobs that repair what an audit found: after all others.
 REPAIR_PRIORITY: Final = checks.PRIORITY_BULK
@@ -29,12 +31,21 @@ class MirrorJobs:
         app: the application whose workers run the jobs.
         handler: the handler of the jobs.
         grace_seconds: the delay of a job after the change.
+        thresholds: which jobs alerts ignore.
     """
 
     handler: Handler[..., ..., Any]
+    thresholds: Thresholds
 
-    def __init__(self, app: App, handler: Handler[..., ..., Any], grace_seconds: float) -> None:
+    def __init__(
+        self,
+        app: App,
+        handler: Handler[..., ..., Any],
+        grace_seconds: float,
+        thresholds: Thresholds,
+    ) -> None:
         self.handler = handler
+        self.thresholds = thresholds
         self._app = app
         self._grace = grace_seconds
 
@@ -148,7 +159,8 @@ class MirrorJobs:
 
         Args:
             rows: the items, from tables in the app's database; their only column is ``id``. A text is a query.
-            tag: of the jobs.
+            tag: of the jobs: ``backfill``, ``backfill.`` and more, or another of ``thresholds.bulk_tags``, so that alerts
+                ignore the jobs. With a priority from ``thresholds.bulk_priority`` on, any tag.
             priority: of the jobs, lower first; by default after all others.
             force: write the copies even if they look right.
             token: from ``plan_backfill``: enqueue the jobs that it counted, or none.
@@ -158,7 +170,7 @@ class MirrorJobs:
             conn: enqueue in the transaction of this connection; not with ``chunk``.
 
         Raises:
-            InvalidJob: an argument is refused.
+            InvalidJob: an argument is refused, or alerts would not ignore the jobs.
             BackfillChanged: the jobs are not those of the token.
         """
         return self._app.client().backfill(
@@ -199,8 +211,18 @@ class MirrorJobs:
             options["priority"] = priority
         return self.handler.using(**options)
 
+    def _bulk(self, tag: str, priority: int) -> Handler[..., ..., Any]:
+        """Return the handler for jobs that are due at once and that alerts ignore."""
+        if not self.thresholds.is_bulk(tag, priority):
+            raise InvalidJob(
+                "tag",
+                f"is {shown(tag)} with priority {priority}: alerts would count these jobs as ordinary changes",
+                hint=f"Use the tag {shown(f'backfill.{tag}')}, or add yours to Thresholds(bulk_tags=...).",
+            )
+        return self.handler.using(delay=None, tag=tag, priority=priority)
+
     def _backfill_options(self, tag: str, priority: int, *, force: bool) -> dict[str, Any]:
-        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        handler = self._bulk(tag, priority)
         return {
             "args": {"force": True} if force else None,
             "expires_in": handler.expires_in_seconds,

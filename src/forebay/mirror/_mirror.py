@@ -127,7 +127,6 @@ class Mirror(MirrorJobs):
         self.name = name
         self.source = source
         self.target = target
-        self.thresholds = thresholds or Thresholds()
         grace_seconds = _seconds(where, "grace", grace, least=0.0)
         direct_seconds = _seconds(where, "direct_timeout", direct_timeout)
         if lag is None:
@@ -183,7 +182,7 @@ class Mirror(MirrorJobs):
                 max_attempts=checks.MAX_ATTEMPTS_MAX,
             ),
         )(self._on_jobs())
-        super().__init__(app, handler, grace_seconds)
+        super().__init__(app, handler, grace_seconds, thresholds or Thresholds())
 
     def __repr__(self) -> str:
         return f"<mirror {self.name!r}>"
@@ -271,13 +270,14 @@ class Mirror(MirrorJobs):
 
         Args:
             drift: what ``audit`` returned.
-            tag: of the jobs.
+            tag: of the jobs; with the priority, one that alerts ignore, as in ``backfill``.
             priority: of the jobs, lower first; by default after all others.
 
         Raises:
+            InvalidJob: alerts would not ignore the jobs.
             DatabaseUnavailable: no connection, or it was lost; some of the jobs may then exist.
         """
-        handler = self.handler.using(delay=None, tag=tag, priority=priority)
+        handler = self._bulk(tag, priority)
         count = enqueue_own(
             self._app.dsn, (handler.call(**args_of(i, force=False)) for i in drift.repairable)
         )

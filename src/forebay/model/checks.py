@@ -104,6 +104,11 @@ def checked_instant(value: object, field: str) -> datetime:
     return value
 
 
+def instant_text(value: object, field: str) -> str | None:
+    """Return an aware datetime as text for SQL; None stays None."""
+    return None if value is None else checked_instant(value, field).isoformat()
+
+
 def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MAX) -> float:
     """Return a duration in seconds, finite and not negative, from a number of seconds or a timedelta.
 

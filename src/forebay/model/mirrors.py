@@ -31,6 +31,13 @@ class Thresholds:
     bulk_tags: tuple[str, ...] = ("audit", "backfill")
     bulk_priority: int = PRIORITY_BULK
 
+    def is_bulk(self, tag: str | None, priority: int) -> bool:
+        """Whether alerts ignore jobs with this tag and priority, as ``forebay._is_bulk`` decides in the database."""
+        return priority >= self.bulk_priority or any(
+            tag == each or (tag is not None and tag.startswith(f"{each}."))
+            for each in self.bulk_tags
+        )
+
     def __post_init__(self) -> None:
         for name in ("completed_least", "waiting_most", "waiting_for", "unproved_for"):
             if not getattr(self, name) >= 0:

@@ -131,8 +131,8 @@ def redrive_matching(
         "reason": _checked_reason(reason),
         "tag": tag,
         "group": group,
-        "died_after": _instant(died_after, "died_after"),
-        "died_before": _instant(died_before, "died_before"),
+        "died_after": checks.instant_text(died_after, "died_after"),
+        "died_before": checks.instant_text(died_before, "died_before"),
         "limit": (
             None
             if limit is None
@@ -182,10 +182,6 @@ def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
 
 def _number(rows: ResultRows) -> int:
     return int(scalar(rows))
-
-
-def _instant(value: datetime | None, field: str) -> str | None:
-    return None if value is None else checks.checked_instant(value, field).isoformat()
 
 
 def _checked_reason(value: str | None) -> str | None:

@@ -58,6 +58,7 @@ _TRIMMED: Final = {
     "heartbeats": 600.0,
     "leases": 600.0,
     "failures": 600.0,
+    "events": 600.0,
     "guard_events": 600.0,
     "dead_letters": 600.0,
     "tombstones": 600.0,

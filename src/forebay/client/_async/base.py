@@ -11,6 +11,7 @@ from forebay.db.drivers import AsyncConnection, run_async
 from forebay.db.own import run_own_async
 from forebay.model import JobOptionChanges, JobOptions, checks
 from forebay.ops.enqueue import Call
+from forebay.ops.events import actor
 from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -30,6 +31,9 @@ class AsyncClientBase:
 
     async def _run(self, conn: AsyncConnection | None, operation: Operation[T]) -> T:
         if conn is not None:
+            named = actor()
+            if named is not None:
+                await run_async(conn, named)
             return await run_async(conn, operation)
         self._dsn = address_of(self._dsn)
         return await run_own_async(self._dsn, operation)

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from forebay.client._async.backfills import AsyncBackfills
 from forebay.client._async.dead_letters import AsyncDeadLetters
+from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.queues import AsyncQueues
 from forebay.db.drivers import AsyncConnection, run_async
@@ -16,7 +17,7 @@ from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues):
+class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, AsyncEvents):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -27,6 +28,7 @@ class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues):
         AsyncJobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
+        AsyncEvents: what operators did.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -12,6 +12,7 @@ from forebay.db.drivers import SyncConnection, run
 from forebay.db.own import run_own
 from forebay.model import JobOptionChanges, JobOptions, checks
 from forebay.ops.enqueue import Call
+from forebay.ops.events import actor
 from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -31,6 +32,9 @@ class ClientBase:
 
     def _run(self, conn: SyncConnection | None, operation: Operation[T]) -> T:
         if conn is not None:
+            named = actor()
+            if named is not None:
+                run(conn, named)
             return run(conn, operation)
         self._dsn = address_of(self._dsn)
         return run_own(self._dsn, operation)

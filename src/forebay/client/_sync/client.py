@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.dead_letters import DeadLetters
+from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.queues import Queues
 from forebay.db.drivers import SyncConnection, run
@@ -17,7 +18,7 @@ from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class Client(Backfills, Jobs, DeadLetters, Queues):
+class Client(Backfills, Jobs, DeadLetters, Queues, Events):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -28,6 +29,7 @@ class Client(Backfills, Jobs, DeadLetters, Queues):
         Jobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
+        Events: what operators did.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

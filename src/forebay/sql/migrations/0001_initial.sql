@@ -270,6 +270,30 @@ create type forebay._job_input as (
     expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
 
 
+-- tables/event.sql
+
+-- The event log: what operators did. A row for each act, written in the transaction of the act; nothing on the path of a job.
+
+create table forebay.event (
+    event_id   bigint generated always as identity primary key,
+    at         timestamptz not null,
+    role       text not null,            -- login role of the session
+    actor      text,                     -- who acted, as the client says: the setting forebay.actor
+    act        text not null,            -- the command: queues.pause, jobs.cancel
+    queue      text,
+    group_name text,
+    kind       text,
+    subject_id bigint,                   -- the job, dead letter or backfill, if it was one
+    old        jsonb,                    -- what was before
+    new        jsonb,                    -- what is now, or which jobs were chosen
+    count      bigint,                   -- of jobs, dead letters or groups
+    detail     text
+);
+create index event_by_time on forebay.event (at);
+
+comment on table forebay.event is 'What operators did; kept as long as errors of jobs. Read it with forebay.events().';
+
+
 -- tables/failure.sql
 
 -- Every failed attempt, and every other end of an attempt that has an error.
@@ -407,20 +431,6 @@ create table forebay.parked (
     primary key (group_id, ordering_key, parked_no)
 );
 create index parked_by_seq on forebay.parked (seq);
-
-
--- tables/kind_queue.sql
-
--- In which queue the jobs of a kind wait, as the worker that started last declares it. An enqueue by name without a queue reads it.
-create table forebay.kind_queue (
-    kind           text collate "C" primary key,
-    queue          text not null,
-    recorded_at    timestamptz not null,
-    recorded_by    text not null,        -- the worker
-    previous_queue text,                 -- before it was recorded; null: the kind was not known
-    previous_by    text,
-    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
-);
 
 
 -- tables/known_lanes.sql
@@ -1186,6 +1196,8 @@ begin
     select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
     insert into forebay.cluster (system_identifier, database_oid)
     select i.system_identifier, i.database_oid from forebay._identity() i;
+    perform forebay._record_event('adopt', p_new => jsonb_build_object('resumed', resumed, 'discarded', discarded),
+                                  p_count => resumed + discarded);
 end
 $$;
 
@@ -1239,7 +1251,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
 --            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
 --            delay and others
---   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
 --            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 -- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
@@ -1259,6 +1271,7 @@ begin
     if token is not null then
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
+    perform forebay.backfill_enqueued_v1(kind, query, options, v_found.jobs);
     return v_found.jobs;
 end
 $$;
@@ -1392,6 +1405,29 @@ begin
     end if;
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
+    if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+                                      p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
+        from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
+    end if;
+end
+$$;
+
+
+-- functions/backfill/enqueued.sql
+
+-- grant: producer, worker
+
+-- Record in the event log that a backfill enqueued all its jobs in one statement.
+create function forebay.backfill_enqueued_v1(kind text, query text, options jsonb, jobs bigint) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jobs > 0 then
+        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+                                      p_new => jsonb_build_object('query', left(query, 2000)));
+    end if;
 end
 $$;
 
@@ -1440,10 +1476,10 @@ $$;
 
 -- functions/backfill/options.sql
 
--- The options of a backfill with their defaults, checked. The default queue is that of the kind.
+-- The options of a backfill with their defaults, checked.
 --
 -- Errors: JQ001.
-create function forebay._backfill_options(p_kind text, p_options jsonb) returns jsonb
+create function forebay._backfill_options(p_options jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -1465,8 +1501,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
-        || v_given;
+    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
 end
 $$;
 
@@ -1479,11 +1514,11 @@ $$;
 --
 -- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
 -- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
+-- possible); and how many jobs wait in the queue already, in all and of the same priority.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -1512,7 +1547,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike, w.queue into waiting, waiting_alike, queue from forebay.backfill_waiting_v1(kind, options) w;
+    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
     return next;
 end
 $$;
@@ -1542,13 +1577,16 @@ begin
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
     values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
-            backfill_record_v1.query, forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options), backfill_record_v1.key,
+            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
             backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
     select v_id, u.nr, u.upto, u.jobs, u.digest
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
+    perform forebay._record_event(
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
 $$;
@@ -1654,7 +1692,7 @@ declare
     v_found constant text := format(
         '%s-%s', backfill_token_v1.jobs,
         left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
@@ -1671,19 +1709,17 @@ $$;
 
 -- grant: producer, worker
 
--- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is furthest behind: in all, and
--- of one priority. It visits each of these jobs. Errors: JQ001 bad options.
-create function forebay.backfill_waiting_v1(kind text, options jsonb, out waiting bigint, out waiting_alike bigint, out queue text)
+-- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
+-- It visits each of these jobs. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint, max(o.options ->> 'queue')
-    from (select forebay._backfill_options(backfill_waiting_v1.kind, backfill_waiting_v1.options) as options) o
-    left join lateral (
-        select sum(d.scheduled + d.ready + d.retrying) as waiting,
-               sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
-        from forebay.depth(o.options ->> 'queue') d
-        group by d.group_name) g on true
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
+    from (select sum(d.scheduled + d.ready + d.retrying) as waiting,
+                 sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
+          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
+          group by d.group_name) g
 $$;
 
 
@@ -1707,7 +1743,7 @@ declare
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
-    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
     v_priority integer;
@@ -2995,7 +3031,7 @@ $$;
 -- Parameters:
 --   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
+--   queue           the queue of the job
 --   priority        -32768 to 32767, lower first
 --   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
@@ -3011,7 +3047,7 @@ $$;
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
-    kind text, args jsonb default '{}', queue text default null, priority integer default 100,
+    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3029,11 +3065,11 @@ declare
 begin
     -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
     -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
-    -- 124 characters make at most 62 levels. A queue that is not given is looked up. The concatenation decompresses a value that comes compressed from a table.
+    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
     v_lane := case
         when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
              and jsonb_typeof(enqueue.args) = 'object'
-             and enqueue.queue is not null and enqueue.priority between -32768 and 32767
+             and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
@@ -3044,7 +3080,6 @@ begin
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
         if v_lane is null then
-            enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
@@ -3191,7 +3226,7 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -3229,7 +3264,7 @@ $$;
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
-    kind text, args jsonb[], queue text default null, priority integer default 100,
+    kind text, args jsonb[], queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3250,7 +3285,6 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
-    enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
@@ -3398,23 +3432,6 @@ $$;
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
-
-
--- functions/enqueue/queue_of.sql
-
--- grant: producer, worker, operator, reader
-
--- The queue of a kind, as the worker that started last declares it; null when no worker has declared the kind. An enqueue without a
--- queue goes there, or to `default`.
---
--- Errors: none.
--- pages: 10
-create function forebay.queue_of(kind text) returns text
-language sql stable security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$ select k.queue from forebay.kind_queue k where k.kind = queue_of.kind $$;
 
 
 -- functions/enqueue/record_lane.sql
@@ -4810,50 +4827,6 @@ language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
 
 
--- functions/lease/record_kinds.sql
-
--- grant: worker
-
--- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
--- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
---
--- Errors: JQ001 a bad name.
--- Locks: the rows of the kinds that change, in their order.
--- pages: 20 + 5 a kind
-create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
-returns table (kind text, queue text, previous_queue text)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-#variable_conflict use_column
-declare
-    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
-begin
-    if cardinality(p_kinds) <> cardinality(p_queues)
-       or exists (select from unnest(p_kinds, p_queues) n (kind, queue) where (n.kind ~ v_name and n.queue ~ v_name) is not true) then
-        raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
-            hint = 'Names have letters, digits and _ . : - only, at most 128.';
-    end if;
-    return query
-    with changed as (
-        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
-        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
-        from unnest(p_kinds, p_queues) n (kind, queue)
-        where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
-        order by n.kind collate "C"
-        on conflict on constraint kind_queue_pkey do update
-        set queue = excluded.queue, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by,
-            previous_queue = k.queue, previous_by = k.recorded_by,
-            alternated_at = case when excluded.queue = k.previous_queue then excluded.recorded_at else k.alternated_at end
-        where k.queue <> excluded.queue
-        returning k.kind, k.queue, k.previous_queue)
-    select c.kind, c.queue, c.previous_queue from changed c where c.previous_queue is not null;
-end
-$$;
-
-
 -- functions/lease/resign.sql
 
 -- grant: worker
@@ -5566,6 +5539,11 @@ begin
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
+    end if;
+    if to_jsonb(v_after) - 'starts_set_at' <> to_jsonb(v_before) - 'starts_set_at' then
+        perform forebay._record_event(
+            'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
+            p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
     end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
@@ -7214,7 +7192,7 @@ $$;
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
@@ -7251,7 +7229,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -7538,6 +7516,15 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'failure', 'failed_at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete what operators did.
+create function forebay._trim_events(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
 $$;
 
 
@@ -8040,6 +8027,7 @@ begin
                      and (t.group_id is null or t.group_id = v_group_id)) then
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
+        perform forebay._record_event('jobs.cancel', v_queue, cancel.group_name, p_subject_id => cancel.job_id, p_count => 1);
     end if;
     return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
 end
@@ -8103,6 +8091,8 @@ begin
         update forebay.queue_group g
         set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
         where g.group_id = v_group.group_id;
+        perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
+                                      p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
 $$;
@@ -8143,6 +8133,10 @@ begin
     end if;
     select s.value into v_before from forebay.setting s where s.name = configure.name;
     update forebay.setting s set value = configure.value where s.name = configure.name;
+    if v_before is distinct from configure.value then
+        perform forebay._record_event('configure', p_old => jsonb_build_object(configure.name, v_before),
+                                      p_new => jsonb_build_object(configure.name, configure.value));
+    end if;
     return v_before;
 end
 $$;
@@ -8284,6 +8278,315 @@ begin
     left join deferred_jobs d on d.lane = r.lane
     group by r.queue, r.priority, r.name
     order by r.queue, r.priority, r.name;
+end
+$$;
+
+
+-- functions/operate/events.sql
+
+-- grant: operator, reader
+
+-- What operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the guard and others.
+--
+-- act is the name of the command, such as queues.pause or jobs.cancel; role the login role, actor who acted as the client says; old
+-- and new are what was before and is now, or which jobs were chosen. For acts of the guard, new has the outcome; without one the
+-- guard was stopped in between.
+--
+-- Parameters: null means any; only_act, an act or its first part, such as queues; since and until bound the time, until is excluded;
+--   most, 1 to 10000.
+-- Errors: JQ001 a bad most.
+create function forebay.events(
+    only_queue text default null, only_act text default null, since timestamptz default null, until timestamptz default null,
+    most integer default 50)
+returns table (event_id bigint, at timestamptz, role text, actor text, act text, queue text, group_name text, kind text,
+               subject_id bigint, old jsonb, new jsonb, count bigint, detail text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if (events.most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 10000', coalesce(events.most::text, 'null'));
+    end if;
+    return query
+    select * from (
+        (select e.event_id, e.at, e.role, e.actor, e.act, e.queue, e.group_name, e.kind, e.subject_id, e.old, e.new, e.count, e.detail
+         from forebay.event e
+         where e.at >= coalesce(events.since, '-infinity') and e.at < coalesce(events.until, 'infinity')
+           and (events.only_queue is null or e.queue = events.only_queue)
+           and (events.only_act is null or e.act = events.only_act or starts_with(e.act, events.only_act || '.'))
+         order by e.at desc, e.event_id desc limit events.most)
+        union all
+        (select g.event_id, g.at, g.acted_as, null, 'guard.' || replace(g.action, ' ', '-'), null, null, null, null,
+                jsonb_strip_nulls(jsonb_build_object(
+                    'server', g.server, 'user', g.user_name, 'application', g.application, 'database', g.database_name, 'state', g.state,
+                    'xact_start', g.xact_start)),
+                jsonb_build_object('outcome', g.outcome), null,
+                format('%s %s: %s', g.holder, g.name, g.reason)
+         from forebay.guard_event g
+         where g.at >= coalesce(events.since, '-infinity') and g.at < coalesce(events.until, 'infinity')
+           and events.only_queue is null
+           and (events.only_act is null or events.only_act = 'guard' or 'guard.' || replace(g.action, ' ', '-') = events.only_act)
+         order by g.at desc limit events.most)) found
+    order by 2 desc, 1 desc limit events.most;
+end
+$$;
+
+
+-- functions/operate/explain_job.sql
+
+-- grant: operator, reader
+
+-- What decides whether and when a job starts: one row for each group that reads its queue, with facts for
+-- `forebay doctor --job`. The state of the job is in forebay.job(), its failed attempts in forebay.job_history().
+--
+-- One row without a group: no such job is visible. Its facts: last_id, the newest number of the log; is_past_retention, segments
+-- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
+-- Else facts has:
+--   is_same_cluster        false: the log was restored from another cluster, and nothing runs
+--   paused_at, closing_at  of the group
+--   is_served              an idle worker looks for jobs of the group, or a living worker has some
+--   workers, others        names of living workers that have jobs of the group, and of other living workers, at most 5 each
+--   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
+--   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
+--   ordering_key, key_job  the job of the key that must end first
+--   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
+--   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
+--   is_suspect             it was running when its worker was lost: it runs alone
+--
+-- Visits every waiting job of the queue.
+-- Errors: none.
+create function forebay.explain_job(job_id bigint)
+returns table (group_name text, facts jsonb)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_id    constant bigint := explain_job.job_id;
+    v_group record;
+    v_row   record;
+begin
+    for v_group in
+        select q.queue, g.group_id, g.name, g.paused_at, g.closing_at
+        from (select i.queue from forebay.lane i
+              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+              limit 1) q
+        left join forebay.queue_group g on g.queue = q.queue
+        order by g.created_at, g.group_id
+    loop
+        select r.xid, r.seq, r.lane, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        from forebay._rows_of(v_id) r
+        cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
+        where i.audience in (0, v_group.group_id, -v_group.group_id)
+        order by r.seq desc limit 1;
+        group_name := coalesce(v_group.name, 'default');
+        facts := jsonb_build_object(
+                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
+                     'is_suspect', coalesce(v_row.audience < 0, false))
+                 || forebay._explain_workers(v_group.group_id, v_group.queue, v_row.seq)
+                 || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
+                 || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
+                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
+        return next;
+    end loop;
+    if not found then
+        group_name := null;
+        facts := jsonb_build_object(
+            'last_id', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+            'is_past_retention',
+            v_id < (select min(s.lo) from forebay.segment s where s.removed_at is null)
+            or exists (select from forebay.segment s where s.lo <= v_id and s.hi > v_id and s.removed_at is not null),
+            'writers', (
+                select coalesce(jsonb_agg(w.name), '[]') from (
+                    select distinct concat_ws(' ', nullif(a.application_name, ''), '(pid ' || a.pid || ')') as name
+                    from pg_locks l join pg_class c on c.oid = l.relation join pg_stat_activity a on a.pid = l.pid
+                    where l.mode = 'RowExclusiveLock' and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                      and c.relnamespace = 'forebay'::regnamespace and (c.relname ~ '^log_\d+$' or c.relname = 'deferred')
+                      and l.pid <> pg_backend_pid()
+                    order by name limit 5) w));
+        return next;
+    end if;
+end
+$$;
+
+
+-- Was this schema made in, or adopted by, this cluster and database?
+create function forebay._belongs_here() returns boolean
+language sql stable
+as $$
+    select (c.system_identifier, c.database_oid) is not distinct from (h.system_identifier, h.database_oid)
+    from forebay._identity() h
+    left join lateral (select * from forebay.cluster order by cluster_no desc limit 1) c on true
+$$;
+
+
+-- Facts about the workers of a group, and about the one that has the row p_seq.
+create function forebay._explain_workers(p_group_id bigint, p_queue text, p_seq bigint) returns jsonb
+language sql volatile
+as $$
+    with alive as materialized (
+        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.running_jobs,
+               extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
+        from forebay.lease l
+        left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                           where i.lease_id = l.lease_id order by i.heartbeat_at desc limit 1) h on true
+        where l.closed_at is null),
+    open_jobs as materialized (select o.group_id, o.lease_id, o.seq from forebay._open_jobs() o),
+    newest as (
+        select b.claimed_at, b.lease_id
+        from (select distinct i.lane from forebay.lane i where i.queue = p_queue) i
+        cross join lateral (select b.claimed_at, b.lease_id from forebay.batch b
+                            where b.group_id = p_group_id and b.lane = i.lane and b.lease_id is not null
+                            order by b.no desc limit 1) b
+        order by b.claimed_at desc limit 1),
+    names as (
+        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id) as has_jobs
+        from alive a where a.silent <= a.lease_seconds)
+    select jsonb_build_object(
+        'is_served', p_group_id is not null
+                     and (forebay._leader_of(p_group_id) is not null and exists (select from names)
+                          or exists (select from names n where n.has_jobs)),
+        'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
+        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.has_jobs order by 1 limit 5) n), '[]'),
+        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.has_jobs order by 1 limit 5) n), '[]'),
+        'last_claim_at', (select n.claimed_at from newest n),
+        'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
+        'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),
+        'holder', (
+            select jsonb_build_object('worker', a.worker, 'silent_seconds', a.silent, 'suspect_seconds', a.suspect_seconds,
+                                      'lease_seconds', a.lease_seconds,
+                                      'jobs', (select count(*) from open_jobs i where i.lease_id = o.lease_id),
+                                      'running', coalesce(cardinality(a.running_jobs), 0))
+            from open_jobs o join alive a using (lease_id)
+            where o.group_id = p_group_id and o.seq = p_seq limit 1))
+$$;
+
+
+-- Facts about the ordering key of a job: which job of the key must end first. Jobs that no cursor has passed are not looked at.
+create function forebay._explain_key(p_group_id bigint, p_ordering_key text, p_job_id bigint) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_key    record;
+    v_first  bigint;
+begin
+    if p_ordering_key is null or p_group_id is null then
+        return jsonb_build_object('ordering_key', p_ordering_key);
+    end if;
+    select * into v_key from forebay._key_states(p_group_id, array[p_ordering_key]);
+    -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
+    v_first := coalesce(
+        v_key.head,
+        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+         where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
+           and t.lease_id is not null
+           and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)
+           and not exists (select from forebay.settlement s
+                           where s.lease_id = t.lease_id and s.claim_no = t.claim_no
+                             and (s.offsets is null or u.place = any (s.offsets)))
+         order by t.no, u.place limit 1),
+        forebay._job_id_of(v_key.waiting_seqs[1]),
+        forebay._job_id_of((select p.seq from forebay.parked p
+                            where p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > v_key.taken_up_to
+                            order by p.parked_no limit 1)));
+    return jsonb_build_object('ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id));
+end
+$$;
+
+
+-- The job of a row of the log, by the row's number.
+create function forebay._job_id_of(p_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_segment bigint;
+    v_job_id  bigint;
+begin
+    select s.segment_id into v_segment from forebay.segment s
+    where s.lo <= p_seq and s.hi > p_seq and s.removed_at is null and forebay._has_table(s.segment_id);
+    if v_segment is null then
+        return null;
+    end if;
+    execute format('select coalesce(l.job_id, l.seq) from forebay.log_%s l where l.seq = $1', v_segment) into v_job_id using p_seq;
+    return v_job_id;
+end
+$$;
+
+
+-- Facts about the limits of a queue and of one of its limit keys.
+create function forebay._explain_limits(p_group_id bigint, p_queue text, p_limit_key text) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    v     forebay._limiter_view;
+    v_key bigint;
+    v_tat timestamptz;
+begin
+    if pg_sequence_last_value('forebay.limiter_seq') is null
+       or not exists (select from forebay.queue_limits l where l.queue = p_queue) then
+        return jsonb_build_object('limit_key', p_limit_key);
+    end if;
+    v := forebay._read_limiter(coalesce(p_group_id, 0), p_queue);
+    if p_limit_key is not null then
+        v_key := forebay._limit_key_id(p_limit_key);
+        v_tat := (select k.tat from unnest(v.keys, v.tats) k (key, tat) where k.key = v_key);
+    end if;
+    return jsonb_build_object(
+        'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
+        'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
+        'key_running', (select coalesce(sum(o.open), 0) from unnest(v.claim_keys, v.opens) o (key, open) where o.key = v_key),
+        'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
+        'key_permits', case when (v.limits).key_rate is not null and v_key is not null
+                            then forebay._permits(v_tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end,
+        'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
+        'key_next_start_at', forebay._next_start(v_tat, (v.limits).key_rate, (v.limits).key_burst));
+end
+$$;
+
+
+-- When a bucket lets the next job start; null without a rate, or if the bucket was never used.
+create function forebay._next_start(p_tat timestamptz, p_rate double precision, p_burst integer) returns timestamptz
+language sql immutable
+as $$ select p_tat - make_interval(secs => (coalesce(p_burst, ceil(p_rate)) - 1) / p_rate) $$;
+
+
+-- How many ready jobs of a queue come before a row: those of a better priority, and earlier ones of its lane. At most 10,001.
+create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_seq bigint) returns integer
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_cursors forebay._cursor[];
+    v_count   integer;
+begin
+    select array_agg(row(row_number, l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
+                         b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor)
+    into v_cursors
+    from (select i.lane, i.audience, row_number() over () from (
+              select distinct j.lane, j.audience from forebay.lane j
+              where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
+                and (j.priority < p_priority or j.lane = p_lane)) i) l
+    left join forebay.queue_group g on g.group_id = p_group_id
+    left join lateral (select i.* from forebay.batch i
+                       where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+    left join forebay.segment s on s.segment_id = b.pos_segment;
+    if v_cursors is null then
+        return 0;
+    end if;
+    execute 'select count(*) from (select from ('
+        || forebay._unread_sql(v_cursors, 'l.lane, l.seq') || ') u where u.lane <> $2 or u.seq < $3 limit 10001) c'
+        into v_count using v_cursors, p_lane, p_seq;
+    return v_count;
 end
 $$;
 
@@ -8718,6 +9021,10 @@ begin
         insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
         on conflict on constraint dead_retention_pkey do update set days = excluded.days;
     end if;
+    if v_before is distinct from forebay._days_of_dead(v_queue) then
+        perform forebay._record_event('dead.keep', keep_dead.queue, p_old => jsonb_build_object('days', v_before),
+                                      p_new => jsonb_build_object('days', forebay._days_of_dead(v_queue)));
+    end if;
     return v_before;
 end
 $$;
@@ -8848,14 +9155,19 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
         end if;
-        return v_id;
+    else
+        v_id := forebay._make_group(
+            open_group.queue, open_group.name, false,
+            case when open_group.start = 'now'
+                      or (open_group.start is null
+                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+                 then pg_current_snapshot() else '1:1:' end);
     end if;
-    return forebay._make_group(
-        open_group.queue, open_group.name, false,
-        case when open_group.start = 'now'
-                  or (open_group.start is null
-                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-             then pg_current_snapshot() else '1:1:' end);
+    if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
+        perform forebay._record_event('groups.open', open_group.queue, open_group.name,
+                                      p_new => jsonb_build_object('start', open_group.start));
+    end if;
+    return v_id;
 end
 $$;
 
@@ -8924,6 +9236,9 @@ begin
     update forebay.queue_group g set paused_at = forebay._now()
     where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -8960,6 +9275,9 @@ begin
     loop
         v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -8998,6 +9316,20 @@ $$;
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d forebay.dead_letter := forebay._redrive(dead_id);
+begin
+    perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                  p_new => jsonb_build_object('job_id', d.redriven_as), p_count => 1);
+    return d.redriven_as;
+end
+$$;
+
+
+-- Redrive a dead letter without an event; returns it with the id of the new job.
+create function forebay._redrive(p_dead_id bigint) returns forebay.dead_letter
+language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -9007,13 +9339,13 @@ declare
     d        forebay.dead_letter;
     v_job_id bigint;
 begin
-    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(p_dead_id::text, 'null')),
             hint = coalesce(
-                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
-                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                (select format('Job %s is dead letter %s.', p_dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = p_dead_id having count(*) > 0),
                 'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
@@ -9036,7 +9368,8 @@ begin
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
-    return v_job_id;
+    d.redriven_as := v_job_id;
+    return d;
 end
 $$;
 
@@ -9082,9 +9415,17 @@ begin
         limit redrive_matching.most
         for update of d skip locked
     loop
-        perform forebay.redrive(v_id);
+        perform forebay._redrive(v_id);
         v_count := v_count + 1;
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event(
+            'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
+            p_new => jsonb_strip_nulls(jsonb_build_object(
+                'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+            p_count => v_count);
+    end if;
     return v_count;
 end
 $$;
@@ -9108,6 +9449,9 @@ begin
     update forebay.queue_group g set paused_at = null
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.resume', queue, group_name, p_count => v_count);
+    end if;
     perform forebay._notify(resume_queue.queue);
     return v_count;
 end
@@ -9141,6 +9485,9 @@ begin
     where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
+    if v_before <> shard_queue.lanes then
+        perform forebay._record_event('queues.shard', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(lanes));
+    end if;
     return v_before;
 end
 $$;
@@ -9379,30 +9726,30 @@ begin
         execute format('grant usage on schema forebay to %I', v_role);
         v_calls := case v_role
             when 'forebay_producer' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue', 'enqueue_many', 'enqueue_unique',
-                'queue_known', 'queue_of', 'record_direct']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
             when 'forebay_worker' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_next',
-                'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
-                'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many', 'enqueue_unique', 'extend_v1',
-                'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'queue_of',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
-                'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
-                'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1',
-                'sweep_v1', 'trim_v1', 'unfinished']
+                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
+                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
+                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
+                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
+                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
+                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
+                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
+                'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'groups', 'job', 'job_history',
-                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group',
-                'pause_queue', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups',
+                'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
+                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act',
+                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
+                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'dead_summary', 'depth', 'groups', 'job', 'job_history', 'jobs', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'queue_of', 'result', 'schema_version', 'segment_held_by',
+                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'limits',
+                'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
                 'unfinished']
         end;
         for v_call in
@@ -9811,6 +10158,24 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/event.sql
+
+-- Record an act of an operator, in the transaction of the act; returns the number of the event.
+--
+-- Invariant "no act without its event": both commit, or neither. The caller records no act that changes nothing.
+create function forebay._record_event(
+    p_act text, p_queue text default null, p_group text default null, p_kind text default null, p_subject_id bigint default null,
+    p_old jsonb default null, p_new jsonb default null, p_count bigint default null, p_detail text default null)
+returns bigint
+language sql volatile
+as $$
+    insert into forebay.event (at, role, actor, act, queue, group_name, kind, subject_id, old, new, count, detail)
+    values (forebay._now(), session_user, left(nullif(current_setting('forebay.actor', true), ''), 200), p_act, p_queue, p_group, p_kind,
+            p_subject_id, p_old, p_new, p_count, left(p_detail, 1000))
+    returning event_id
 $$;
 
 
@@ -10421,7 +10786,7 @@ $$;
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
 -- pages: 150
 create function forebay.enqueue_unique(
-    kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
+    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
@@ -10436,7 +10801,6 @@ declare
     v_problem text;
     v_made    record;
 begin
-    enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_problem := coalesce(
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,

@@ -202,6 +202,8 @@ begin
     select s.segment_id, '0', forebay._now() from forebay.segment s where s.lo < v_start;
     insert into forebay.cluster (system_identifier, database_oid)
     select i.system_identifier, i.database_oid from forebay._identity() i;
+    perform forebay._record_event('adopt', p_new => jsonb_build_object('resumed', resumed, 'discarded', discarded),
+                                  p_count => resumed + discarded);
 end
 $$;
 

@@ -38,6 +38,7 @@ begin
     if token is not null then
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
+    perform forebay.backfill_enqueued_v1(kind, query, options, v_found.jobs);
     return v_found.jobs;
 end
 $$;

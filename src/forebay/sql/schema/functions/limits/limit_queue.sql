@@ -100,6 +100,11 @@ begin
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
     end if;
+    if to_jsonb(v_after) - 'starts_set_at' <> to_jsonb(v_before) - 'starts_set_at' then
+        perform forebay._record_event(
+            'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
+            p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
+    end if;
     return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;

@@ -11,7 +11,7 @@
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
--- leases; failures; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
+-- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
@@ -46,7 +46,7 @@ language sql immutable
 as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
-        'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
+        'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
 
@@ -329,6 +329,15 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'failure', 'failed_at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete what operators did.
+create function forebay._trim_events(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time(
+        'event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
 $$;
 
 

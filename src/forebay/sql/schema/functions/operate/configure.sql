@@ -31,6 +31,10 @@ begin
     end if;
     select s.value into v_before from forebay.setting s where s.name = configure.name;
     update forebay.setting s set value = configure.value where s.name = configure.name;
+    if v_before is distinct from configure.value then
+        perform forebay._record_event('configure', p_old => jsonb_build_object(configure.name, v_before),
+                                      p_new => jsonb_build_object(configure.name, configure.value));
+    end if;
     return v_before;
 end
 $$;

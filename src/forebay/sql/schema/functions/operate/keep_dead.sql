@@ -29,6 +29,10 @@ begin
         insert into forebay.dead_retention (queue, days) values (v_queue, keep_dead.days)
         on conflict on constraint dead_retention_pkey do update set days = excluded.days;
     end if;
+    if v_before is distinct from forebay._days_of_dead(v_queue) then
+        perform forebay._record_event('dead.keep', keep_dead.queue, p_old => jsonb_build_object('days', v_before),
+                                      p_new => jsonb_build_object('days', forebay._days_of_dead(v_queue)));
+    end if;
     return v_before;
 end
 $$;

@@ -53,14 +53,19 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
         end if;
-        return v_id;
+    else
+        v_id := forebay._make_group(
+            open_group.queue, open_group.name, false,
+            case when open_group.start = 'now'
+                      or (open_group.start is null
+                          and exists (select from forebay.queue_group g where g.queue = open_group.queue))
+                 then pg_current_snapshot() else '1:1:' end);
     end if;
-    return forebay._make_group(
-        open_group.queue, open_group.name, false,
-        case when open_group.start = 'now'
-                  or (open_group.start is null
-                      and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-             then pg_current_snapshot() else '1:1:' end);
+    if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
+        perform forebay._record_event('groups.open', open_group.queue, open_group.name,
+                                      p_new => jsonb_build_object('start', open_group.start));
+    end if;
+    return v_id;
 end
 $$;
 

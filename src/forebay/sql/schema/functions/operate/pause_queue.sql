@@ -19,6 +19,9 @@ begin
     update forebay.queue_group g set paused_at = forebay._now()
     where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
     get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+    end if;
     return v_count;
 end
 $$;

@@ -25,6 +25,9 @@ begin
     loop
         v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+    end if;
     return v_count;
 end
 $$;

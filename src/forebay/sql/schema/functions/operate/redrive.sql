@@ -10,6 +10,20 @@
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d forebay.dead_letter := forebay._redrive(dead_id);
+begin
+    perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                  p_new => jsonb_build_object('job_id', d.redriven_as), p_count => 1);
+    return d.redriven_as;
+end
+$$;
+
+
+-- Redrive a dead letter without an event; returns it with the id of the new job.
+create function forebay._redrive(p_dead_id bigint) returns forebay.dead_letter
+language plpgsql volatile
 -- planner: in order
 as $$
 #variable_conflict use_column
@@ -17,13 +31,13 @@ declare
     d        forebay.dead_letter;
     v_job_id bigint;
 begin
-    select i.* into d from forebay.dead_letter i where i.dead_id = redrive.dead_id for update;
+    select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
         raise exception using errcode = 'JQ015',
-            message = format('dead letter %s not found', coalesce(redrive.dead_id::text, 'null')),
+            message = format('dead letter %s not found', coalesce(p_dead_id::text, 'null')),
             hint = coalesce(
-                (select format('Job %s is dead letter %s.', redrive.dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
-                 from forebay.dead_letter i where i.job_id = redrive.dead_id having count(*) > 0),
+                (select format('Job %s is dead letter %s.', p_dead_id, string_agg(i.dead_id::text, ', ' order by i.dead_id))
+                 from forebay.dead_letter i where i.job_id = p_dead_id having count(*) > 0),
                 'List dead letters with forebay dead list.');
     elsif d.redriven_at is not null then
         raise exception using errcode = 'JQ016',
@@ -46,6 +60,7 @@ begin
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
-    return v_job_id;
+    d.redriven_as := v_job_id;
+    return d;
 end
 $$;

@@ -35,9 +35,17 @@ begin
         limit redrive_matching.most
         for update of d skip locked
     loop
-        perform forebay.redrive(v_id);
+        perform forebay._redrive(v_id);
         v_count := v_count + 1;
     end loop;
+    if v_count > 0 then
+        perform forebay._record_event(
+            'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
+            p_new => jsonb_strip_nulls(jsonb_build_object(
+                'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+            p_count => v_count);
+    end if;
     return v_count;
 end
 $$;

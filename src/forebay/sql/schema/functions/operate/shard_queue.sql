@@ -23,6 +23,9 @@ begin
     where shard_queue.lanes > 1;
     insert into forebay.queue_shards (queue, lanes) values (shard_queue.queue, shard_queue.lanes)
     on conflict on constraint queue_shards_pkey do update set lanes = excluded.lanes;
+    if v_before <> shard_queue.lanes then
+        perform forebay._record_event('queues.shard', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(lanes));
+    end if;
     return v_before;
 end
 $$;

@@ -1,0 +1,89 @@
+"""The event log: what operators did, and who acts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from forebay.model import checks
+from forebay.model.events import Event
+from forebay.ops._records import rows_as
+from forebay.ops.operation import Operation, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+T = TypeVar("T")
+
+#: Most rows of a list of events.
+EVENTS_MAX: Final = 10_000
+
+_ACTOR: ContextVar[str | None] = ContextVar("forebay_actor", default=None)
+
+_SET_ACTOR: Final = "select pg_catalog.set_config('forebay.actor', %(forebay_actor)s, true)"
+
+_EVENTS: Final = """\
+select json_build_object(
+    'event_id', e.event_id, 'at', e.at, 'role', e.role, 'actor', e.actor, 'act', e.act, 'queue', e.queue,
+    'group', e.group_name, 'kind', e.kind, 'subject_id', e.subject_id, 'old', e.old, 'new', e.new,
+    'count', e.count, 'detail', e.detail)::text
+from forebay.events(only_queue => %(queue)s, only_act => %(act)s, since => %(since)s::timestamptz,
+                    until => %(until)s::timestamptz, most => %(limit)s::integer) e"""
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Name who acts: the event log records it for every act in this context.
+
+    Nothing checks the name. The login role of the session is recorded beside it. It applies to the current thread or asyncio
+    task. A call on your connection records the name only in an open transaction, not with autocommit.
+
+    Args:
+        name: a user of your application, for example; at most 200 characters are kept.
+    """
+    token = _ACTOR.set(name)
+    try:
+        yield
+    finally:
+        _ACTOR.reset(token)
+
+
+def actor() -> Operation[None] | None:
+    """Return the call that names who acts in the current transaction; None if no name was given."""
+    name = _ACTOR.get()
+    return None if not name else Operation(_SET_ACTOR, nothing, {"forebay_actor": name[:200]})
+
+
+def with_actor(operation: Operation[T]) -> Operation[T]:
+    """Return the operation preceded by the call that names who acts, as one message of several statements."""
+    named = actor()
+    if named is None or operation.outside_block:
+        return operation
+    return replace(
+        operation, sql=f"{named.sql}; {operation.sql}", params={**operation.params, **named.params}
+    )
+
+
+def events(
+    *,
+    queue: str | None = None,
+    act: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = 50,
+) -> Operation[list[Event]]:
+    """Return the call that lists what operators did, newest first."""
+    return Operation(
+        _EVENTS,
+        lambda rows: rows_as(Event, rows),
+        {
+            "queue": queue,
+            "act": act,
+            "since": checks.instant_text(since, "since"),
+            "until": checks.instant_text(until, "until"),
+            "limit": checks.checked_integer(limit, "limit", least=1, most=EVENTS_MAX),
+        },
+    )
