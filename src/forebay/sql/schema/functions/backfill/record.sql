@@ -28,7 +28,7 @@ begin
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     perform forebay._record_event(
-        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
         p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
