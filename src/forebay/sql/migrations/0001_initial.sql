@@ -1420,7 +1420,7 @@ begin
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
     if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
-        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.kind, b.options) ->> 'queue', p_kind => b.kind,
                                       p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
         from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
     end if;
@@ -1439,7 +1439,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jobs > 0 then
-        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+        perform forebay._record_event('backfill', forebay._backfill_options(kind, options) ->> 'queue', p_kind => kind, p_count => jobs,
                                       p_new => jsonb_build_object('query', left(query, 2000)));
     end if;
 end
@@ -1600,7 +1600,7 @@ begin
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     perform forebay._record_event(
-        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
         p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
