@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
+from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.ops import queues
+from forebay.ops import declared, queues
 
 
 class AsyncQueues(AsyncClientBase):
@@ -179,6 +182,33 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection to use.
         """
         return await self._run(conn, queues.limits(queue))
+
+    async def apply_queues(
+        self,
+        app: str,
+        queues: Iterable[Queue],
+        *,
+        overwrite: bool = False,
+        dry_run: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> list[QueueDifference]:
+        """Make the settings of queues what an application declares; ``App.apply`` calls this for its queues.
+
+        Args:
+            app: the name of the application: settings that it applied and no longer declares are removed.
+            queues: all queues that it declares.
+            overwrite: take the declared value also where the database's would be kept.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Returns:
+            The differences that there were, with what was done about each.
+
+        Raises:
+            GroupInUse: a declared group is being closed.
+        """
+        operation = declared.apply_queues(app, queues, overwrite=overwrite, dry_run=dry_run)
+        return await self._run(conn, operation)
 
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its previous value.

@@ -16,7 +16,7 @@ from forebay.django import app
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
 #: Commands whose first argument is an application.
-_WITH_APP: Final = {"worker", "dev"}
+_WITH_APP: Final = {"apply", "worker", "dev"}
 
 #: Commands whose option --app is the project's application by default.
 _NAMES_KIND: Final = {"enqueue", "backfill"}
@@ -26,7 +26,7 @@ class Command(BaseCommand):
     """Passes all arguments to the program; ``manage.py forebay --help`` shows its help."""
 
     help = (
-        "Run a forebay command on this project's database: worker, jobs, dead, doctor and others."
+        "Run a forebay command on this project's database: worker, apply, jobs, doctor and others."
     )
     requires_system_checks: Any = ()
 
