@@ -34,6 +34,17 @@ class AsyncQueues(AsyncClientBase):
         """
         return await self._run(conn, queues.open_group(queue, name, start))
 
+    async def queue_of(self, kind: str, *, conn: AsyncConnection | None = None) -> str | None:
+        """Return the queue of a kind, as the worker that started last declares it; None if no worker has declared the kind.
+
+        An enqueue by name without a queue goes there, or to the queue ``default``.
+
+        Args:
+            kind: the kind.
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.queue_of(kind))
+
     async def groups(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
     ) -> list[GroupOverview]:

@@ -35,6 +35,17 @@ class Queues(ClientBase):
         """
         return self._run(conn, queues.open_group(queue, name, start))
 
+    def queue_of(self, kind: str, *, conn: SyncConnection | None = None) -> str | None:
+        """Return the queue of a kind, as the worker that started last declares it; None if no worker has declared the kind.
+
+        An enqueue by name without a queue goes there, or to the queue ``default``.
+
+        Args:
+            kind: the kind.
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.queue_of(kind))
+
     def groups(
         self, queue: str | None = None, *, conn: SyncConnection | None = None
     ) -> list[GroupOverview]:

@@ -456,6 +456,20 @@ create table forebay.parked (
 create index parked_by_seq on forebay.parked (seq);
 
 
+-- tables/kind_queue.sql
+
+-- In which queue the jobs of a kind wait, as the worker that started last declares it. An enqueue by name without a queue reads it.
+create table forebay.kind_queue (
+    kind           text collate "C" primary key,
+    queue          text not null,
+    recorded_at    timestamptz not null,
+    recorded_by    text not null,        -- the worker
+    previous_queue text,                 -- before it was recorded; null: the kind was not known
+    previous_by    text,
+    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
+);
+
+
 -- tables/known_lanes.sql
 
 -- Flag sequences of known lanes. Each may name a lane whose registry row is committed, so that an enqueue need not read the
@@ -1274,7 +1288,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
 --            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
 --            delay and others
---   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
 --            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 -- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
@@ -1429,7 +1443,7 @@ begin
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
     if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
-        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.kind, b.options) ->> 'queue', p_kind => b.kind,
                                       p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
         from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
     end if;
@@ -1448,7 +1462,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jobs > 0 then
-        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+        perform forebay._record_event('backfill', forebay._backfill_options(kind, options) ->> 'queue', p_kind => kind, p_count => jobs,
                                       p_new => jsonb_build_object('query', left(query, 2000)));
     end if;
 end
@@ -1499,10 +1513,10 @@ $$;
 
 -- functions/backfill/options.sql
 
--- The options of a backfill with their defaults, checked.
+-- The options of a backfill with their defaults, checked. The default queue is that of the kind.
 --
 -- Errors: JQ001.
-create function forebay._backfill_options(p_options jsonb) returns jsonb
+create function forebay._backfill_options(p_kind text, p_options jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -1524,7 +1538,8 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
+        || v_given;
 end
 $$;
 
@@ -1537,11 +1552,11 @@ $$;
 --
 -- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
 -- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); and how many jobs wait in the queue already, in all and of the same priority.
+-- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -1570,7 +1585,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    select w.waiting, w.waiting_alike, w.queue into waiting, waiting_alike, queue from forebay.backfill_waiting_v1(kind, options) w;
     return next;
 end
 $$;
@@ -1600,7 +1615,7 @@ begin
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
     values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
-            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
+            backfill_record_v1.query, forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options), backfill_record_v1.key,
             backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
@@ -1608,7 +1623,7 @@ begin
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     perform forebay._record_event(
-        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
         p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
@@ -1715,7 +1730,7 @@ declare
     v_found constant text := format(
         '%s-%s', backfill_token_v1.jobs,
         left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
@@ -1732,17 +1747,19 @@ $$;
 
 -- grant: producer, worker
 
--- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of these jobs. Errors: JQ001 bad options.
-create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
+-- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is furthest behind: in all, and
+-- of one priority. It visits each of these jobs. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(kind text, options jsonb, out waiting bigint, out waiting_alike bigint, out queue text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
-    from (select sum(d.scheduled + d.ready + d.retrying) as waiting,
-                 sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
-          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
-          group by d.group_name) g
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint, max(o.options ->> 'queue')
+    from (select forebay._backfill_options(backfill_waiting_v1.kind, backfill_waiting_v1.options) as options) o
+    left join lateral (
+        select sum(d.scheduled + d.ready + d.retrying) as waiting,
+               sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
+        from forebay.depth(o.options ->> 'queue') d
+        group by d.group_name) g on true
 $$;
 
 
@@ -1766,7 +1783,7 @@ declare
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
-    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
     v_priority integer;
@@ -3054,7 +3071,7 @@ $$;
 -- Parameters:
 --   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job
+--   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
 --   priority        -32768 to 32767, lower first
 --   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
@@ -3070,7 +3087,7 @@ $$;
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
-    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    kind text, args jsonb default '{}', queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3088,11 +3105,11 @@ declare
 begin
     -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
     -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
+    -- 124 characters make at most 62 levels. A queue that is not given is looked up. The concatenation decompresses a value that comes compressed from a table.
     v_lane := case
         when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
              and jsonb_typeof(enqueue.args) = 'object'
-             and enqueue.priority between -32768 and 32767
+             and enqueue.queue is not null and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
@@ -3103,6 +3120,7 @@ begin
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
         if v_lane is null then
+            enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
@@ -3249,7 +3267,7 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -3287,7 +3305,7 @@ $$;
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
-    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    kind text, args jsonb[], queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3308,6 +3326,7 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
+    enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
@@ -3455,6 +3474,23 @@ $$;
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
+
+
+-- functions/enqueue/queue_of.sql
+
+-- grant: producer, worker, operator, reader
+
+-- The queue of a kind, as the worker that started last declares it; null when no worker has declared the kind. An enqueue without a
+-- queue goes there, or to `default`.
+--
+-- Errors: none.
+-- pages: 10
+create function forebay.queue_of(kind text) returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$ select k.queue from forebay.kind_queue k where k.kind = queue_of.kind $$;
 
 
 -- functions/enqueue/record_lane.sql
@@ -4848,6 +4884,50 @@ $$;
 create function forebay._served_from() returns integer
 language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
+
+
+-- functions/lease/record_kinds.sql
+
+-- grant: worker
+
+-- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
+-- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
+--
+-- Errors: JQ001 a bad name.
+-- Locks: the rows of the kinds that change, in their order.
+-- pages: 20 + 5 a kind
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+returns table (kind text, queue text, previous_queue text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+begin
+    if cardinality(p_kinds) <> cardinality(p_queues)
+       or exists (select from unnest(p_kinds, p_queues) n (kind, queue) where (n.kind ~ v_name and n.queue ~ v_name) is not true) then
+        raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
+            hint = 'Names have letters, digits and _ . : - only, at most 128.';
+    end if;
+    return query
+    with changed as (
+        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        from unnest(p_kinds, p_queues) n (kind, queue)
+        where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
+        order by n.kind collate "C"
+        on conflict on constraint kind_queue_pkey do update
+        set queue = excluded.queue, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by,
+            previous_queue = k.queue, previous_by = k.recorded_by,
+            alternated_at = case when excluded.queue = k.previous_queue then excluded.recorded_at else k.alternated_at end
+        where k.queue <> excluded.queue
+        returning k.kind, k.queue, k.previous_queue)
+    select c.kind, c.queue, c.previous_queue from changed c where c.previous_queue is not null;
+end
+$$;
 
 
 -- functions/lease/resign.sql
@@ -9869,7 +9949,7 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
@@ -9877,21 +9957,21 @@ begin
                 'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
                 'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1',
                 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'queue_known', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
-                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
-                'unfinished']
+                'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1',
+                'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'apply_queues', 'cancel', 'close_group', 'close_groups', 'compare_queues', 'dead_summary', 'depth',
                 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue',
                 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue', 'purge_dead',
-                'queue_known', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
-                'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'shard_queue', 'unfinished']
+                'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
-                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version',
-                'segment_held_by', 'unfinished']
+                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
+                'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -11069,7 +11149,7 @@ $$;
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
 -- pages: 150
 create function forebay.enqueue_unique(
-    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
@@ -11084,6 +11164,7 @@ declare
     v_problem text;
     v_made    record;
 begin
+    enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_problem := coalesce(
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
