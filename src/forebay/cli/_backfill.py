@@ -191,7 +191,7 @@ def backfill(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a job for each row of a table or a query, inside the database.
+    """Enqueue a job for each row of a table or query, in the database.
 
     One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be resumed. --query and
     --where are SQL that runs with your privileges. The queue is not looked up: name the queue that the kind's workers serve.

@@ -41,7 +41,7 @@ def dev(
     log_format: LogForm = "text",
     flags: dict[str, Any],
 ) -> None:
-    """Start a local PostgreSQL server, migrate it, and run a worker if an application is named.
+    """Start a local PostgreSQL server and migrate it; run a worker if an application is named.
 
     Ctrl-C stops it. The data is kept for the next start. The address `embedded` refers to this server.
     """
