@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.output import console
 from forebay.client import address_of
 from forebay.db.own import run_own
-from forebay.errors import ConfigError, DatabaseUnavailable, shown
+from forebay.errors import ConfigError, DatabaseUnavailable, SchemaError, shown
 from forebay.model.text import logger
 from forebay.ops.queues import queue_known
 
@@ -46,8 +46,8 @@ def check_queues_of_worker(app: App) -> None:
 def _is_in_use(dsn: str, queue: str) -> bool:
     try:
         has_jobs, is_served = run_own(dsn, queue_known(queue))
-    except DatabaseUnavailable:
-        return True  # The worker waits for the database, and reports it.
+    except (DatabaseUnavailable, SchemaError):
+        return True  # The worker waits for it, and reports it.
     return has_jobs or is_served
 
 

@@ -160,8 +160,8 @@ class Claimer:
             claiming.cancel()
 
     async def _claim_until_stopped(self) -> None:
-        failures = 0
-        while not self._signals.is_stopping:
+        signals = self._signals
+        while not signals.is_stopping:
             try:
                 if self._leases.current is None:
                     await self._leases.open()
@@ -170,29 +170,29 @@ class Claimer:
                     await self._leases.drop_missing_batches()
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
-                failures = 0
-                self._signals.outage.answered("claims")
+                signals.failed_claims = 0
+                signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
             except LeaseLost:
-                failures += 1
+                signals.failed_claims += 1
                 if self._leases.current is not None:
                     self._leases.lose(self._leases.current)
-                await self._signals.pause_in_outage(failures)
+                await signals.pause_in_outage(signals.failed_claims)
             except DatabaseUnavailable as error:
-                failures += 1
+                signals.failed_claims += 1
                 self._stats.reconnects += 1
-                self._signals.outage.failed("claims", error)
+                signals.outage.failed("claims", error)
                 self._leases.retire()
                 self._must_check_batches = True
-                await self._signals.pause_in_outage(failures)
+                await signals.pause_in_outage(signals.failed_claims)
             except (ForeignCluster, SchemaError) as error:
-                failures += 1
+                signals.failed_claims += 1
                 log.error("claims stopped: %s", error)
-                await self._signals.pause(5.0)
+                await signals.pause(5.0)
             except Exception as error:
-                failures += 1
-                if failures in {1, 10, 100}:
+                signals.failed_claims += 1
+                if signals.failed_claims in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
                     for holder in await holders_after_timeout(self._session, error):
                         log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
@@ -200,14 +200,14 @@ class Claimer:
                     # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
                     # be read: the claimed jobs are unknown.
                     self._leases.retire()
-                await self._signals.pause(
-                    reconnect_seconds(failures, random.random(), cap_seconds=5.0)
+                await signals.pause(
+                    reconnect_seconds(signals.failed_claims, random.random(), cap_seconds=5.0)
                 )
 
     async def _claim_once(self, lease: Lease) -> bool:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
-        settings = self._settings
-        self._signals.wake.clear()
+        settings, signals = self._settings, self._signals
+        signals.wake.clear()
         if self._notified and await self._claim_notified(lease):
             # All other lanes were polled a moment ago, and producers notify until the next poll.
             pause = self._polled_until - time.monotonic()
@@ -228,9 +228,11 @@ class Claimer:
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
         )
+        signals.has_polled = True
         self._only = frozenset(lane.lane for lane in lanes)
         self._only_until = called_at + settings.poll_seconds
         if not lanes:
+            signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = called_at + settings.poll_seconds
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
