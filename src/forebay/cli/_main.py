@@ -29,6 +29,7 @@ from forebay.cli import (
     _queues,
     _schema,
     _worker,
+    _workers,
 )
 from forebay.cli._added import Commands
 from forebay.cli.exit import (
@@ -75,6 +76,7 @@ program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
+program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)

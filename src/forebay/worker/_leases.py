@@ -52,6 +52,7 @@ class LeaseKeeper:
         name: the worker's name.
         queues: the queues that it serves.
         group: the consumer group that it serves in each queue.
+        describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
         waits_for_schema: wait while the schema is missing or too old; else raise.
     """
@@ -68,6 +69,7 @@ class LeaseKeeper:
         name: str,
         queues: Collection[str],
         group: str,
+        describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
         waits_for_schema: bool,
     ) -> None:
@@ -80,6 +82,7 @@ class LeaseKeeper:
         self._name = name
         self._queues = queues
         self._group = group
+        self._describe = describe
         self._on_groups = on_groups
         self._waits_for_schema = waits_for_schema
         self._groups: dict[int, str] = {}
@@ -120,6 +123,7 @@ class LeaseKeeper:
                         suspect_seconds=self._settings.lease_seconds
                         if self._session.is_pooled
                         else self._settings.suspect_seconds,
+                        details=self._describe(),
                     )
                 )
             except DatabaseUnavailable as error:

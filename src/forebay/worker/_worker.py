@@ -33,6 +33,7 @@ from forebay.worker._claimer import Claimer
 from forebay.worker._executor import Executor
 from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
+from forebay.worker._identity import identity
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._loop_watch import LoopWatch
@@ -104,6 +105,9 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
+        self._describe = identity(
+            self._settings, location=self._location, group=group, queues=self._weights
+        )
         self.stats = Stats()
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
@@ -277,6 +281,7 @@ class Worker:
             name=self.name,
             queues=self._weights,
             group=self._group,
+            describe=self._describe,
             on_groups=self._on_groups,
             waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
@@ -360,6 +365,10 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        concurrency = answer.concurrency or self._settings.concurrency
+        if concurrency != self._executor.slots.concurrency:
+            log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
+            self._executor.slots.resize(concurrency)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))
