@@ -35,6 +35,7 @@ from forebay.model import (
 )
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
+from forebay.model.declared import Queue, QueueDifference
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -66,6 +67,8 @@ __all__ = [
     "Mirror",
     "Once",
     "Outcome",
+    "Queue",
+    "QueueDifference",
     "Replace",
     "Retry",
     "RetryPolicy",

@@ -126,7 +126,7 @@ class Kind:
             name=name,
             function=function,
             arguments=arguments,
-            queue=queue,
+            queue=str(queue),  # a declared queue is a text with settings
             priority=priority,
             options=options or JobOptions(),
             retry=retry or RetryPolicy(),

@@ -14,6 +14,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from forebay.cli import (
+    _apply,
     _backfill,
     _config,
     _dead,
@@ -66,6 +67,7 @@ program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
+program.command("apply", rich_help_panel=_RUN)(_apply.apply)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)

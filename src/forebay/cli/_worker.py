@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.options import Dsn, Json, with_settings
@@ -75,6 +76,7 @@ def worker(
     found, location = load_app(app, app_dir)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     check_queues_of_worker(found)
+    report_differences(found, app)
     made = Worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )

@@ -225,6 +225,16 @@ def open_group(queue: str, name: str) -> Operation[int]:
     )
 
 
+def record_kinds(worker: str, queues: Mapping[str, str]) -> Operation[list[tuple[str, str, str]]]:
+    """Return the call that records the queues of kinds; it returns the kinds that had another one, with both queues."""
+    return Operation(
+        "select kind, queue, previous_queue from forebay.record_kinds_v1("
+        "%(worker)s, %(kinds)s::text[], %(queues)s::text[])",
+        lambda rows: [(str(kind), str(queue), str(before)) for kind, queue, before in rows],
+        {"worker": worker, "kinds": list(queues), "queues": list(queues.values())},
+    )
+
+
 def open_lease(
     worker: str,
     *,

@@ -51,6 +51,7 @@ class LeaseKeeper:
         stats: counts lost leases.
         name: the worker's name.
         queues: the queues that it serves.
+        kinds: the kinds of its application, with their queues.
         group: the consumer group that it serves in each queue.
         describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
@@ -68,6 +69,7 @@ class LeaseKeeper:
         stats: Stats,
         name: str,
         queues: Collection[str],
+        kinds: Mapping[str, str],
         group: str,
         describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
@@ -81,6 +83,7 @@ class LeaseKeeper:
         self._stats = stats
         self._name = name
         self._queues = queues
+        self._kinds = kinds
         self._group = group
         self._describe = describe
         self._on_groups = on_groups
@@ -162,9 +165,15 @@ class LeaseKeeper:
         return not isinstance(error, ForeignCluster)
 
     async def _open_groups(self) -> None:
-        """Open the worker's groups, with each lease: the opening of a group may have been lost with its server."""
+        """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
+        for kind, queue, before in await self._session.run(
+            protocol.record_kinds(self._name, self._kinds)
+        ):
+            log.info(
+                "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
+            )
         groups = {}
         for queue in self._queues:
             groups[await self._session.run(protocol.open_group(queue, self._group))] = queue

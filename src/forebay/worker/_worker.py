@@ -30,6 +30,7 @@ from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
+from forebay.worker._events import attempt_ended
 from forebay.worker._executor import Executor
 from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
@@ -49,9 +50,10 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.ops.protocol import HeartbeatAnswer
+    from forebay.model.attempts import AttemptEnded
+    from forebay.ops.protocol import Ended, HeartbeatAnswer
     from forebay.worker._application import Application
-    from forebay.worker._held import Batch, Lease
+    from forebay.worker._held import Batch, HeldJob, Lease
     from forebay.worker._messages import Start
 
 log = logger("forebay.worker")
@@ -76,6 +78,7 @@ class Worker:
         group: the consumer group to serve in each queue.
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
             location. Without a location suspects run in this process.
+        on_attempt: called with the end of each attempt, on the event loop; for tests.
 
     Raises:
         ConfigError: no queue to serve.
@@ -90,6 +93,7 @@ class Worker:
         settings: WorkerSettings | None = None,
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
+        on_attempt: Callable[[AttemptEnded], None] | None = None,
     ) -> None:
         self._app = app
         self._dsn = dsn
@@ -108,6 +112,7 @@ class Worker:
         self._describe = identity(
             self._settings, location=self._location, group=group, queues=self._weights
         )
+        self._on_attempt = on_attempt
         self.stats = Stats()
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
@@ -246,7 +251,12 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
-        outcomes = RecordedOutcomes(self._settler, self.stats, JobLog(self._app.kinds))
+        outcomes = RecordedOutcomes(
+            self._settler,
+            self.stats,
+            JobLog(self._app.kinds),
+            on_end=None if self._on_attempt is None else self._on_end,
+        )
         self._executor = Executor(
             self._app.kinds,
             settings,
@@ -280,6 +290,7 @@ class Worker:
             stats=self.stats,
             name=self.name,
             queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
             describe=self._describe,
             on_groups=self._on_groups,
@@ -337,6 +348,12 @@ class Worker:
     def _on_groups(self, groups: Collection[int]) -> None:
         self._leadership.set_groups(groups)
         self._claimer.forget_lanes()
+
+    def _on_end(self, held: HeldJob, ended: Ended | None) -> None:
+        assert self._on_attempt is not None
+        self._on_attempt(
+            attempt_ended(held, ended, kinds=self._app.kinds, group=self._group, worker=self.name)
+        )
 
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)
