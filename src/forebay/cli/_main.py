@@ -32,7 +32,8 @@ from forebay.cli import (
     _worker,
     _workers,
 )
-from forebay.cli._added import Commands
+from forebay.cli._added import AllCommands
+from forebay.cli._help import Commands
 from forebay.cli.exit import (
     ExitCode,
     exit_code,
@@ -48,13 +49,12 @@ from forebay.ops.events import acting_as
 #: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
 
-program = typer.Typer(
+program = Commands(
     name="forebay",
-    cls=Commands,
+    cls=AllCommands,
     help="Forebay is a transactional job queue and outbox for Python and PostgreSQL.",
     epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
     " configuration · 3 database not usable",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -66,9 +66,11 @@ create table forebay.applied_setting (
 
 comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
 
--- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared;
+-- changed_by, changed_at: the last change of the setting, of one that apply does not write.
 create type forebay._queue_difference as (
-    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text,
+    changed_by text, changed_at timestamptz);
 
 
 -- tables/backfill.sql
@@ -8110,6 +8112,9 @@ $$;
 --             application applied it. The database's value stays.
 --   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
 --
+-- changed_by and changed_at name who last changed a setting that is kept, in conflict or forgotten, as the event log has it. Each change
+-- is in the event log, with the actor "apply" and the name of the application.
+--
 -- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
 --
 -- Parameters:
@@ -8123,7 +8128,7 @@ $$;
 create function forebay.apply_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -8133,6 +8138,7 @@ declare
     v_row   record;
     v_start text;
     v_queue text;
+    v_actor constant text := current_setting('forebay.actor', true);
 begin
     if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
         raise exception using errcode = 'JQ001',
@@ -8142,6 +8148,7 @@ begin
     lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
     v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
 
+    perform set_config('forebay.actor', concat_ws(' by ', 'apply ' || apply_queues.app, nullif(v_actor, '')), true);
     for v_row in
         select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
         from unnest(v_all) d
@@ -8174,6 +8181,7 @@ begin
         end if;
     end loop;
 
+    perform set_config('forebay.actor', coalesce(v_actor, ''), true);
     delete from forebay.applied_setting a using unnest(v_all) d
     where a.queue = d.queue and a.setting = d.setting and d.code is null;
     insert into forebay.applied_setting (queue, setting, value, app, applied_at)
@@ -8321,7 +8329,7 @@ $$;
 create function forebay.compare_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -10627,7 +10635,7 @@ language sql stable
 set enable_seqscan = off
 set jit = off
 as $$
-    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action, e.changed_by, e.at
     from (
         select w.*, a.value, case
             when w.code is null and a.value is not distinct from w.initial then 'record'
@@ -10649,6 +10657,15 @@ as $$
             where d.queue is not null or l.app = p_app) w
         left join lateral (
             select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    left join lateral (
+        select coalesce(i.actor, i.role), i.at from forebay.event i
+        where c.action in ('kept', 'conflict', 'forget') and i.queue = c.queue and case
+            when c.setting = 'shards' then i.act = 'queues.shard'
+            when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
+            when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
+            else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
+        order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null
     order by c.queue, c.no nulls last, c.setting
 $$;
