@@ -28,3 +28,16 @@ class DeadLetter(models.Model):
 
     def __str__(self) -> str:
         return f"dead letter {self.dead_id}"
+
+
+class Queue(models.Model):
+    """A queue. The permission "change" allows pausing and resuming it."""
+
+    name = models.CharField(primary_key=True, max_length=128)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"queue {self.name}"
