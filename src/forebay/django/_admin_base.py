@@ -135,7 +135,7 @@ class LogAdmin(admin.ModelAdmin):
             raise PermissionDenied
         if not ids:
             messages.warning(request, "No rows selected.")
-        verb = request.POST.get("verb", next(iter(self.verbs)))
+        verb = request.POST.get("verb", next(iter(self.verbs), ""))
         if verb not in self.verbs:
             raise PermissionDenied
         count = 0

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.db import connections
 from django.urls import reverse
+from django.utils.timesince import timesince
 
 from forebay.db.drivers import run
 from forebay.django._admin_base import (
@@ -27,8 +28,9 @@ from forebay.django._admin_base import (
     short,
 )
 from forebay.django._app import app
-from forebay.django.models import DeadLetter, Job, Queue
-from forebay.errors import ForebayError, JobNotFound
+from forebay.django.models import DeadLetter, Job, Queue, Worker
+from forebay.doctor import human_bytes
+from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
 from forebay.model.text import call_text
 from forebay.ops.dead import REASONS
@@ -91,7 +93,10 @@ class JobAdmin(LogAdmin):
                     f"{status.state}, cancelling" if is_cancelling(status) else status.state,
                 ),
                 ("Why", waits and waits.answer),
-                ("Next step", waits and waits.hint),
+                (
+                    "Next step",
+                    waits.hint if waits and waits.cause not in ("retrying", "running") else None,
+                ),
                 ("Progress", progress and f"{progress.done:.0%} {progress.note}"),
                 ("Kind", status.kind),
                 ("Queue", f"{status.queue}, priority {status.priority}"),
@@ -221,7 +226,7 @@ class QueueAdmin(LogAdmin):
     """Queues with the numbers of their jobs by state, for each consumer group."""
 
     heads = (
-        "Queue", "Group", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
+        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
 
@@ -245,15 +250,16 @@ class QueueAdmin(LogAdmin):
         first = row[0]
         names = ("scheduled", "ready", "claimed", "running", "retrying", "dead")
         claims = [one.claimed_at for one in row if one.claimed_at is not None]
-        paused = f", paused since {first.paused_at:%Y-%m-%d %H:%M}" if first.paused_at else ""
+        state = f"paused for {timesince(first.paused_at, depth=1)}" if first.paused_at else "active"
         where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
         return {
             "id": first.queue,
+            "label": first.queue if first.group == "default" else f"{first.queue}, {first.group}",
             "url": f"{where}?{urlencode({'queue': first.queue})}",
             "can_act": True,
             "state": "retrying" if first.paused_at else "done",
             "cells": [
-                first.group + paused,
+                state,
                 *(f"{sum(getattr(one, name) for one in row):,}" for name in names),
                 max(claims, default="never"),
             ],
@@ -271,6 +277,53 @@ class QueueAdmin(LogAdmin):
         """Pause or resume a queue, for all its groups."""
         client("pause_queue" if verb == "Pause" else "resume_queue", key)
         return "Paused." if verb == "Pause" else "Resumed."
+
+
+@admin.register(Worker)
+class WorkerAdmin(LogAdmin):
+    """Running workers."""
+
+    heads = ("Worker", "Heartbeat", "Queues", "Running", "Slots", "Memory", "Version", "Started")
+
+    def get_urls(self) -> list[Any]:
+        """Omit the page of one worker."""
+        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
+
+    def newest(self, *, before: int | None, **filters: Any) -> Any:
+        """Return all workers."""
+        del before, filters
+        return client("workers", jobs=0)[: PAGE * 4]
+
+    def place(self, row: Any) -> Any:
+        """Return nothing: the page has all workers."""
+
+    def row(self, row: Any) -> dict[str, Any]:
+        """Return the cells of a worker."""
+        where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
+        queues = ", ".join(row.queues or ())
+        return {
+            "id": row.worker,
+            "url": f"{where}?state=running",
+            "can_act": False,
+            "state": "running",
+            "cells": [
+                f"{timesince(row.heartbeat_at, depth=1)} ago" if row.heartbeat_at else "never",
+                queues if row.group in (None, "default") else f"{queues} (group {row.group})",
+                row.running,
+                row.concurrency,
+                human_bytes(row.memory_bytes) if row.memory_bytes else "",
+                row.app_version or row.forebay_version or "",
+                row.started_at,
+            ],
+        }
+
+    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
+        """Refuse: a worker has no page."""
+        raise JobNotFound(number)
+
+    def act(self, key: Any, verb: str) -> str:
+        """Refuse: nothing is done with workers here."""
+        raise InvalidJob(verb, f"is not possible for worker {key}")
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:

@@ -41,3 +41,16 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return f"queue {self.name}"
+
+
+class Worker(models.Model):
+    """A running worker."""
+
+    name = models.CharField(primary_key=True, max_length=200)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"worker {self.name}"
