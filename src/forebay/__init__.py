@@ -34,6 +34,7 @@ from forebay.model import (
     Unique,
 )
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
@@ -50,6 +51,8 @@ __all__ = [
     "BackfillProgress",
     "Call",
     "Cancel",
+    "ChangePlan",
+    "ChangeResult",
     "Client",
     "Coalesce",
     "Context",
@@ -59,6 +62,7 @@ __all__ = [
     "Handler",
     "Idempotent",
     "Job",
+    "JobFilter",
     "JobHandle",
     "JobId",
     "JobOptions",

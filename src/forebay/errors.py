@@ -305,6 +305,21 @@ class BackfillNotFound(BackfillError):
     backfill_id: int | None
 
 
+class JobsChanged(ForebayError, kw_only=True):
+    """More jobs match than those of the token, or the token is that of another change; nothing was changed.
+
+    Attributes:
+        token: the token.
+        jobs: the number of jobs that match now.
+    """
+
+    sqlstate = "JQ042"
+    template = "token {token!r} is not that of this change, which would take {jobs} jobs now"
+    default_hint = "Do a new dry run. The token also covers the filter and the options."
+    token: str
+    jobs: int
+
+
 class GroupNotFound(ForebayError, kw_only=True):
     """The queue or group does not exist."""
 
