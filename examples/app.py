@@ -1,10 +1,20 @@
-"""Handlers. Run them with: forebay worker app:app"""
+"""Handlers, and the table that the producers in this folder share.
+
+Start it:
+
+    forebay migrate
+    forebay worker app:app
+
+A producer in another terminal gives it something to do: python producer.py
+"""
 
 from datetime import timedelta
 
 import forebay
 
 app = forebay.App()
+
+USERS = "create table if not exists users (id serial primary key, email text not null)"
 
 
 @app.job(queue="mail", timeout=30)

@@ -1,48 +1,56 @@
-"""asyncpg: a row and its job in one transaction, rolled back together, and a savepoint."""
+"""asyncpg: a row and its job in one transaction, rolled back together, and a savepoint.
+
+Start it, and in another terminal the worker that runs its jobs:
+
+    python asyncpg_producer.py
+    forebay worker app:app
+"""
 
 import asyncio
 
 import asyncpg
-from app import app, send_welcome
+from app import USERS, app, send_welcome
 from psycopg.conninfo import conninfo_to_dict
+
+INSERT = "insert into users (email) values ($1) returning id"
 
 
 async def main() -> None:
+    # Usually asyncpg.connect("postgresql://user@host/database").
     where = conninfo_to_dict(app.dsn)
     conn = await asyncpg.connect(
         host=where["host"], port=where["port"], user=where["user"], database=where["dbname"]
     )
-    await conn.execute("create table users (user_id serial primary key, name text not null)")
+    await conn.execute(USERS)
 
     # Both exist, or neither does.
     async with conn.transaction():
-        ann = await conn.fetchval("insert into users (name) values ('Ann') returning user_id")
+        ann = await conn.fetchval(INSERT, "ann@example.com")
         await send_welcome.aenqueue(conn, user_id=ann)
+    print("registered ann@example.com, with a job")
 
     # Rolled back together.
     try:
         async with conn.transaction():
-            bob = await conn.fetchval("insert into users (name) values ('Bob') returning user_id")
+            bob = await conn.fetchval(INSERT, "bob@example.com")
             await send_welcome.aenqueue(conn, user_id=bob)
-            raise RuntimeError("on second thoughts")
-    except RuntimeError:
-        pass
+            raise ValueError("on second thoughts")
+    except ValueError:
+        print("rolled back bob@example.com, and the job")
 
     # Rolling back to a savepoint removes only the jobs enqueued inside it.
     async with conn.transaction():
-        eve = await conn.fetchval("insert into users (name) values ('Eve') returning user_id")
+        eve = await conn.fetchval(INSERT, "eve@example.com")
         await send_welcome.aenqueue(conn, user_id=eve)
         try:
             async with conn.transaction():
                 await send_welcome.aenqueue(conn, user_id=eve, locale="it")
-                raise RuntimeError("one is enough")
-        except RuntimeError:
-            pass
+                raise ValueError("one is enough")
+        except ValueError:
+            print("registered eve@example.com, with one job of two")
 
     await conn.close()
-    jobs = await app.async_client().jobs()
-    assert [job.args for job in jobs] == [{"user_id": eve}, {"user_id": ann}]
 
 
-asyncio.run(main())
-app.run_worker(until_idle=True)
+if __name__ == "__main__":
+    asyncio.run(main())

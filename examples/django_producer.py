@@ -1,10 +1,14 @@
 """Django: a model's row and its job in one transaction.
 
-A project has the settings in its settings module; here everything is in one file.
+A project has the settings in its settings module; here everything is in one file. Start it, and in another
+terminal the worker that runs its jobs:
+
+    python django_producer.py
+    forebay worker app:app
 """
 
 import django
-from app import app, send_welcome
+from app import USERS, app, send_welcome
 from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
 
@@ -27,40 +31,46 @@ from django.db import connection, models, transaction  # noqa: E402 - after the 
 
 
 class User(models.Model):  # noqa: DJ008
-    name = models.TextField()
+    id = models.AutoField(primary_key=True)
+    email = models.TextField()
 
     class Meta:
         app_label = "shop"
+        db_table = "users"
+        managed = False  # the examples share the table; a project leaves this line out
 
 
-with connection.schema_editor() as editor:
-    editor.create_model(User)
+def main() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(USERS)
 
-# Both exist, or neither does.
-with transaction.atomic():
-    ann = User.objects.create(name="Ann")
-    send_welcome.enqueue(connection, user_id=ann.pk)
-
-# Rolled back together.
-try:
+    # Both exist, or neither does.
     with transaction.atomic():
-        bob = User.objects.create(name="Bob")
-        send_welcome.enqueue(connection, user_id=bob.pk)
-        raise RuntimeError("on second thoughts")
-except RuntimeError:
-    pass
+        ann = User.objects.create(email="ann@example.com")
+        send_welcome.enqueue(connection, user_id=ann.pk)
+    print("registered ann@example.com, with a job")
 
-# Rolling back to a savepoint removes only the jobs enqueued inside it.
-with transaction.atomic():
-    eve = User.objects.create(name="Eve")
-    send_welcome.enqueue(connection, user_id=eve.pk)
+    # Rolled back together.
     try:
         with transaction.atomic():
-            send_welcome.enqueue(connection, user_id=eve.pk, locale="it")
-            raise RuntimeError("one is enough")
-    except RuntimeError:
-        pass
+            bob = User.objects.create(email="bob@example.com")
+            send_welcome.enqueue(connection, user_id=bob.pk)
+            raise ValueError("on second thoughts")
+    except ValueError:
+        print("rolled back bob@example.com, and the job")
 
-assert [job.args for job in app.client().jobs()] == [{"user_id": eve.pk}, {"user_id": ann.pk}]
-app.run_worker(until_idle=True)
-connection.close()
+    # Rolling back to a savepoint removes only the jobs enqueued inside it.
+    with transaction.atomic():
+        eve = User.objects.create(email="eve@example.com")
+        send_welcome.enqueue(connection, user_id=eve.pk)
+        try:
+            with transaction.atomic():
+                send_welcome.enqueue(connection, user_id=eve.pk, locale="it")
+                raise ValueError("one is enough")
+        except ValueError:
+            print("registered eve@example.com, with one job of two")
+    connection.close()
+
+
+if __name__ == "__main__":
+    main()

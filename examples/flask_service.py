@@ -1,4 +1,11 @@
-"""Flask: one session for each request, and the job in its transaction."""
+"""Flask: one session for each request, and the job in its transaction.
+
+Start it, register a user, and start the worker that runs the jobs:
+
+    flask --app flask_service run
+    curl -sS -d email=ann@example.com http://127.0.0.1:5000/users
+    forebay worker app:app
+"""
 
 import psycopg
 import sqlalchemy as sa
@@ -19,40 +26,29 @@ class Base(DeclarativeBase):
 
 class User(Base):
     __tablename__ = "users"
-    user_id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str]
+    id: Mapped[int] = mapped_column(primary_key=True)
+    email: Mapped[str]
 
 
-service = Flask(__name__)
+def create_app() -> Flask:
+    Base.metadata.create_all(engine)
+    app = Flask(__name__)
+    app.teardown_appcontext(end_session)
+    app.add_url_rule("/users", view_func=register, methods=["POST"])
+    return app
 
 
-@service.teardown_appcontext
 def end_session(_error: BaseException | None) -> None:
     session.remove()  # rolls back what was not committed
 
 
-@service.post("/users")
 def register() -> dict[str, int]:
-    user = User(name=request.form["name"])
+    user = User(email=request.form["email"])
     session.add(user)
     session.flush()
-    send_welcome.enqueue(session, user_id=user.user_id)
-    if user.name == "Bob":
+    send_welcome.enqueue(session, user_id=user.id)
+    if user.email.startswith("bob"):
         abort(409, "on second thoughts")  # neither Bob nor his job
-    answer = {"user_id": user.user_id}
+    answer = {"user_id": user.id}
     session.commit()
     return answer
-
-
-Base.metadata.create_all(engine)
-browser = service.test_client()
-assert browser.post("/users", data={"name": "Ann"}).json == {"user_id": 1}
-assert browser.post("/users", data={"name": "Bob"}).status_code == 409
-assert browser.post("/users", data={"name": "Eve"}).json == {"user_id": 3}
-assert [job.args for job in jobs.client().jobs()] == [{"user_id": 3}, {"user_id": 1}]
-
-# In production, run a separate process: forebay worker app:app
-jobs.run_worker(until_idle=True)
-with session() as reading:
-    assert reading.scalars(sa.select(User.name).order_by(User.user_id)).all() == ["Ann", "Eve"]
-engine.dispose()

@@ -1,50 +1,55 @@
-"""A producer needs no library: it calls a SQL function, from any language or from a trigger."""
+"""A producer needs no library: it calls a SQL function, from any language or from a trigger.
 
-import os
+Start it, and in another terminal its worker:
+
+    python sql_producer.py
+    forebay worker sql_producer:app
+"""
 
 import psycopg
 
 import forebay
 
 app = forebay.App()
-indexed: list[int] = []
 
 
-@app.job(queue="index")
-def reindex(document_id: int) -> None:
-    indexed.append(document_id)
+@app.job(queue="articles")
+def reindex(article_id: int) -> None:
+    print(f"article {article_id} indexed")
 
 
-with psycopg.connect(os.environ["FOREBAY_DATABASE_URL"], autocommit=True) as conn:
-    conn.execute(
-        """
-        create table document (document_id bigint generated always as identity, body text);
+SCHEMA = """
+create table if not exists article (
+    article_id bigint generated always as identity primary key, body text);
 
-        create function enqueue_reindex() returns trigger language plpgsql as $$
-        begin
-            perform forebay.enqueue(
-                'reindex', jsonb_build_object('document_id', new.document_id), queue => 'index');
-            return null;
-        end $$;
+create or replace function enqueue_reindex() returns trigger language plpgsql as $$
+begin
+    perform forebay.enqueue(
+        'reindex', jsonb_build_object('article_id', new.article_id), queue => 'articles');
+    return null;
+end $$;
 
-        create trigger reindex after insert or update on document
-        for each row execute function enqueue_reindex();
-        """
-    )
-    # Every write of a document enqueues a job in the same transaction, through this trigger.
-    conn.execute("insert into document (body) values ('one'), ('two')")
-    conn.execute("begin")
-    conn.execute("insert into document (body) values ('three')")
-    conn.execute("rollback")
+create or replace trigger reindex after insert or update on article
+for each row execute function enqueue_reindex();
+"""
 
-    # One statement, a job for each row of a query.
-    conn.execute(
-        """
-        select forebay.enqueue_many(
-            'reindex', array_agg(jsonb_build_object('document_id', document_id)), queue => 'index')
-        from document
-        """
-    )
+if __name__ == "__main__":
+    with psycopg.connect(app.dsn, autocommit=True) as conn:
+        conn.execute(SCHEMA)
+        # Every write of an article enqueues a job in the same transaction, through this trigger.
+        conn.execute("insert into article (body) values ('one'), ('two')")
+        print("wrote 2 articles, each with a job")
+        conn.execute("begin")
+        conn.execute("insert into article (body) values ('three')")
+        conn.execute("rollback")
+        print("rolled back an article, and its job")
 
-app.run_worker(until_idle=True)
-assert sorted(indexed) == [1, 1, 2, 2]
+        # One statement, a job for each row of a query.
+        conn.execute(
+            """
+            select forebay.enqueue_many(
+                'reindex', array_agg(jsonb_build_object('article_id', article_id)), queue => 'articles')
+            from article
+            """
+        )
+        print("enqueued a job for each article")

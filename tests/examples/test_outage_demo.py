@@ -1,11 +1,13 @@
 """scripts/demo --outage in a short form: what it promises, and that it would notice."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from tests.examples.conftest import EXAMPLES
 
 KEYS = {
-    "writes", "failed_writes", "deadline_ms", "write_p99_ms_before", "write_p99_ms_during", "old_order_lost",
+    "writes", "failed_writes", "deadline_ms", "limit_ms", "write_p99_ms_before", "write_p99_ms_during",
+    "write_p99_ms_after", "others_before", "others_during", "others_after", "old_order_lost",
     "missing_after", "stale_after", "orphaned_after", "recovery_seconds", "dsn", "target",
 }  # fmt: skip
 
@@ -62,12 +65,16 @@ def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(
         assert found["behind_at_most"] > 0
         for name in ("failed_writes", "lost_writes", "missing_after", "stale_after", "orphaned_after", "jobs_after"):  # fmt: skip
             assert found[name] == 0, name
-        # How fast it was is judged in a long run: a busy machine stands still for seconds. Nothing else may fail.
-        most = found["deadline_ms"] + 1.5 * found["write_p99_ms_before"]
-        is_fast = found["write_p99_ms_during"] <= most
-        assert is_fast or not is_long
-        assert answer.returncode == (0 if is_fast else 1), answer.stdout + answer.stderr
-        assert "black hole" in answer.stderr
+        # How fast it was is judged in a long run on a quiet machine. Nothing else may fail.
+        phases = ("before", "during", "after")
+        is_fast = all(found[f"write_p99_ms_{phase}"] <= found["limit_ms"] for phase in phases)
+        is_busy = any((found[f"others_{phase}"] or 0) >= 0.15 for phase in phases)
+        assert is_fast or is_busy or not is_long
+        status = 0 if is_fast or is_busy else 1
+        assert answer.returncode == status, answer.stdout + answer.stderr
+        for text in ("black hole", "the backlog is worked off", "after it, while"):
+            assert text in answer.stderr
+        assert ("no request waited for the index" in answer.stderr) is is_fast
         assert plot.read_text().startswith("<?xml")
         with psycopg.connect(found["dsn"]) as conn, psycopg.connect(found["target"]) as index:
             items = conn.execute(
@@ -100,20 +107,90 @@ def outage_run(monkeypatch):
     return run
 
 
+def a_result(outage_run, **values):
+    """A run in which all went well, but for these values."""
+    good = {field.name: 0 for field in fields(outage_run.Result)} | {
+        "writes": 100, "deadline_ms": 250, "limit_ms": 500, "write_p99_ms_before": 10.0, "write_p99_ms_during": 265.0,
+        "write_p99_ms_after": 60.0, "others_before": 0.02, "others_during": None, "others_after": 0.1,
+        "recovery_seconds": 3.0, "behind_at_most": 50, "old_order_lost": 7, "plot": None,
+    }  # fmt: skip
+    return outage_run.Result(**good | values)
+
+
 def test_a_broken_promise_is_not_a_success(outage_run):
     """
-    Each number that must be 0, slow writes, no recovery, and an outage that nothing noticed.
+    Each number that must be 0, no recovery, and an outage that nothing noticed.
     """
-    good = {field.name: 0 for field in fields(outage_run.Result)} | {
-        "writes": 100, "deadline_ms": 250, "write_p99_ms_before": 10.0, "write_p99_ms_during": 265.0,
-        "recovery_seconds": 3.0, "behind_at_most": 50, "old_order_lost": 7,
-    }  # fmt: skip
-    assert outage_run.Result(**good).is_right
+    assert a_result(outage_run).is_right
     for name, value in [
         *((name, 1) for name in ("failed_writes", "lost_writes", "missing_after", "stale_after", "orphaned_after", "jobs_after")),
-        ("write_p99_ms_during", 265.1), ("recovery_seconds", None), ("behind_at_most", 0), ("old_order_lost", 0),
+        ("recovery_seconds", None), ("behind_at_most", 0), ("old_order_lost", 0),
     ]:  # fmt: skip
-        assert not outage_run.Result(**good | {name: value}).is_right, name
+        assert not a_result(outage_run, **{name: value}).is_right, name
+
+
+def test_the_closing_sentence_says_what_the_run_has_shown(outage_run):
+    """
+    Each of the three times is judged by itself: a slow time before the outage excuses no slow time in it. On a busy machine slow
+    times prove nothing, and fast ones do.
+    """
+    from annotations.outage.view import verdict
+
+    fast = "Nothing was lost, and no request waited for the index."
+    assert str(verdict(a_result(outage_run))) == fast
+    assert str(verdict(a_result(outage_run, others_after=0.9))) == fast
+    for phase in ("before", "during", "after"):
+        slow = {f"write_p99_ms_{phase}": 4600.4}
+        said = str(verdict(a_result(outage_run, **slow)))
+        assert "Nothing was lost, but" in said
+        assert "4,600 ms" in said
+        for busy in ("before", "during", "after"):
+            said = str(verdict(a_result(outage_run, **slow, **{f"others_{busy}": 0.15})))
+            assert "The machine was busy" in said
+            assert "no request waited" not in said
+    assert "must not happen" in str(verdict(a_result(outage_run, lost_writes=1, others_after=0.9)))
+
+
+def test_the_table_has_the_times_before_during_and_after(outage_run):
+    """
+    On 80 columns no line is cut or wrapped; how busy the machine was is a line only if it was.
+    """
+    from annotations.outage.view import View
+    from rich.console import Console
+
+    for others, lines in ((0.02, 0), (0.6, 1)):
+        out = io.StringIO()
+        console = Console(file=out, width=80, height=24)
+        View(console).result(a_result(outage_run, others_during=others), [])
+        text = out.getvalue()
+        assert text.count("p99 of writes") == 3
+        assert "after it, while the backlog was worked off" in text
+        assert text.count("of the machine used by other programs") == lines
+        assert max(map(len, text.splitlines())) <= 80
+        assert len(text.splitlines()) == 20 + lines
+
+
+def test_work_of_other_programs_is_sent_from_ours(outage_run):
+    """
+    A busy process counts as ours if it descends from us, also after its end; without numbers nothing is said.
+    """
+    from annotations.outage.machine import Machine, Use, share_of_others
+
+    if Machine([]).use() is None:
+        pytest.skip("the system does not report processor time")
+    machine = Machine([])
+    before = machine.use()
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    after = machine.use()
+    assert after.ours - before.ours >= 0.45
+    assert after.busy - before.busy >= after.ours - before.ours - 0.1
+    assert share_of_others(Use(0, 0, 0), Use(100, 60, 40)) == 0.2
+    assert (
+        share_of_others(Use(0, 0, 0), Use(100, 40, 41)) == 0
+    )  # the two are not read at the same moment
+    assert share_of_others(None, before) is None
+    assert share_of_others(before, before) is None
 
 
 def test_the_times_of_an_outage_part_the_requests(outage_run):
@@ -139,3 +216,30 @@ def test_the_times_of_an_outage_part_the_requests(outage_run):
         percentile([Request("read", 0, n / 1000, is_done=True) for n in range(1, 101)], 0.99) == 100
     )
     assert percentile([], 0.99) == 0
+
+
+def test_people_go_on_writing_until_the_backlog_is_worked_off(outage_run, monkeypatch):
+    """
+    Not before the end of the outage; with the jobs of the last seconds left; and not for ever.
+    """
+    sent = []
+    monkeypatch.setattr(outage_run, "send_line", lambda _, line: sent.append(line))
+    monkeypatch.setattr(outage_run, "Ledger", lambda *_: None)
+
+    def stops(healed_at, now, jobs, behind=0):
+        sent.clear()
+        outage = outage_run._Outage(
+            None, SimpleNamespace(event=lambda *_: None), None, None, dsn="", target="", writes=100
+        )
+        outage._rate, outage.record.healed_at = 10.0, healed_at
+        counts = outage_run.Counts(100, behind, 0, 0, jobs, 0, 0)
+        for _ in range(2):
+            outage._look_at_the_backlog(None, now, counts)
+        assert len(sent) <= 1
+        return bool(sent), outage.record.caught_up_at
+
+    assert stops(None, 50.0, 0) == (False, None)
+    assert stops(40.0, 50.0, 61) == (False, None)
+    assert stops(40.0, 50.0, 60, behind=11) == (False, None)
+    assert stops(40.0, 50.0, 60, behind=10) == (True, 50.0)
+    assert stops(40.0, 161.0, 5000, behind=5000) == (True, None)

@@ -23,6 +23,11 @@ What a reader does not need to see goes into a comment and runs all the same::
     <!-- hidden sql
     create table users (id bigint primary key);
     -->
+
+A page shows numbers, such as the id of a job, that are others in the reader's database. What is 1041 in
+the blocks from here on is what the query returns::
+
+    <!-- number 1041: select max(job_id) from forebay.jobs() -->
 """
 
 import os
@@ -31,7 +36,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,8 @@ _COMMAND_SECONDS_MAX = 120
 _BLOCK = re.compile(
     r"""
     ^<!--[ ]hidden[ ](?P<hidden>\w+)\n(?P<hidden_code>.*?)^-->
+    |
+    ^<!--[ ]number[ ](?P<number>\d+):[ ](?P<query>[^\n]*?)[ ]-->$
     |
     (?:^<!--[ ](?P<directive>not[ ]run|file|fails|runs[ ]until):[ ]*(?P<argument>[^\n]*?)[ ]*-->\n+)?
     ^(?P<indent>[ ]*)(?P<fence>```+)(?P<language>\w*)[^\n]*\n(?P<code>.*?)^[ ]*(?P=fence)[ ]*$
@@ -77,6 +84,10 @@ def read_blocks(file: Path) -> list[Block]:
     text = file.read_text(encoding="utf-8")
     blocks = []
     for match in _BLOCK.finditer(text):
+        if match["number"]:
+            line = text.count("\n", 0, match.start()) + 1
+            blocks.append(Block(file, line, "number", match["query"], argument=match["number"]))
+            continue
         hidden = match["hidden"]
         group = "hidden_code" if hidden else "code"
         language = {"sh": "bash", "shell": "bash", "py": "python"}.get(
@@ -101,6 +112,7 @@ class Session:
     folder: Path
     environment: Mapping[str, str]
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    numbers: dict[str, str] = field(default_factory=dict)
 
     def run(self, block: Block) -> None:
         """Run one block.
@@ -110,6 +122,8 @@ class Session:
         """
         if block.directive == "not run":
             return
+        for shown, real in self.numbers.items():
+            block = replace(block, code=re.sub(rf"\b{shown}\b", real, block.code))
         if block.directive == "file":
             (self.folder / block.argument).write_text(block.code, encoding="utf-8")
         run: Callable[[Block], None] = getattr(self, f"_run_{block.language}")
@@ -129,6 +143,13 @@ class Session:
         # Empty lines in front make the line numbers of a traceback those of the file.
         code = "\n" * (block.line - 1) + block.code
         exec(compile(code, block.file, "exec"), self.namespace)
+
+    def _run_number(self, block: Block) -> None:
+        with psycopg.connect(self.dsn) as conn:
+            row = conn.execute(block.code).fetchone()  # type: ignore[arg-type]  # the file's own words
+        if row is None or row[0] is None:
+            raise BlockError(f"{block}: there is no number {block.argument}")
+        self.numbers[block.argument] = str(row[0])
 
     def _run_sql(self, block: Block) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:

@@ -1,24 +1,54 @@
-"""Every code block of the README and the documentation, and every example, runs."""
+"""Every code block of the README and the documentation, and every example, runs: in reading order, on one database."""
 
+import ast
 import os
+import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.project.code_blocks import BlockError, Session, read_blocks
+from tests.support.fix_db import migrated_database
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-FILES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").rglob("*.md")),
+DOCS = ROOT / "docs"
+#: The order of the site's navigation is the order in which a newcomer reads.
+READING_ORDER = [
+    DOCS / name
+    for name in re.findall(
+        r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    if (DOCS / name).exists()
 ]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))  # applications in folders: tests/examples
+FIRST = [ROOT / "README.md", DOCS / "tutorial" / "first-job.md"]
+#: producer.py first: it is the shortest.
+EXAMPLES = sorted(
+    (ROOT / "examples").glob("*.py"), key=lambda file: (file.stem != "producer", file)
+)
+FILES = [
+    *dict.fromkeys(
+        [
+            *FIRST,
+            *READING_ORDER,
+            *sorted(DOCS.rglob("*.md")),
+            *sorted((ROOT / "examples").rglob("*.md")),
+        ]
+    )
+]
 #: Pages that start many workers, or wait as their reader would.
 LONG = {
+    "README.md",
     "docs/howto/backfill.md",
     "docs/howto/dead-letters.md",
     "docs/howto/django.md",
@@ -38,6 +68,13 @@ NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.direc
 def a_page(file: Path):
     name = str(file.relative_to(ROOT))
     return pytest.param(file, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+
+
+@pytest.fixture(scope="module")
+def database(server, template):
+    """One database for all pages and examples: a reader has one."""
+    with migrated_database(server, template) as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -60,11 +97,28 @@ def environment(database, tmp_path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("file", [a_page(file) for file in FILES if read_blocks(file)])
-def test_the_blocks_of_a_page_run_in_order(file, database, environment, tmp_path, monkeypatch):
+def with_examples() -> Iterator:
+    """The pages, and after the tutorial the examples, as a newcomer takes them."""
+    for file in FILES:
+        if read_blocks(file):
+            yield a_page(file)
+        if file == FIRST[-1]:
+            for example in EXAMPLES:
+                yield pytest.param(example, id=str(example.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("file", list(with_examples()))
+def test_a_reader_runs_everything_in_order_on_one_database(
+    file, database, environment, tmp_path, monkeypatch
+):
     """
-    A reader who types what the page says, from its top, gets what the page says.
+    A reader who types what the page says, from its top, gets what the page says, whatever was read before it and left
+    in the same database. An example starts as its first lines say, and starts again.
     """
+    if file.suffix == ".py":
+        start_as_its_first_lines_say(file, commands_of(file), database, environment)
+        start_as_its_first_lines_say(file, commands_of(file)[:1], database, environment)
+        return
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -94,19 +148,118 @@ def test_a_block_that_is_not_run_says_why():
     assert not [str(block) for block in NOT_RUN if not block.argument]
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in EXAMPLES]
-)
-def test_an_example_runs(file, environment):
+def test_a_page_can_be_read_again(database, environment, tmp_path, monkeypatch):
     """
-    An example runs to its end on a migrated database.
+    The README's program and the tutorial's, once more on the same database.
     """
-    answer = subprocess.run(
-        [sys.executable, "-W", "error", file],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    for file in FIRST:
+        for block in read_blocks(file):
+            if block.directive == "file" or block.language == "python":
+                (tmp_path / f"again_{file.stem}.py").write_text(block.code, encoding="utf-8")
+                if block.directive == "file":
+                    (tmp_path / block.argument).write_text(block.code, encoding="utf-8")
+                answer = subprocess.run(
+                    [sys.executable, f"again_{file.stem}.py"],
+                    check=False,
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                )
+                assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def commands_of(example: Path) -> list[str]:
+    """The commands in an example's first lines."""
+    text = ast.get_docstring(ast.parse(example.read_text(encoding="utf-8"))) or ""
+    commands = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    assert commands, f"{example.name} does not say how to start it"
+    return commands
+
+
+def start_as_its_first_lines_say(
+    example: Path, lines: list[str], database: str, environment: dict[str, str]
+) -> None:
+    """Type each command; servers run until the others have ended, and workers until they are idle."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **environment,
+        "UVICORN_PORT": str(port),
+        "FLASK_RUN_PORT": str(port),
+        "PYTHONWARNINGS": "error",
+    }
+    with psycopg.connect(database) as conn:
+        (before,) = conn.execute("select coalesce(max(job_id), 0) from forebay.jobs()").fetchone()
+    with closing(Commands(example, environment, port)) as commands:
+        for line in lines:
+            commands.run(line)
+    with psycopg.connect(database) as conn:
+        wrong = conn.execute(
+            """
+            select job_id, state, args from forebay.jobs(most => 1000) job
+            where job_id > %s and kind = 'send_welcome'
+                and not exists (select from users where id = (args ->> 'user_id')::int)
+            """,
+            [before],
+        ).fetchall()
+        assert not wrong, f"jobs of users that were rolled back: {wrong}"
+        if lines != commands_of(example):
+            return
+        unfinished = conn.execute(
+            "select job_id, kind, state from forebay.jobs(most => 1000)"
+            " where job_id > %s and state not in ('done', 'scheduled', 'cancelled', 'dead')",
+            [before],
+        ).fetchall()
+        assert not unfinished
+
+
+class Commands:
+    """Runs what a person would type in one terminal after the other."""
+
+    def __init__(self, example: Path, environment: dict[str, str], port: int) -> None:
+        self.folder = example.parent
+        self.environment = environment
+        self.port = port
+        self.servers: list[subprocess.Popen] = []
+
+    def run(self, command: str) -> None:
+        words = shlex.split(command)
+        if words[0] in {"uvicorn", "flask"}:
+            server = subprocess.Popen(words, cwd=self.folder, env=self.environment)
+            self.servers.append(server)
+            wait_for(lambda: self.answers() or server.poll() is not None, 60)
+            assert server.poll() is None, command
+            return
+        if words[0] == "curl":
+            address = re.sub(r":\d+/", f":{self.port}/", words[-1])
+            data = words[words.index("-d") + 1].encode() if "-d" in words else None
+            with urllib.request.urlopen(
+                urllib.request.Request(address, data, method="POST")
+            ) as answer:
+                assert "user_id" in answer.read().decode()
+            return
+        if words[:2] == ["forebay", "worker"]:
+            words.append("--until-idle")
+        answer = subprocess.run(
+            words,
+            check=False,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+
+    def answers(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.send_signal(signal.SIGINT)
+        for server in self.servers:
+            server.wait(30)

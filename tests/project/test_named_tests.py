@@ -55,14 +55,16 @@ def test_every_guarantee_names_a_test():
     assert [s.splitlines()[0] for s in sections if not NAMED.search(s)] == []
 
 
-def test_every_how_to_is_linked_from_the_readme():
+def test_every_page_is_in_the_navigation_of_the_site():
     """
-    The README's list is the index of the documentation: a page that is not in it is not found.
+    A page that is not in it is not found. Decision records are listed by their index.
     """
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    pages = sorted(page.name for page in (ROOT / "docs" / "howto").glob("*.md"))
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    docs = ROOT / "docs"
+    pages = sorted(page.relative_to(docs).as_posix() for page in docs.rglob("*.md"))
     assert pages
-    missing = [page for page in pages if f"(docs/howto/{page})" not in readme]
+    listed = set(re.findall(r"([\w/-]+\.md)$", navigation, re.MULTILINE))
+    missing = [page for page in pages if page not in listed and not page.startswith("decisions/0")]
     assert not missing, missing
 
 

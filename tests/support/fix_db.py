@@ -83,13 +83,7 @@ def database(
     server: EmbeddedServer, template: str, via_pooler: PgBouncer | None, hostile: Hostile | None
 ) -> Iterator[str]:
     """The address of a fresh database with the migrated schema, dropped afterwards."""
-    with fresh_database(server, template) as dsn:
-        with psycopg.connect(dsn) as conn:
-            # A copy of a database is a foreign one; this one is meant to be at home here.
-            conn.execute(
-                "update forebay.cluster set database_oid ="
-                " (select oid from pg_database where datname = current_database())"
-            )
+    with migrated_database(server, template) as dsn:
         if hostile is not None:
             yield hostile.address(dsn)
         elif via_pooler is not None:
@@ -154,6 +148,19 @@ def _keep_few_segments(dsn: str) -> None:
 
 
 _numbers = count(1)
+
+
+@contextmanager
+def migrated_database(server: EmbeddedServer, template: str) -> Iterator[str]:
+    """Lend a copy of the template in which jobs run."""
+    with fresh_database(server, template) as dsn:
+        with psycopg.connect(dsn) as conn:
+            # A copy of a database is a foreign one; this one is meant to be at home here.
+            conn.execute(
+                "update forebay.cluster set database_oid ="
+                " (select oid from pg_database where datname = current_database())"
+            )
+        yield dsn
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -57,10 +58,13 @@ def main() -> int:
         return 1
     if options.json:
         print(json.dumps(asdict(result)))
-    return 0 if result.is_right else 1
+    # On a busy machine slow requests prove nothing.
+    return 0 if result.is_right and (result.is_fast or result.was_busy) else 1
 
 
 if __name__ == "__main__":
+    # End as with Ctrl-C, so that the services and both servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main())
     except KeyboardInterrupt:

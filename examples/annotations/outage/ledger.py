@@ -5,6 +5,8 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from annotations.outage.machine import Use, share_of_others
+
 ITEMS = "select annotation_id, version from annotation where not deleted"
 COPIES = "select id, version from documents where not gone"
 JOBS = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int from forebay.depth('mirror')"
@@ -100,8 +102,10 @@ class Record:
         measured_at: when the rate was known.
         cut_at: when broker and index became a black hole.
         healed_at: when they answered again.
+        caught_up_at: when the backlog was worked off, under load.
         ended_at: when the load ended.
-        equal_at: when the index was right again, with no job left.
+        equal_at: when the index was right, with no job left.
+        uses: the use of the machine, over time; None where the system does not report it.
     """
 
     requests: list[Request] = field(default_factory=list[Request])
@@ -109,8 +113,10 @@ class Record:
     measured_at: float = 0.0
     cut_at: float | None = None
     healed_at: float | None = None
+    caught_up_at: float | None = None
     ended_at: float | None = None
     equal_at: float | None = None
+    uses: list[tuple[float, Use | None]] = field(default_factory=list[tuple[float, "Use | None"]])
 
     def writes(self) -> list[Request]:
         return [r for r in self.requests if r.kind in ("create", "edit", "delete")]
@@ -129,6 +135,13 @@ class Record:
 
     def after(self, requests: list[Request]) -> list[Request]:
         return [] if self.healed_at is None else [r for r in requests if r.at >= self.healed_at]
+
+    def share_of_others(self, begin: float | None, end: float | None) -> float | None:
+        """Return the share of the machine that others used between two times; None if it is not known."""
+        if begin is None or end is None:
+            return None
+        uses = [use for at, use in self.uses if begin <= at <= end]
+        return share_of_others(uses[0], uses[-1]) if uses else None
 
 
 def percentile(requests: list[Request], share: float) -> float:

@@ -4,9 +4,9 @@ Each request starts at its planned time, whether earlier ones were answered or n
 requests during a stall show it. The process first measures how much the machine can do, and then
 uses six tenths of that.
 
-Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. Its output
-is lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as
-time.monotonic() has it.
+Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. It makes at
+least that many writes, and continues until its input has a line or ends. Its output is lines of JSON: {"rate": ...}, then
+{"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as time.monotonic() has it.
 """
 
 import asyncio
@@ -163,13 +163,17 @@ async def find_rate(people: People, most: float) -> float:
 
 
 async def steadily(
-    rate: float, count: int | None, act: Callable[[], Coroutine[Any, Any, None]]
+    rate: float,
+    act: Callable[[], Coroutine[Any, Any, None]],
+    is_enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Start an action at a rate, a number of times, and wait for all of them."""
+    """Start an action at a rate until the number of starts is enough, and wait for all of them."""
     begun = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     try:
-        for number in itertools.count() if count is None else range(count):
+        for number in itertools.count():
+            if is_enough(number):
+                break
             await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
             task: asyncio.Task[None] = asyncio.create_task(act())
             running.add(task)
@@ -195,10 +199,11 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
 
     beside = [
         asyncio.create_task(telling()),
-        asyncio.create_task(steadily(rate / 10, None, people.read)),
-        asyncio.create_task(steadily(min(old_rate, rate), None, people.write_old)),
+        asyncio.create_task(steadily(rate / 10, people.read)),
+        asyncio.create_task(steadily(min(old_rate, rate), people.write_old)),
     ]
-    await steadily(rate, writes - warm, people.write)
+    stop = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    await steadily(rate, people.write, lambda number: number >= writes - warm and stop.done())
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)

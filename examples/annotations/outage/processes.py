@@ -114,9 +114,14 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def send(process: subprocess.Popen[str], line: str) -> None:
-    """Send a process a line, and wait for its answer."""
+def send_line(process: subprocess.Popen[str], line: str) -> None:
+    """Send a process a line."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
+
+
+def send(process: subprocess.Popen[str], line: str) -> None:
+    """Send a process a line, and wait for its answer."""
+    send_line(process, line)
     line_of(process)

@@ -133,14 +133,22 @@ class View:
         )
         add(result.failed_writes, "failed", must_be_zero=True)
         add(result.lost_writes, "answered with success and not in the database", must_be_zero=True)
-        add(result.write_p99_ms_before, "ms p99 before the outage")
-        add(
-            result.write_p99_ms_during,
-            f"ms p99 in it; the deadline for the index is {result.deadline_ms} ms",
-        )
+        for p99, when in (
+            (result.write_p99_ms_before, "before the outage"),
+            (result.write_p99_ms_during, f"in it; the deadline for the index is {result.deadline_ms} ms"),
+            (result.write_p99_ms_after, "after it, while the backlog was worked off"),
+        ):  # fmt: skip
+            style = "bold red" if p99 > result.limit_ms else "bold"
+            rows.add_row(Text(f"{p99:,}", style), f"ms, p99 of writes {when}")
+        if result.others is not None and result.was_busy:
+            busy = Text(f"{100 * result.others:.0f} %", "bold yellow")
+            rows.add_row(busy, "of the machine used by other programs")
         gap()
         add(result.behind_at_most, "annotations missing or outdated in the index, at most")
-        add(result.recovery_seconds, "seconds from the end of the outage until it was right")
+        add(
+            result.recovery_seconds,
+            "seconds from the end of the outage until it was right, under load",
+        )
         add(result.missing_after, "missing in the index", must_be_zero=True)
         add(result.stale_after, "stale there", must_be_zero=True)
         add(result.orphaned_after, "there and deleted here", must_be_zero=True)
@@ -151,20 +159,30 @@ class View:
             Text(f"{result.old_order_lost:,}", "bold red"),
             "never indexed, and no component knows which",
         )
-        add(result.old_order_p99_ms_during, "ms p99 in the outage")
+        add(result.old_order_p99_ms_during, "ms, p99 of its writes in the outage")
         self._console.print()
         self._console.print(rows)
         self._console.print()
-        if result.is_right:
-            self._console.print(
-                Text("Nothing was lost, and no request waited for the index.", "bold green")
-            )
-        else:
-            self._console.print(Text("This must not happen: please report it.", "bold red"))
+        self._console.print(verdict(result))
         if result.plot:
             self._console.print(f"The plot: {result.plot}")
         for line in how_to_look:
             self._console.print(Text(line), soft_wrap=True)
+
+
+def verdict(result: Result) -> Text:
+    """Return the sentence under the table."""
+    if not result.is_right:
+        return Text("This must not happen: please report it.", "bold red")
+    if result.is_fast:
+        return Text("Nothing was lost, and no request waited for the index.", "bold green")
+    slow = f"writes took up to {result.slowest_ms:,.0f} ms (p99; at most {result.limit_ms} ms expected)"
+    if result.was_busy:
+        return Text(
+            f"Nothing was lost. The machine was busy, and {slow}. Repeat this on a quiet machine.",
+            "bold yellow",
+        )
+    return Text(f"Nothing was lost, but {slow}. Please report it.", "bold red")
 
 
 def _panel(title: str, rows: Sequence[tuple[str, str, str]]) -> Panel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.table import Table
@@ -15,13 +15,15 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.doctor import Finding, Level
-from forebay.doctor.examine import examine
+from forebay.doctor import Finding, Level, counted
+from forebay.doctor.examine import examine, examine_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from forebay.model.explanation import Explanation
 
 _MARKS: Final = {
     Level.ERROR: ("✗", "bold red"),
@@ -31,12 +33,28 @@ _MARKS: Final = {
 }
 
 
-def doctor(*, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Find problems of the database and show their remedies.
+def doctor(
+    *,
+    job: Annotated[
+        int | None,
+        typer.Option(
+            "--job", metavar="JOB_ID", help="Explain why this job does not run.", show_default=False
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also show the checks that passed.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Find problems of the database and show their remedies; with --job, find why a job does not run.
 
-    The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error.
+    The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error, or no such job.
     """
     address = address_of(dsn)
+    if job is not None:
+        _explain(job, asyncio.run(examine_job(address, job)), as_json)
+        return
     found = asyncio.run(examine(address))
     worst = min(found, key=lambda finding: finding.level.rank).level
     if as_json:
@@ -45,11 +63,49 @@ def doctor(*, dsn: Dsn = None, as_json: Json = False) -> None:
         )
     else:
         out = console()
-        out.print(_report(found))
-        out.print()
-        out.print(_summary(found))
+        shown = [finding for finding in found if verbose or finding.level is not Level.OK]
+        if shown:
+            out.print(_report(shown))
+            out.print()
+        out.print(_summary(found, verbose=verbose))
     if worst is Level.ERROR:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
+    is_unknown = any(one.cause == "unknown" for one in found)
+    if as_json:
+        print_json({"job_id": job_id, "explanations": found})
+    else:
+        out = console()
+        for number, one in enumerate(found):
+            if number:
+                out.print()
+            group = f", group {one.group}" if len(found) > 1 else ""
+            out.print(Text(f"job {job_id}{group}", style="bold"))
+            rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+            rows.add_column(no_wrap=True)
+            rows.add_column(no_wrap=True, style="dim")
+            rows.add_column(overflow="fold", style="dim")
+            is_free = one.cause == "soon"
+            for place, step in enumerate(one.steps, 1):
+                mark, style = _MARKS[
+                    Level.OK if is_free or place < len(one.steps) else Level.NOTICE
+                ]
+                rows.add_row(Text(mark, style=style), step.question, Text(step.answer))
+            out.print(rows)
+            out.print()
+            out.print(answer_text(one))
+    if is_unknown:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def answer_text(explanation: Explanation) -> Text:
+    """Return the answer and the next step."""
+    text = Text(explanation.answer[:1].upper() + explanation.answer[1:] + ".", style="bold")
+    if explanation.hint:
+        text.append(f"\n→ {explanation.hint}", style="not bold")
+    return text
 
 
 def _report(found: Sequence[Finding]) -> RenderableType:
@@ -73,7 +129,7 @@ def _report(found: Sequence[Finding]) -> RenderableType:
     return rows
 
 
-def _summary(found: Sequence[Finding]) -> Text:
+def _summary(found: Sequence[Finding], *, verbose: bool) -> Text:
     counts = Counter(finding.level for finding in found)
     line = Text()
     for level in Level:
@@ -83,4 +139,9 @@ def _summary(found: Sequence[Finding]) -> Text:
         line = Text(f"{counts[level]} {noun}", _MARKS[level][1]) + (
             Text(", ") + line if line else line
         )
-    return line or Text("no problems found", style="bold green")
+    line = line or Text("no problems found", style="bold green")
+    if not verbose:
+        line.append(
+            f"; {counted(counts[Level.OK], 'check')} passed, -v shows them", style="dim not bold"
+        )
+    return line

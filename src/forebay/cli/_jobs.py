@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from forebay.cli import _change
 from forebay.cli._hints import HintedCommands
-from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
+from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
     attempt_of,
@@ -26,9 +26,18 @@ from forebay.cli.output import (
     table,
 )
 from forebay.client import Client
-from forebay.model.status import CancelAnswer, JobHistory, JobStatus
+from forebay.model import JobState
+from forebay.model.explanation import Explanation
+from forebay.model.status import JobHistory, JobStatus
 
-commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
+commands = typer.Typer(
+    cls=HintedCommands,
+    help="Jobs: list, show, cancel, retry, reschedule, reprioritise.",
+    no_args_is_help=True,
+)
+
+for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
+    commands.command(_act.__name__)(_act)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -96,11 +105,13 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
         print_json([_with_history(job, histories.get(job.group)) for job in found])
         return
     out = console()
+    waiting = any(not job.state.is_final and job.state is not JobState.RUNNING for job in found)
+    answers = {one.group: one for one in client.explain(job_id)} if waiting else {}
     for number, job in enumerate(found):
         if number:
             out.print()
         history = histories.get(job.group)
-        out.print(_facts(job, history))
+        out.print(_facts(job, history, answers.get(job.group)))
         for error in history.errors if history else ():
             out.print(failure_headline(error))
         if history and history.result and history.result.problem is None:
@@ -109,47 +120,6 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
     if found[0].args:
         out.print()
         out.print(json_text(found[0].args))
-
-
-@commands.command("cancel")
-def cancel(
-    job_ids: Annotated[list[int], typer.Argument(metavar="JOB_ID...", help="The jobs.")],
-    *,
-    group: Group = None,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
-    """Cancel jobs.
-
-    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done.
-    Exit code 1: a job has already ended, or does not exist.
-    """
-    client = Client(dsn)
-    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
-    if as_json:
-        print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-    failed = False
-    for job_id, answer in answers.items():
-        if answer in ("already ended", "unknown"):
-            failed = True
-            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
-        elif not as_json:
-            console().print(_cancelled(client, job_id, group, answer))
-    if failed:
-        raise typer.Exit(ExitCode.FAILED)
-
-
-def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
-    match answer:
-        case "cancelled":
-            return f"job {job_id} is cancelled"
-        case "requested":
-            return f"job {job_id} is in a worker: cancellation requested"
-        case "already ended":
-            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
-            return f"job {job_id} is already {' and '.join(sorted(states))}"
-        case "unknown":
-            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"
 
 
 def _queue(job: JobStatus) -> str:
@@ -171,13 +141,15 @@ def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, objec
     }
 
 
-def _facts(job: JobStatus, history: JobHistory | None) -> object:
+def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> object:
     rows = facts_table()
     rows.add_row("job", Text.assemble((str(job.job_id), "bold"), f"  {job.kind}"))
     state = state_text(job.state)
     if job.cancel_requested and not job.state.is_final:
         state.append(", cancellation requested", style="yellow")
     rows.add_row("state", state)
+    if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
+        rows.add_row("waits", waits.answer)
     rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (

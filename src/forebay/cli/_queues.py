@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli import _change
 from forebay.cli._hints import HintedCommands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue
@@ -19,8 +20,12 @@ from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
 commands = typer.Typer(
-    cls=HintedCommands, help="Queues: list, pause, resume, shard, limit.", no_args_is_help=True
+    cls=HintedCommands,
+    help="Queues: list, pause, resume, purge, shard, limit.",
+    no_args_is_help=True,
 )
+
+commands.command("purge")(_change.purge)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

@@ -24,7 +24,10 @@ from forebay.doctor import (
     judge_installed,
     without_workers,
 )
+from forebay.doctor._trouble import AFTER_WHICH_TROUBLE_COUNTS, TROUBLES, with_trouble
 from forebay.errors import DatabaseUnavailable, ForebayError
+from forebay.model.explanation import Explanation
+from forebay.ops.explain import explain_job
 
 _STATEMENT_SECONDS: Final = 5
 
@@ -44,13 +47,7 @@ async def examine(dsn: str) -> list[Finding]:
     Raises:
         DatabaseUnavailable: the database cannot be reached.
     """
-    session = Session(
-        dsn,
-        name="forebay doctor",
-        call_seconds=3.0 * _STATEMENT_SECONDS,
-        lock_timeout="1s",
-        settings=_SETTINGS,
-    )
+    session = _session(dsn)
     try:
         missing = judge_installed(*await session.run(installed()))
         found = [driver(), connection(is_pooled=session.is_pooled)]
@@ -67,6 +64,37 @@ async def examine(dsn: str) -> list[Finding]:
         return without_workers(found)
     finally:
         await session.close()
+
+
+async def examine_job(dsn: str, job_id: int) -> list[Explanation]:
+    """Return why a job does not run, one entry for each group of its queue.
+
+    Where the job should start soon, or only lacks a worker, a problem of the database is the answer.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be reached.
+        SchemaError: the database has no schema, or an old one.
+    """
+    session = _session(dsn)
+    try:
+        found = await session.run(explain_job(job_id))
+        if all(one.cause not in AFTER_WHICH_TROUBLE_COUNTS for one in found):
+            return found
+        checks = [check for check in CHECKS if check.name in TROUBLES]
+        seen = [finding for check in checks for finding in await _look(session, check)]
+        return [with_trouble(one, seen) for one in found]
+    finally:
+        await session.close()
+
+
+def _session(dsn: str) -> Session:
+    return Session(
+        dsn,
+        name="forebay doctor",
+        call_seconds=3.0 * _STATEMENT_SECONDS,
+        lock_timeout="1s",
+        settings=_SETTINGS,
+    )
 
 
 async def read_catalog(dsn: str) -> dict[str, str]:

@@ -73,6 +73,9 @@ class Mirror(MirrorJobs):
         lag: the time until accepted writes can be read; None takes the target's ``lag_seconds``, or 0 without one.
         timeout: how long one call of the source or the target may take.
         direct_timeout: how long ``write_now`` may take in all.
+        write_share: the share of the time in which the jobs of one process write to the target, above 0 and at most 1. They
+            write in short calls, one at a time, with a rest after each, so that other work continues beside a backlog. 1: in
+            calls for all items of a pass, several at a time, without a rest.
         thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.
@@ -110,6 +113,7 @@ class Mirror(MirrorJobs):
         lag: float | timedelta | None = None,
         timeout: float | timedelta = 30.0,
         direct_timeout: float | timedelta = 0.5,
+        write_share: float = 0.5,
         thresholds: Thresholds | None = None,
     ) -> None:
         where = f"mirror {name}"
@@ -124,6 +128,8 @@ class Mirror(MirrorJobs):
             raise ConfigError(
                 where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
             )
+        if not 0 < write_share <= 1:
+            raise ConfigError(where, f"write_share is {write_share}, not above 0 and at most 1")
         self.name = name
         self.source = source
         self.target = target
@@ -149,6 +155,7 @@ class Mirror(MirrorJobs):
             hashes=self._hashes,
             lag_seconds=self._lag,
             call_seconds=call_seconds,
+            write_share=write_share,
         )
         #: Keeps the counts of direct writes, samples and audits.
         self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)

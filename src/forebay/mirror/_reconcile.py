@@ -25,6 +25,7 @@ from forebay.mirror._model import (
     checked_seen,
     with_digest,
 )
+from forebay.mirror._write_share import UNLIMITED, NoTurn, WriteShare
 from forebay.model import Dead, Outcome, Retry, Snooze
 from forebay.model.outcome import Endings
 
@@ -177,6 +178,7 @@ class Reconciler:
         hashes: documents go to the target with their digests.
         lag_seconds: the time until accepted writes can be read.
         call_seconds: how long one call may take.
+        write_share: the share of the time in which calls write to the target.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class Reconciler:
         hashes: bool,
         lag_seconds: float,
         call_seconds: float,
+        write_share: float,
     ) -> None:
         self._name = name
         self._source = source
@@ -202,6 +205,7 @@ class Reconciler:
         self._lag = lag_seconds
         self._seconds = call_seconds
         self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
+        self._write_share = WriteShare(write_share)
         self._is_reported_open = False
         #: When the last postponed job returns, on the clock of ``time.monotonic``.
         self._back_at = 0.0
@@ -373,10 +377,10 @@ class Reconciler:
         accepted: list[Item] = []
         for cls, function in ((Document, self._target.write), (Gone, self._target.delete)):
             part = [i for i in _open(work) if i.verdict is not None and isinstance(i.entry, cls)]
-            failures = await self._apply(work, function, [item.entry for item in part])
+            sent, failures = await self._apply(work, function, [item.entry for item in part])
             self._fail_all(work, failures)
-            if work.trouble is None:  # Otherwise the state of the others is unknown.
-                accepted += [item for item in part if item.is_open]
+            # Of the others the state is unknown.
+            accepted += [item for item in part if item.is_open and item.id in sent]
         for item in accepted:
             item.count(f"mirrored.{item.verdict}")
             for place in item.places:
@@ -415,38 +419,59 @@ class Reconciler:
 
     async def _apply(
         self, work: Pass, function: Callable[..., Any], entries: Sequence[Any]
-    ) -> dict[Id, Exception]:
+    ) -> tuple[set[Id], dict[Id, Exception]]:
+        """Write or delete, in turns; return the ids that were sent and answered, and the failures."""
         failures: dict[Id, Exception] = {}
+        sent: set[Id] = set()
 
         async def send(part: Sequence[Any]) -> None:
             failures.update(checked_errors(await self._call(function, part)))
+            sent.update(_id(entry) for entry in part)
 
-        errors = await self._failures_apart(work, send, entries)
-        return failures | errors
+        errors = await self._failures_apart(work, send, entries, self._write_share)
+        return sent, failures | errors
 
     async def _failures_apart(
-        self, work: Pass, send: Callable[[Sequence[Any]], Awaitable[None]], entries: Sequence[Any]
+        self,
+        work: Pass,
+        send: Callable[[Sequence[Any]], Awaitable[None]],
+        entries: Sequence[Any],
+        share: WriteShare = UNLIMITED,
     ) -> dict[Id, Exception]:
         """Make a bulk call; if it fails as a whole, repeat it in halves to find the failing items.
 
         When that takes too many calls, the rest is postponed. When a store is unavailable, that becomes the pass's trouble,
         and no further call is made.
+
+        Args:
+            work: the pass.
+            send: makes a call.
+            entries: what it is for.
+            share: decides when the next call may be made, and for how many entries.
         """
         failures: dict[Id, Exception] = {}
         waiting = deque([entries] if entries else [])
-        calls = 0
-        until = time.monotonic() + 2 * self._seconds
+        #: Calls from the first on that failed as a whole, and the end of the search.
+        calls, until = 0, 0.0
         while waiting and work.trouble is None:
             part = waiting.popleft()
             if calls >= CALLS_MAX or (calls > 0 and time.monotonic() > until):
                 failures.update((_id(entry), _LeftOver()) for entry in part)
                 continue
-            calls += 1
+            calls += calls > 0
             try:
-                await send(part)
+                async with share.turn(len(part), self._seconds) as size:
+                    if size < len(part):
+                        waiting.appendleft(part[size:])
+                        part = part[:size]
+                    await send(part)
+            except NoTurn:
+                failures.update((_id(entry), _LeftOver()) for entry in part)
             except UNAVAILABLE as error:
                 work.trouble = error
             except Exception as error:
+                if calls == 0:
+                    calls, until = 1, time.monotonic() + 2 * self._seconds
                 if len(part) == 1:
                     failures[_id(part[0])] = error
                 else:
@@ -467,7 +492,9 @@ class Reconciler:
 
     def _fail(self, item: Item, error: Exception) -> None:
         if isinstance(error, _LeftOver):
-            self._postpone(item, 1.0, "other items fail; this one was not tried")
+            self._postpone(
+                item, 1.0, "other items fail or are written first; this one was not tried"
+            )
         else:
             item.count("rejected")
             item.ending = error

@@ -13,8 +13,9 @@ from forebay.ops.operation import Operation, ResultRows, scalar
 #: Most rows of a list.
 LIST_MAX: Final = 1000
 
-_STATUS: Final = """\
-select json_build_object(
+#: A JSON object with the members of ``JobStatus``, of a row ``j`` of ``forebay.job``; the caller closes the bracket.
+STATUS: Final = """\
+json_build_object(
     'job_id', j.job_id, 'group', j.group_name, 'state', j.state, 'queue', j.queue,
     'priority', j.priority, 'kind', j.kind, 'args', j.args, 'attempt', j.attempt,
     'max_attempts', j.max_attempts, 'enqueued_at', j.enqueued_at, 'run_at', j.run_at,
@@ -24,10 +25,10 @@ select json_build_object(
     'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as,
     'redriven_from_dead_id', j.redriven_from_dead_id, 'dead_id', j.dead_id"""
 
-_JOB: Final = f"{_STATUS})::text from forebay.job(%(job_id)s::bigint) j"
+_JOB: Final = f"select {STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 
 _JOBS: Final = f"""\
-{_STATUS}, 'place', j.place)::text
+select {STATUS}, 'place', j.place)::text
 from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => %(state)s,
                   most => %(limit)s::integer, before => %(before)s::bigint) j"""
 

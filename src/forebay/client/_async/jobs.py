@@ -10,8 +10,9 @@ from forebay.db.drivers import AsyncConnection
 from forebay.db.own import await_own_async
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
+from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
-from forebay.ops import jobs, results
+from forebay.ops import explain, jobs, results
 
 T = TypeVar("T")
 
@@ -26,6 +27,17 @@ class AsyncJobs(AsyncClientBase):
             JobNotFound: the job does not exist: it is past retention, or not committed.
         """
         return await self._run(conn, jobs.job(job_id))
+
+    async def explain(
+        self, job_id: int, *, conn: AsyncConnection | None = None
+    ) -> list[Explanation]:
+        """Return why a job does not run, one entry for each consumer group of its queue.
+
+        A job that is not visible gets one entry with the cause ``"unknown"``. The call reads every waiting job of the
+        queue: seconds for millions of jobs. It needs the rights of an operator or reader. ``forebay doctor --job`` also
+        looks for trouble of the database.
+        """
+        return await self._run(conn, explain.explain_job(job_id))
 
     async def job_history(
         self, job_id: int, *, conn: AsyncConnection | None = None

@@ -11,8 +11,9 @@ from forebay.db.drivers import SyncConnection
 from forebay.db.own import await_own
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
+from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
-from forebay.ops import jobs, results
+from forebay.ops import explain, jobs, results
 
 T = TypeVar("T")
 
@@ -27,6 +28,15 @@ class Jobs(ClientBase):
             JobNotFound: the job does not exist: it is past retention, or not committed.
         """
         return self._run(conn, jobs.job(job_id))
+
+    def explain(self, job_id: int, *, conn: SyncConnection | None = None) -> list[Explanation]:
+        """Return why a job does not run, one entry for each consumer group of its queue.
+
+        A job that is not visible gets one entry with the cause ``"unknown"``. The call reads every waiting job of the
+        queue: seconds for millions of jobs. It needs the rights of an operator or reader. ``forebay doctor --job`` also
+        looks for trouble of the database.
+        """
+        return self._run(conn, explain.explain_job(job_id))
 
     def job_history(self, job_id: int, *, conn: SyncConnection | None = None) -> list[JobHistory]:
         """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""

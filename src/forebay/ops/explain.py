@@ -1,0 +1,50 @@
+"""Why does this job not run: read the facts, and follow the decision tree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.model.explanation import Explanation
+from forebay.model.status import Failure, JobStatus
+from forebay.ops.jobs import STATUS, checked_id
+from forebay.ops.operation import Operation
+from forebay.policy.explanation import Facts, explain, explain_absence
+
+if TYPE_CHECKING:
+    from forebay.ops.operation import ResultRows
+
+_EXPLAIN: Final = f"""\
+select json_build_object(
+    'facts', f.facts || jsonb_build_object('read_at', clock_timestamp()),
+    'job', case when f.group_name is not null then {STATUS}) end,
+    'errors', coalesce(h.errors, '[]'))::text
+from forebay.explain_job(%(job_id)s::bigint) f
+left join forebay.job(%(job_id)s::bigint) j on j.group_name = f.group_name
+left join forebay.job_history(%(job_id)s::bigint) h on h.group_name = f.group_name
+where f.group_name is null or j.job_id is not null"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    facts: Facts
+    job: JobStatus | None
+    errors: list[Failure]
+
+
+def explain_job(job_id: int) -> Operation[list[Explanation]]:
+    """Return the call that finds why a job does not run, for each group of its queue."""
+
+    def decode(rows: ResultRows) -> list[Explanation]:
+        read = [msgspec.convert(json.loads(text), _Read) for (text,) in rows]
+        return [
+            explain_absence(job_id, one.facts)
+            if one.job is None
+            else explain(one.job, one.errors, one.facts)
+            for one in read
+        ]
+
+    return Operation(_EXPLAIN, decode, {"job_id": checked_id(job_id, "job_id")})

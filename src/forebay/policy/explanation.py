@@ -1,0 +1,375 @@
+"""Why does this job not run? One decision tree over facts; the first question that holds the job back has the answer.
+
+``docs/howto/troubleshooting.md`` has the same questions in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from forebay.model import JobState
+from forebay.model.explanation import Cause, Explanation, Step
+from forebay.model.status import Failure, JobStatus
+from forebay.policy.retry import human_duration
+
+#: A due job that is not ready after this time is overdue; workers look for due jobs about once a second.
+_OVERDUE_SECONDS: Final = 15.0
+
+#: The number from which on jobs before this one are not counted.
+_COUNTED_MAX: Final = 10_000
+
+_ERROR_CHARACTERS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What ``forebay.explain_job`` found; its header explains the names.
+
+    The group is None if no such job is visible; only the last three facts are present then.
+    """
+
+    read_at: datetime
+    is_same_cluster: bool = True
+    paused_at: datetime | None = None
+    closing_at: datetime | None = None
+    is_suspect: bool = False
+    is_served: bool = False
+    is_watched: bool = False
+    workers: Sequence[str] = ()
+    others: Sequence[str] = ()
+    last_claim_at: datetime | None = None
+    last_claim_by: str | None = None
+    last_claim_alive: bool = False
+    holder: dict[str, Any] | None = None
+    ordering_key: str | None = None
+    key_job: int | None = None
+    limit_key: str | None = None
+    limits: dict[str, float | None] | None = None
+    running: int = 0
+    key_running: int = 0
+    permits: int | None = None
+    key_permits: int | None = None
+    next_start_at: datetime | None = None
+    key_next_start_at: datetime | None = None
+    before: int = 0
+    last_id: int = 0
+    is_past_retention: bool = False
+    writers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The answer to one question; with a cause it ends the search."""
+
+    answer: str
+    cause: Cause | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    job: JobStatus
+    facts: Facts
+    errors: Sequence[Failure]
+
+    @property
+    def queue(self) -> str:
+        name = f"queue {self.job.queue}"
+        return name if self.job.group == "default" else f"{name}, group {self.job.group}"
+
+    def ago(self, instant: datetime | None) -> str:
+        return "never" if instant is None else f"{self.length(instant)} ago"
+
+    def length(self, instant: datetime) -> str:
+        seconds = abs((self.facts.read_at - instant).total_seconds())
+        return human_duration(round(seconds) if seconds >= 10 else round(seconds, 1))
+
+    def last_error(self) -> str:
+        if not self.errors:
+            return ""
+        last = self.errors[-1]
+        text = ": ".join(part for part in (last.type, last.message) if part).partition("\n")[0]
+        if len(text) > _ERROR_CHARACTERS_MAX:
+            text = text[: _ERROR_CHARACTERS_MAX - 1] + "…"
+        return f": {text}" if text else ""
+
+
+def explain(job: JobStatus, errors: Sequence[Failure], facts: Facts) -> Explanation:
+    """Return why a job does not run in one group."""
+    case = _Case(job, facts, errors)
+    steps = [Step("job", f"kind {job.kind}, enqueued {case.ago(job.enqueued_at)}")]
+    for question, answer in _QUESTIONS:
+        found = answer(case)
+        if found is None:
+            continue
+        steps.append(Step(question, found.answer))
+        if found.cause is not None:
+            return _explanation(job.job_id, job.group, found.cause, found, steps)
+    found = _Found(
+        f"nothing holds it back: an idle worker of {case.queue} takes it within seconds",
+        hint="If it stays so, look for trouble of the database: forebay doctor",
+    )
+    return _explanation(job.job_id, job.group, "soon", found, steps)
+
+
+def explain_absence(job_id: int, facts: Facts) -> Explanation:
+    """Return why no job with an id is visible."""
+    hint = None
+    if job_id > facts.last_id:
+        what = f"no job {job_id} was ever enqueued here: the newest number is {facts.last_id}"
+        hint = "Check the database that you and the producer use: forebay config"
+    elif facts.is_past_retention:
+        what = (
+            f"job {job_id} is not kept any more: jobs of its time have ended, and retention removed them"
+            if job_id
+            else "no job has the id 0"
+        )
+    elif facts.writers:
+        what = f"job {job_id} is not committed, or was rolled back"
+        hint = f"A transaction that has enqueued jobs is open: {', '.join(facts.writers)}"
+    else:
+        what = f"no job has the id {job_id}: its transaction was rolled back, or another row has this number"
+        hint = "Look for an error or a rollback after the enqueue in the producer."
+    return _explanation(job_id, None, "unknown", _Found(what, hint=hint), [Step("job", what)])
+
+
+def _explanation(
+    job_id: int, group: str | None, cause: Cause, found: _Found, steps: Sequence[Step]
+) -> Explanation:
+    return Explanation(
+        job_id=job_id, group=group, cause=cause, answer=found.answer, hint=found.hint, steps=steps
+    )
+
+
+def _ended(case: _Case) -> _Found:
+    job = case.job
+    if not job.state.is_final:
+        return _Found(f"no, it is {job.state}")
+    when = f" {case.ago(job.ended_at)}" if job.ended_at else ""
+    hint = None
+    match job.state:
+        case JobState.DONE:
+            what = f"it is done: it ended{when}" + (f" on {job.worker}" if job.worker else "")
+        case JobState.CANCELLED:
+            what = f"it was cancelled{when}"
+        case JobState.EXPIRED:
+            what = f"it expired{when}: no worker started it in time"
+            hint = f"To run it again: forebay dead redrive --job {job.job_id}"
+        case _:
+            what = f"it is dead after attempt {job.attempt}{case.last_error()}"
+            hint = (
+                f"See forebay dead show --job {job.job_id}; after a fix:"
+                f" forebay dead redrive --job {job.job_id}"
+            )
+    if job.redriven_as is not None:
+        what += f"; it was redriven as job {job.redriven_as}"
+        hint = f"forebay doctor --job {job.redriven_as}"
+    return _Found(what, "ended", hint)
+
+
+def _restored(case: _Case) -> _Found | None:
+    if case.facts.is_same_cluster:
+        return None
+    return _Found(
+        "the database was copied or restored from another cluster: no job runs until you decide",
+        "restored",
+        "forebay adopt --resume runs the waiting jobs, forebay adopt --discard drops them.",
+    )
+
+
+def _due(case: _Case) -> _Found:
+    job = case.job
+    if job.run_at is None:
+        return _Found("yes")
+    if job.run_at <= case.facts.read_at:
+        late = f"due since {case.length(job.run_at)}, and no worker has made it ready"
+        if (case.facts.read_at - job.run_at).total_seconds() < _OVERDUE_SECONDS:
+            return _Found("since a moment")
+        hint = "Start a worker: any worker makes the due jobs of all queues ready."
+        return _Found(f"it is {late}", "overdue", hint)
+    wait = f"in {case.length(job.run_at)}"
+    if job.state is JobState.RETRYING:
+        what = f"attempt {job.attempt} starts {wait}; the last one failed{case.last_error()}"
+        return _Found(what, "retrying", f"See forebay jobs show {job.job_id}")
+    if case.errors and case.errors[-1].outcome == "unknown kind":
+        worker = case.errors[-1].worker or "its worker"
+        return _Found(
+            f"{worker} has no handler for {job.kind}: it is tried again {wait}",
+            "no handler",
+            f"Start a worker whose app has {job.kind}, or serve {case.queue} by such workers only.",
+        )
+    return _Found(f"it is scheduled to start {wait}", "scheduled")
+
+
+def _held(case: _Case) -> _Found | None:
+    job, holder = case.job, case.facts.holder
+    if not job.state.is_held:
+        return None
+    worker = (holder or {}).get("worker") or job.worker or "a worker"
+    cancelling = "; its handler is requested to stop" if job.cancel_requested else ""
+    if holder is None:
+        return _Found(f"{worker} has just had it; repeat the command", "claimed")
+    silent = holder["silent_seconds"]
+    limit = holder["suspect_seconds"] if holder["jobs"] else holder["lease_seconds"]
+    if silent is None or silent > limit:
+        since = "since it started" if silent is None else f"for {human_duration(silent)}"
+        return _Found(
+            f"{worker} has it and has been silent {since}; another worker recovers it after"
+            f" {human_duration(holder['lease_seconds'])} at the latest",
+            "worker silent",
+            "Make sure that another worker runs: recovery needs one.",
+        )
+    since = "" if job.claimed_at is None else f" since {case.length(job.claimed_at)}"
+    if job.state is JobState.RUNNING:
+        return _Found(
+            f"it runs: {worker} has it{since}{cancelling}",
+            "running",
+            f"forebay jobs show {job.job_id} has its progress; forebay jobs cancel {job.job_id} stops it.",
+        )
+    if case.facts.key_job is not None:
+        return _Found(
+            f"{worker} has it, and job {case.facts.key_job} of the same ordering key must end first",
+            "ordering key",
+            f"forebay doctor --job {case.facts.key_job}",
+        )
+    return _Found(
+        f"{worker} has claimed it{since} and starts it next: it has {_jobs(holder['jobs'])},"
+        f" {holder['running']} of them running{cancelling}",
+        "claimed",
+        "To start jobs sooner, add workers or raise --concurrency.",
+    )
+
+
+def _served(case: _Case) -> _Found:
+    facts = case.facts
+    if facts.is_served or facts.last_claim_alive:
+        who = ", ".join(facts.workers) or "an idle worker"
+        if facts.last_claim_at is not None:
+            who += f"; last claim {case.ago(facts.last_claim_at)}, by {facts.last_claim_by}"
+        return _Found(f"yes: {who}")
+    last = (
+        "no worker has ever claimed from it"
+        if facts.last_claim_at is None
+        else f"the last claim was {case.ago(facts.last_claim_at)}, by {facts.last_claim_by}"
+    )
+    alive = [*facts.workers, *facts.others]
+    who = (
+        f"no worker serves {case.queue}; others run: {', '.join(alive)}"
+        if alive
+        else f"no worker runs, so none serves {case.queue}"
+    )
+    group = "" if case.job.group == "default" else f" --group {case.job.group}"
+    return _Found(
+        f"{who}; {last}",
+        "not served",
+        f"Start a worker: forebay worker MODULE:APP --queue {case.job.queue}{group}",
+    )
+
+
+def _paused(case: _Case) -> _Found:
+    if case.facts.paused_at is None:
+        return _Found("no")
+    return _Found(
+        f"{case.queue} has been paused for {case.length(case.facts.paused_at)}",
+        "paused",
+        f"forebay queues resume {case.job.queue}",
+    )
+
+
+def _closing(case: _Case) -> _Found | None:
+    if case.facts.closing_at is None:
+        return None
+    return _Found(
+        f"{case.queue} is being closed since {case.length(case.facts.closing_at)}: its jobs are given up",
+        "closing",
+        f"forebay groups list --queue {case.job.queue}",
+    )
+
+
+def _limits(case: _Case) -> _Found:
+    facts = case.facts
+    limits = facts.limits or {}
+    queue = case.job.queue
+    for name, running, title in (
+        ("concurrency", facts.running, f"queue {queue}"),
+        ("key_concurrency", facts.key_running, f"limit key {facts.limit_key}"),
+    ):
+        limit = limits.get(name)
+        if limit is not None and running >= limit and (name == "concurrency" or facts.limit_key):
+            return _Found(
+                f"{title} runs {running} of at most {limit:g} jobs at once",
+                "limit",
+                f"forebay queues limit {queue} --{name.replace('_', '-')} NUMBER raises the limit.",
+            )
+    for name, permits, next_at, title in (
+        ("rate", facts.permits, facts.next_start_at, f"queue {queue}"),
+        ("key_rate", facts.key_permits, facts.key_next_start_at, f"limit key {facts.limit_key}"),
+    ):
+        if permits == 0:
+            wait = "" if next_at is None else f"; the next job starts in {case.length(next_at)}"
+            return _Found(
+                f"{title} starts at most {limits[name]:g} jobs a second{wait}",
+                "limit",
+                f"forebay queues limit {queue} --{name.replace('_', '-')} NUMBER raises the limit.",
+            )
+    return _Found("no limit is reached" if any(limits.values()) else "none")
+
+
+def _key(case: _Case) -> _Found:
+    facts = case.facts
+    if facts.ordering_key is None:
+        return _Found("none")
+    if facts.key_job is None:
+        return _Found(f"{facts.ordering_key}: no job before it")
+    return _Found(
+        f"job {facts.key_job} of its ordering key {facts.ordering_key} must end first",
+        "ordering key",
+        f"forebay doctor --job {facts.key_job}",
+    )
+
+
+def _before(case: _Case) -> _Found:
+    count = case.facts.before
+    if not count:
+        return _Found("none")
+    some = f"more than {_COUNTED_MAX:,} jobs" if count > _COUNTED_MAX else _jobs(count)
+    return _Found(
+        f"{some} of queue {case.job.queue} come first: of a better priority, or earlier",
+        "jobs before",
+        "To start jobs sooner, add workers or raise --concurrency; a lower --priority number goes first.",
+    )
+
+
+def _busy(case: _Case) -> _Found:
+    if case.facts.is_watched:
+        return _Found("no, one is idle")
+    names = ", ".join(case.facts.workers) or case.facts.last_claim_by
+    alone = ", and it runs alone because its last worker was lost" if case.facts.is_suspect else ""
+    return _Found(
+        f"the workers of {case.queue} are busy: {names}{alone}",
+        "busy",
+        "To start jobs sooner, add workers or raise --concurrency.",
+    )
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number:,} jobs"
+
+
+#: In the order of the page.
+_QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
+    ("ended", _ended),
+    ("restored", _restored),
+    ("due", _due),
+    ("claimed", _held),
+    ("served", _served),
+    ("paused", _paused),
+    ("closing", _closing),
+    ("limits", _limits),
+    ("ordering key", _key),
+    ("jobs before", _before),
+    ("workers busy", _busy),
+)

@@ -1,0 +1,281 @@
+"""`forebay doctor --job`: one answer for each branch of the decision tree, in a sentence and with a next step."""
+
+import pytest
+
+from forebay.client import Client
+from tests.support.engine import Reader, connect, enqueue, one, open_group
+
+
+@pytest.fixture
+def explain(forebay, database):
+    """Ask why a job does not run; the command, the client and `jobs show` give the same answer."""
+
+    def call(job_id, cause):
+        answer = forebay("doctor", "--job", job_id, "--json")
+        (found,) = answer.json["explanations"]
+        assert found["cause"] == cause, found
+        answers = [step["answer"] for step in found["steps"]]
+        assert found["answer"] in answers or cause in {"soon", "trouble"}
+        if cause != "trouble":
+            (same,) = Client(database).explain(job_id)
+            assert same.cause == cause
+        return found
+
+    return call
+
+
+def served(conn, database, queue="default"):
+    """Return a reader of a queue that has claimed once, so that the queue counts as served."""
+    del conn
+    return Reader(database, queue=queue)
+
+
+def test_a_job_that_was_never_enqueued(explain, forebay, conn):
+    """
+    A number above the newest one was never given; the command says so and exits with 1.
+    """
+    enqueue(conn)
+    found = explain(999_999, "unknown")
+    assert "was ever enqueued" in found["answer"]
+    assert "forebay config" in found["hint"]
+    assert forebay("doctor", "--job", 999_999).code == 1
+
+
+def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, database, conn):
+    """
+    Only committed jobs run; the session with the open transaction is named.
+    """
+    with connect(database) as producer:
+        producer.execute("begin; set local application_name = 'shop'")
+        job_id = enqueue(producer)
+        found = explain(job_id, "unknown")
+        assert "not committed" in found["answer"]
+        assert "shop (pid" in found["hint"]
+        producer.execute("rollback")
+    assert "rolled back" in explain(job_id, "unknown")["answer"]
+
+
+def test_a_job_that_has_ended(explain, database, conn):
+    """
+    Done, cancelled and dead are answers too; a redriven job leads to the new one.
+    """
+    done, cancelled, dead = (enqueue(conn) for _ in range(3))
+    one(conn, "select forebay.cancel(%s)", cancelled)
+    with Reader(database) as reader:
+        batch = reader.claim_ready(10)
+        error = {"type": "KeyError", "message": "'nope'"}
+        ended = {"offset": 2, "outcome": "dead", "reason": "permanent", "error": error}
+        assert reader.settle(batch.claim_no, [1], ended=[ended]) == "settled"
+    assert explain(done, "ended")["answer"].startswith("it is done")
+    assert "cancelled" in explain(cancelled, "ended")["answer"]
+    found = explain(dead, "ended")
+    assert "KeyError: 'nope'" in found["answer"]
+    assert f"forebay dead redrive --job {dead}" in found["hint"]
+    new = Client(database).redrive(found["job_id"] and Client(database).dead_letters()[0].dead_id)
+    assert f"redriven as job {new}" in explain(dead, "ended")["answer"]
+
+
+def test_a_restored_database(explain, conn):
+    """
+    Nothing runs in a copy of a database before somebody decides.
+    """
+    job_id = enqueue(conn)
+    conn.execute("insert into forebay.cluster (system_identifier, database_oid) values (1, 1)")
+    conn.execute("select setval('forebay.same_cluster_seq', 1)")
+    assert "forebay adopt" in explain(job_id, "restored")["hint"]
+
+
+def test_a_scheduled_and_an_overdue_job(explain, conn):
+    """
+    Until it is due, a job waits; after it a worker must make it ready.
+    """
+    later = enqueue(conn, delay="1 hour")
+    assert "in 1 h" in explain(later, "scheduled")["answer"]
+    conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
+    found = explain(later, "overdue")
+    assert "Start a worker" in found["hint"]
+
+
+def test_a_retrying_job_and_one_without_a_handler(explain, database, conn):
+    """
+    Both wait for their next attempt, for different reasons.
+    """
+    failed, unknown = enqueue(conn), enqueue(conn)
+    with Reader(database) as reader:
+        batch = reader.claim_ready(10)
+        error = {"type": "KeyError", "message": "'nope'"}
+        ended = [
+            {"offset": 1, "outcome": "retried", "after": 60, "error": error},
+            {
+                "offset": 2,
+                "outcome": "unknown",
+                "after": 60,
+                "error": {"message": "no handler"},
+            },
+        ]
+        assert reader.settle(batch.claim_no, [], ended=ended) == "settled"
+    found = explain(failed, "retrying")
+    assert "attempt 2 starts in" in found["answer"]
+    assert "KeyError: 'nope'" in found["answer"]
+    assert "has no handler for work" in explain(unknown, "no handler")["answer"]
+
+
+def test_a_job_in_the_hands_of_a_worker(explain, database, conn):
+    """
+    Claimed, running, and held by a worker that has fallen silent.
+    """
+    job_id = enqueue(conn)
+    with Reader(database) as reader:
+        reader.claim_ready(1)
+        assert "default@test has claimed it" in explain(job_id, "claimed")["answer"]
+        conn.execute(
+            "insert into forebay.heartbeat select lease_id, clock_timestamp(), backend_pid, array[%s::bigint]"
+            " from forebay.heartbeat",
+            [job_id],
+        )
+        assert f"jobs cancel {job_id}" in explain(job_id, "running")["hint"]
+        conn.execute("update forebay.heartbeat set heartbeat_at = now() - interval '20 seconds'")
+        assert "silent" in explain(job_id, "worker silent")["answer"]
+
+
+def test_a_queue_that_no_worker_serves(explain, database, conn):
+    """
+    The answer tells whether no worker runs at all, or others do, and who claimed last.
+    """
+    job_id = enqueue(conn, queue="mail")
+    found = explain(job_id, "not served")
+    assert "no worker runs" in found["answer"]
+    assert "no worker has ever claimed from it" in found["answer"]
+    assert found["hint"].endswith("forebay worker MODULE:APP --queue mail")
+    with Reader(database, queue="other"):
+        assert "others run: default@test" in explain(job_id, "not served")["answer"]
+
+
+def test_a_paused_queue(explain, forebay, database, conn):
+    """
+    A pause counts after the question whether anybody would serve the queue.
+    """
+    job_id = enqueue(conn)
+    with Reader(database) as reader:
+        lead(conn, reader)
+        forebay("queues", "pause", "default")
+        assert explain(job_id, "paused")["hint"] == "forebay queues resume default"
+
+
+def lead(conn, reader):
+    """Let a reader lead its group, as an idle worker does."""
+    one(conn, "select forebay.lead_v1(1, array[%s]::bigint[], 100)", reader.group_id)
+
+
+def test_a_limit_that_is_reached(explain, forebay, database, conn):
+    """
+    The number of running jobs, of the queue or of a limit key, and the rate.
+    """
+    forebay("queues", "limit", "default", "--concurrency", 1)
+    enqueue(conn)
+    job_id = enqueue(conn)
+    with Reader(database) as reader:
+        reader.claim_ready(1)
+        found = explain(job_id, "limit")
+        assert found["answer"] == "queue default runs 1 of at most 1 jobs at once"
+        forebay("queues", "limit", "default", "--remove", "all")
+        forebay("queues", "limit", "default", "--rate", 0.01)
+        enqueue(conn)
+        reader.claim_ready(1)
+        newest = enqueue(conn)
+        found = explain(newest, "limit")
+        assert "starts at most 0.01 jobs a second; the next job starts in" in found["answer"]
+
+
+def test_a_limit_of_a_key(explain, forebay, database, conn):
+    """
+    The key of the job is named with its own number of running jobs.
+    """
+    forebay("queues", "limit", "default", "--key-concurrency", 1)
+    enqueue(conn, limit_key="acme")
+    job_id = enqueue(conn, limit_key="acme")
+    with Reader(database) as reader:
+        reader.claim_ready(1)
+        found = explain(job_id, "limit")
+        assert found["answer"] == "limit key acme runs 1 of at most 1 jobs at once"
+
+
+def test_an_ordering_key_names_the_job_before(explain, database, conn):
+    """
+    The job of the key that must end first, in this worker, in another one, and when it waits for its retry.
+    """
+    first, second, third = (enqueue(conn, ordering_key="doc:1") for _ in range(3))
+    with Reader(database) as reader:
+        batch = reader.claim_ready(1)
+        assert batch.job_ids[0] == first
+        found = explain(third, "ordering key")
+        assert f"job {first}" in found["answer"]
+        assert found["hint"] == f"forebay doctor --job {first}"
+        failed = {"offset": 1, "outcome": "retried", "after": 60}
+        assert reader.settle(batch.claim_no, [], ended=[failed]) == "settled"
+        explain(first, "retrying")
+        assert f"job {first}" in explain(second, "ordering key")["answer"]
+        assert f"job {first}" in explain(third, "ordering key")["answer"]
+
+
+def test_jobs_that_come_first_and_busy_workers(explain, database, conn):
+    """
+    A better priority and an earlier enqueue go first; after that, the workers have no free slot.
+    """
+    enqueue(conn)
+    early, late = enqueue(conn), enqueue(conn)
+    enqueue(conn, priority=1)
+    with Reader(database) as reader:
+        reader.claim(1)
+        found = explain(late, "jobs before")
+        assert found["answer"].startswith("2 jobs of queue default come first")
+        assert explain(early, "jobs before")["answer"].startswith("1 job of queue default")
+        reader.claim(10, priority=1)
+        assert "default@test" in explain(early, "busy")["answer"]
+        lead(conn, reader)
+        assert "within seconds" in explain(early, "soon")["answer"]
+
+
+def test_trouble_of_the_database_is_the_last_question(explain, database, conn):
+    """
+    When nothing else holds the job back, the doctor's findings have the answer.
+    """
+    job_id = enqueue(conn)
+    with Reader(database) as reader, connect(database) as stranger:
+        lead(conn, reader)
+        conn.execute(
+            "insert into forebay.duty (name, error, worker, since, recorded_at)"
+            " values ('promote', 'boom', 'w', now() - interval '1 hour', now())"
+        )
+        assert stranger
+        found = explain(job_id, "trouble")
+        assert "boom" in found["answer"]
+
+
+def test_each_group_has_its_own_answer(forebay, database, conn):
+    """
+    A job may have ended in one group and wait in another.
+    """
+    open_group(conn, "default")
+    open_group(conn, "default", "audit", "beginning")
+    job_id = enqueue(conn)
+    with Reader(database) as reader:
+        batch = reader.claim_ready(1)
+        reader.settle(batch.claim_no, [1])
+    found = {one.group: one.cause for one in Client(database).explain(job_id)}
+    assert found == {"default": "ended", "audit": "not served"}
+    out = forebay("doctor", "--job", job_id).out
+    assert "group audit" in out
+
+
+def test_the_screen_has_the_answer_the_next_step_and_the_questions(forebay, conn):
+    """
+    One sentence, one command, and what was asked; `jobs show` has the sentence too.
+    """
+    job_id = enqueue(conn, queue="mail")
+    out = forebay("doctor", "--job", job_id).out
+    assert "no worker runs" in out
+    assert "→ Start a worker: forebay worker MODULE:APP --queue mail" in out
+    assert "✓ ended" in out
+    shown = forebay("jobs", "show", job_id).out
+    assert "no worker runs" in shown

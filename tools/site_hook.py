@@ -1,0 +1,122 @@
+"""What the documentation site needs beyond MkDocs; `hooks` in mkdocs.yml names this file.
+
+- The pages are read on GitHub, too, so they link to files of the repository outside `docs`. On the site these links lead to
+  the repository; `CHANGELOG.md` and `CONTRIBUTING.md` become pages.
+- Comments that steer the test of code blocks are left out, except for the name of a file, which becomes the title of its block.
+- The page `reference/api.md` is made from the docstrings of the public names.
+- Each link to another server is checked for its form, and each list for the empty line that Markdown wants before it: problems
+  are warnings, which end the build.
+"""
+
+import ast
+import logging
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_ROOT = Path(__file__).resolve().parents[1]
+_DOCS = _ROOT / "docs"
+_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_log = logging.getLogger("mkdocs.hooks.site")
+
+_FENCE = re.compile(r"(^[ ]*(?P<fence>```+).*?^[ ]*(?P=fence)[ ]*$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
+_FILE = re.compile(
+    r"^<!-- file: (?P<name>\S+) -->\n+(?P<fence>```+)(?P<language>\w+)", re.MULTILINE
+)
+_COMMENT = re.compile(r"^<!--.*?-->\n?", re.MULTILINE | re.DOTALL)
+_LIST = re.compile(r"^(?![ ]*(?:[-*|>#]|\d+\.)|[ ]{2}|$).*\n(?=(?:- |1\. ))", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in `docs`."""
+    for source, page in _PAGES.items():
+        files.append(File.generated(config, page, abs_src_path=str(_ROOT / source)))
+    files.append(File.generated(config, "reference/api.md", content=_api()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - called by MkDocs
+    """Return the page as the site shows it."""
+    source = page.file.src_uri
+    if source == "index.md":
+        page.meta["hide"] = ["toc"]
+    markdown = _FILE.sub(r'\g<fence>\g<language> title="\g<name>"', markdown)
+    # What looks like a link or a comment in a code block is code.
+    parts = _FENCE.split(markdown)
+    for index in range(0, len(parts), 3):
+        text = _COMMENT.sub("", parts[index])
+        for line in _LIST.findall(text):
+            _log.warning("%s: no empty line before the list after %r", source, line.strip())
+        parts[index] = _LINK.sub(lambda found: _address(found["target"], source), text)
+    del parts[2::3]  # the fences themselves
+    return "".join(parts)
+
+
+def _address(target: str, source: str) -> str:
+    """Return where a link of a page leads on the site."""
+    if "://" in target or target.startswith("mailto:"):
+        parts = urlsplit(target)
+        if (
+            parts.scheme not in {"http", "https"}
+            or "." not in parts.netloc
+            or parts.query.count("?")
+        ):
+            _log.warning("%s: %s is not an address", source, target)
+        return target
+    path, mark, anchor = target.partition("#")
+    if not path:
+        return target
+    folder = _DOCS / PurePosixPath(source).parent if source not in _PAGES.values() else _ROOT
+    file = (folder / path).resolve()
+    if not file.is_relative_to(_ROOT) or not file.exists():
+        _log.warning("%s: the link to %s leads to no file", source, target)
+        return target
+    here = PurePosixPath(source).parent
+    name = file.relative_to(_ROOT).as_posix()
+    if name in _PAGES:
+        found = _PAGES[name]
+    elif file.is_relative_to(_DOCS) and file.is_file():
+        found = file.relative_to(_DOCS).as_posix()
+    else:
+        kind = "tree" if file.is_dir() else "blob"
+        return f"{_repository()}/{kind}/main/{name}{mark}{anchor}"
+    up = "../" * len(here.parts)
+    return f"{up}{found}{mark}{anchor}"
+
+
+def _repository() -> str:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["urls"]["Repository"]).rstrip("/")
+
+
+def _api() -> str:
+    """Return the page of the public names: each `::: name` becomes what its docstring says."""
+    lines = [
+        "# Python, from the docstrings",
+        "",
+        "Signatures and docstrings of all public names, made from the code. [Python](python.md) has the same names with",
+        "tables and examples.",
+    ]
+    for module in ("forebay", "forebay.mirror", "forebay.testing"):
+        lines += ["", f"## {module} {{ #module-{module.replace('.', '-')} }}", ""]
+        lines += [
+            f"::: {module}.{name}\n    options:\n      heading_level: 3\n"
+            for name in _public(module)
+        ]
+    return "\n".join(lines)
+
+
+def _public(module: str) -> list[str]:
+    """Return `__all__` of a module, without importing it."""
+    path = _ROOT / "src" / module.replace(".", "/") / "__init__.py"
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets):
+            return sorted(ast.literal_eval(node.value))
+    raise ValueError(f"{module} has no __all__")
