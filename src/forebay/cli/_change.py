@@ -307,8 +307,8 @@ def _act(
             )
     else:
         out = console()
-        for answer, count in result.answers.items():
-            out.print(f"{_jobs(count)} {_MEANINGS[answer]}")
+        for name, count in result.answers.items():
+            out.print(f"{_jobs(count)} {_MEANINGS[name]}")
         if not result.answers:
             out.print("No jobs.", style="dim")
     if any(answer in _FAILED for answer in result.jobs.values()):
