@@ -21,6 +21,7 @@ ForebayError
 ├── BackfillError
 │   ├── BackfillChanged       the jobs differ from those that were counted
 │   └── BackfillNotFound      the backfill does not exist, or another role began it
+├── JobsChanged               more jobs match than those of the token
 ├── GroupNotFound             the queue or group does not exist
 ├── GroupInUse                workers serve the group that should be closed, or it is being closed
 ├── DeadLetterError
@@ -61,7 +62,7 @@ __all__ = [
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
+    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
     "PayloadTooDeep", "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout",
     "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
     "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
