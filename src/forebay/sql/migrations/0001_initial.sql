@@ -1812,8 +1812,8 @@ $$;
 
 -- grant: operator
 
--- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most p_most of them; returns what became of how
--- many. See docs/design/change.md.
+-- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most `most` of them; returns the number of
+-- jobs by answer. See docs/design/change.md.
 --
 -- Invariants: "a change takes only what it changes": a call that is repeated takes the jobs that are left, so a crash between calls leaves
 -- some jobs changed and the next call finishes. "one live row": of the rows of a job that wait for a group only the newest is ever
@@ -1825,7 +1825,7 @@ $$;
 --            enqueued_before, ids, or all: true
 --   options  for reschedule run_at, for reprioritise priority
 --   token    of forebay.plan_change(): refuse if more jobs match now
---   most     at most so many jobs; call again while jobs_taken is as large; null: all, for cancel and purge only
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
 --   event_id of the call before, so that the event log has one row for all
 -- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
 --   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
@@ -2028,7 +2028,7 @@ $$;
 -- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
 -- repeated finds what is left. Reads every waiting job of the queues.
 --
--- Parameters: p_most, with p_taken, at most so many rows of each place; p_taken, only jobs that the act takes.
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
 create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
 returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
 language plpgsql stable

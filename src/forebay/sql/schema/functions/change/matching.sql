@@ -13,7 +13,7 @@
 -- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
 -- repeated finds what is left. Reads every waiting job of the queues.
 --
--- Parameters: p_most, with p_taken, at most so many rows of each place; p_taken, only jobs that the act takes.
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
 create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
 returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
 language plpgsql stable
