@@ -36,6 +36,7 @@ from forebay.model import (
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
+from forebay.model.declared import Queue, QueueDifference
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -70,6 +71,8 @@ __all__ = [
     "Mirror",
     "Once",
     "Outcome",
+    "Queue",
+    "QueueDifference",
     "Replace",
     "Retry",
     "RetryPolicy",

@@ -13,7 +13,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,7 +25,7 @@ from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.error_text import calls_handlers, describe_exception
-from forebay.policy.retry import GiveUp
+from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker._held import Raised
 
 if TYPE_CHECKING:
@@ -36,13 +36,17 @@ if TYPE_CHECKING:
     from forebay.worker._threads import Threads
 
 
+#: For the attempts of a job that has neither a handler nor its own limit.
+_NO_KIND: Final = RetryPolicy()
+
+
 def attempt_of(job: Job) -> str:
     """Return which attempt of a job it is, for the log."""
     return f"attempt {job.attempt} of {job.max_attempts}"
 
 
-def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
-    """Return the job as a handler sees it; without arguments if they are not decoded, as for a handler in a child process."""
+def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
+    """Return the job as a handler sees it, or as its listeners do without a handler; without arguments if they are not decoded, as for a handler in a child process."""
     row = held.row
     return Job(
         job_id=row.job_id,
@@ -51,7 +55,7 @@ def job_of(held: HeldJob, kind: Kind, group: str) -> Job:
         priority=held.lane.priority,
         args={} if row.is_text else row.args,
         attempt=row.attempts_used + 1,
-        max_attempts=row.max_attempts or kind.retry.max_attempts,
+        max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
         enqueued_at=row.enqueued_at,
         expires_at=row.expires_at,
         tag=row.tag,

@@ -30,13 +30,17 @@ from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
+from forebay.worker._events import attempt_ended
 from forebay.worker._executor import Executor
+from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
+from forebay.worker._identity import identity
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
+from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
@@ -46,9 +50,10 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from forebay.ops.protocol import HeartbeatAnswer
+    from forebay.model.attempts import AttemptEnded
+    from forebay.ops.protocol import Ended, HeartbeatAnswer
     from forebay.worker._application import Application
-    from forebay.worker._held import Batch, Lease
+    from forebay.worker._held import Batch, HeldJob, Lease
     from forebay.worker._messages import Start
 
 log = logger("forebay.worker")
@@ -73,6 +78,7 @@ class Worker:
         group: the consumer group to serve in each queue.
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
             location. Without a location suspects run in this process.
+        on_attempt: called with the end of each attempt, on the event loop; for tests.
 
     Raises:
         ConfigError: no queue to serve.
@@ -87,6 +93,7 @@ class Worker:
         settings: WorkerSettings | None = None,
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
+        on_attempt: Callable[[AttemptEnded], None] | None = None,
     ) -> None:
         self._app = app
         self._dsn = dsn
@@ -102,6 +109,10 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
+        self._describe = identity(
+            self._settings, location=self._location, group=group, queues=self._weights
+        )
+        self._on_attempt = on_attempt
         self.stats = Stats()
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
@@ -127,8 +138,10 @@ class Worker:
             until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
 
         Raises:
-            SchemaError: the schema is missing or of another version.
+            SchemaError: the schema is too new; or it is missing or too old, and the setting ``without_schema`` is fail, or
+                ``until_idle`` is set.
             ForeignCluster: the schema was restored from another cluster and not adopted.
+            ConfigError: the process cannot listen at the address of the setting ``health``.
         """
         self._until_idle = until_idle
         start = self._child_start()
@@ -149,7 +162,10 @@ class Worker:
         # Separate from the children for suspects, so that neither waits for the other.
         self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
+            health = HealthCheck(self._signals, self._settings)
+            await stack.enter_async_context(answer_probes(health, self.name, self._settings.health))
             self._make_parts(await self._app.open_resources(stack))
+            health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
             loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
@@ -235,7 +251,12 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
-        outcomes = RecordedOutcomes(self._settler, self.stats, JobLog(self._app.kinds))
+        outcomes = RecordedOutcomes(
+            self._settler,
+            self.stats,
+            JobLog(self._app.kinds),
+            on_end=None if self._on_attempt is None else self._on_end,
+        )
         self._executor = Executor(
             self._app.kinds,
             settings,
@@ -269,8 +290,11 @@ class Worker:
             stats=self.stats,
             name=self.name,
             queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
+            describe=self._describe,
             on_groups=self._on_groups,
+            waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -325,6 +349,12 @@ class Worker:
         self._leadership.set_groups(groups)
         self._claimer.forget_lanes()
 
+    def _on_end(self, held: HeldJob, ended: Ended | None) -> None:
+        assert self._on_attempt is not None
+        self._on_attempt(
+            attempt_ended(held, ended, kinds=self._app.kinds, group=self._group, worker=self.name)
+        )
+
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)
 
@@ -352,6 +382,10 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        concurrency = answer.concurrency or self._settings.concurrency
+        if concurrency != self._executor.slots.concurrency:
+            log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
+            self._executor.slots.resize(concurrency)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))

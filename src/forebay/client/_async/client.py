@@ -12,6 +12,7 @@ from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.queues import AsyncQueues
+from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
@@ -19,7 +20,13 @@ from forebay.ops import enqueue
 
 
 class AsyncClient(
-    AsyncBackfills, AsyncJobs, AsyncChanges, AsyncDeadLetters, AsyncQueues, AsyncEvents
+    AsyncBackfills,
+    AsyncJobs,
+    AsyncChanges,
+    AsyncDeadLetters,
+    AsyncQueues,
+    AsyncWorkers,
+    AsyncEvents,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -32,6 +39,7 @@ class AsyncClient(
         AsyncChanges: acts on many jobs at once.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
+        AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
 
     Args:
@@ -59,8 +67,9 @@ class AsyncClient(
 
         The arguments must have a JSON form. They are not checked against the signature of the handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. A plain
-        client does not know the kinds: without ``queue`` the job goes into the queue ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
+        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
+        the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.
