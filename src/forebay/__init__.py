@@ -33,8 +33,10 @@ from forebay.model import (
     Throttle,
     Unique,
 )
+from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
+from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AsyncClient",
+    "Attempt",
+    "AttemptEnded",
     "BackfillPlan",
     "BackfillProgress",
     "Call",
@@ -63,7 +67,10 @@ __all__ = [
     "JobId",
     "JobOptions",
     "JobState",
+    "LostWorker",
+    "Middleware",
     "Mirror",
+    "NewJob",
     "Once",
     "Outcome",
     "Replace",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
+    from forebay.model.middleware import Middleware
     from forebay.worker._call_queue import WaitingCall
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
@@ -74,6 +75,8 @@ class Executor:
         dsn: the database, for handlers in transactions.
         name: application_name of their connections.
         group: name of the group, as the jobs show it.
+        resources: shared objects for the contexts of handlers.
+        middleware: what runs around handlers.
         on_free: called when a slot or a waiting place became free.
         on_lease_lost: called when a handler's transaction finds that the lease is lost.
         on_progress: called with the progress that a handler reports, in any thread.
@@ -90,6 +93,7 @@ class Executor:
         name: str,
         group: str,
         resources: Mapping[str, Any],
+        middleware: Sequence[Middleware],
         on_free: Callable[[], None],
         on_lease_lost: Callable[[Lease], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
@@ -117,6 +121,7 @@ class Executor:
             processes,
             group=group,
             resources=resources,
+            middleware=middleware,
             on_abandoned=self._on_slot_free,
             on_progress=on_progress,
         )
