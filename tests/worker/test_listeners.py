@@ -6,7 +6,6 @@ import signal
 import threading
 from typing import Any
 
-import psycopg
 import pytest
 
 from forebay import App, AttemptEnded, Context, Dead, LostWorker, Retry, RetryPolicy
@@ -14,7 +13,7 @@ from forebay.errors import ConfigError
 from forebay.testing import enqueued
 from forebay.worker import _listeners
 from tests.support.fix_worker import run_until_idle, running
-from tests.support.waiting import wait_for, wait_for_async
+from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +49,9 @@ async def test_failed_and_dead_attempts_are_reported_with_their_facts(app, conn)
         (bad, 1, "retried"),
         (bad, 2, "dead"),
     ]
-    assert [(each.job.job_id, each.reason, each.job.tag) for each in dead] == [(bad, "exhausted", "import")]
+    assert [(each.job.job_id, each.reason, each.job.tag) for each in dead] == [
+        (bad, "exhausted", "import")
+    ]
     assert [(each.job.job_id, each.error, each.failed) for each in done] == [(good, None, False)]
     first = failed[0]
     assert isinstance(first.error, ZeroDivisionError)
@@ -117,7 +118,9 @@ async def test_a_listener_runs_after_the_database_has_the_outcome(app, conn):
     @app.on_dead
     async def awaited(ended: AttemptEnded) -> None:
         (status,) = await app.async_client().job(ended.job.job_id)
-        seen.append(("awaited", status.state, threading.current_thread() is threading.main_thread()))
+        seen.append(
+            ("awaited", status.state, threading.current_thread() is threading.main_thread())
+        )
 
     @app.job(max_attempts=1)
     async def work() -> None:
@@ -202,12 +205,9 @@ async def test_a_lost_worker_is_reported(app, conn, workers):
     async def other() -> None: ...
 
     victim = workers.start(concurrency=1)
-    conn.execute("select forebay.enqueue('sleep', '{\"entry\": 1, \"seconds\": 60}')")
-    await asyncio.to_thread(
-        wait_for, lambda: workers.effects_started() if hasattr(workers, "effects_started") else
-        conn.execute("select count(*) from forebay.jobs(only_state => 'running')").fetchone() == (1,), 30,
-        lambda: workers.logs,
-    )
+    conn.execute("select forebay.enqueue('work', '{\"entry\": 1, \"seconds\": 60}')")
+    running_now = "select count(*) from forebay.jobs(only_state => 'running')"
+    await wait_for_async(lambda: conn.execute(running_now).fetchone() == (1,), 30)
     os.kill(victim.pid, signal.SIGKILL)
     async with running(app):
         await wait_for_async(lambda: bool(lost), 30)

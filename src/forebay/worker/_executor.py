@@ -65,7 +65,6 @@ class Executor:
 
     Owns the jobs that wait for a slot and the running ones. Each job that it takes ends once: its outcome is reported, or the
     job is dropped with its lease without a report. One job of an ordering key runs at a time, in order.
-
     After a crash its jobs are claimed and not settled: they come back when the lease is revoked.
 
     Args:
@@ -75,7 +74,6 @@ class Executor:
         dsn: the database, for handlers in transactions.
         name: application_name of their connections.
         group: name of the group, as the jobs show it.
-        resources: shared objects for the contexts of handlers.
         middleware: what runs around handlers.
         on_free: called when a slot or a waiting place became free.
         on_lease_lost: called when a handler's transaction finds that the lease is lost.
@@ -268,8 +266,7 @@ class Executor:
         def lost(held: HeldJob) -> bool:
             return held.lease is lease and (gone is None or held.batch.claim_no in gone)
 
-        dropped = self._waiting.drop(lost)
-        dropped += self._keys.drop(lost, whole_lease=gone is None)
+        dropped = self._waiting.drop(lost) + self._keys.drop(lost, whole_lease=gone is None)
         return dropped + self._slots.drop(lost)
 
     async def close(self) -> None:

@@ -69,7 +69,7 @@ class Batch:
     #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
-    #: Ended attempts that somebody waits to hear of once they are settled, by offset.
+    #: Ended attempts whose listeners wait for the settlement, by offset.
     announced: dict[int, Announcement] = field(default_factory=dict)
     #: For jobs of ordering keys that will run again: the newest claim when that was settled, None until then.
     _continued: dict[int, int | None] = field(default_factory=dict)

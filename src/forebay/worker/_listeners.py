@@ -1,11 +1,11 @@
 """Tells an application what happened to its jobs: its listeners, and its middlewares around settlements.
 
 Invariant "listeners harm no job": an outcome is settled whatever a listener does, and as if there were none. A listener runs after
-the database has the outcome, so it never hears of one that is taken back. It runs in a thread, or as a task on the loop if it is a
+the database has the outcome, so no outcome is taken back after its listener ran. It runs in a thread, or as a task on the loop if it is a
 coroutine function; one listener at a time, in the order of the events. Its exception is logged and counted. When more than
 ``EVENTS_MAX`` events wait, new ones are dropped, counted and logged.
 
-Nothing is stored: a crash loses the events that wait. What must not be lost belongs into a job.
+Nothing is stored: a crash loses the events that wait. What must not be lost needs a job.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Listeners:
         self._idle = asyncio.Event()
         self._idle.set()
         self._threads = Threads(1)
-        #: The outcomes that somebody listens to; all of them with a middleware around settlements.
+        #: The outcomes with a listener; all of them with a middleware around settlements.
         self.outcomes: frozenset[str] | None = (
             None
             if self._around
@@ -113,7 +113,7 @@ class Listeners:
             ):
                 next(generator)
         for event in _EVENTS.get(announcement.ended.outcome, ()):
-            self._tell(event, announcement.ended)
+            self._put(event, announcement.ended)
 
     def refused(self, announcement: Announcement) -> None:
         """The database did not take the outcome: the job belongs to another worker, and ends there."""
@@ -127,9 +127,9 @@ class Listeners:
 
     def worker_lost(self, lost: LostWorker) -> None:
         """A lost worker's jobs were returned to the queue."""
-        self._tell("worker_lost", lost)
+        self._put("worker_lost", lost)
 
-    def _tell(self, event: str, subject: object) -> None:
+    def _put(self, event: str, subject: object) -> None:
         for listener in self._declared.get(event, ()):
             if len(self._waiting) >= EVENTS_MAX:
                 if not self._stats.events_dropped:

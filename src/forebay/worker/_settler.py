@@ -221,9 +221,9 @@ class Settler:
     def _announce(self, batch: Batch, flush: Flush, *, is_recorded: bool) -> None:
         if not batch.announced or self._listeners is None:
             return
-        tell = self._listeners.recorded if is_recorded else self._listeners.refused
+        report = self._listeners.recorded if is_recorded else self._listeners.refused
         for announcement in batch.take_announced(_offsets(flush)):
-            tell(announcement)
+            report(announcement)
 
 
 def _offsets(flush: Flush) -> list[int] | None:
