@@ -36,6 +36,7 @@ from forebay.model import (
 from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
+from forebay.model.declared import Queue, QueueDifference
 from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
@@ -73,6 +74,8 @@ __all__ = [
     "NewJob",
     "Once",
     "Outcome",
+    "Queue",
+    "QueueDifference",
     "Replace",
     "Retry",
     "RetryPolicy",

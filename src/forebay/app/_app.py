@@ -26,6 +26,7 @@ from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
+from forebay.app._queues import AppQueues
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
 from forebay.config import Settings
@@ -102,13 +103,17 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App:
+class App(AppQueues):
     """Handlers, and everything needed to enqueue and run them.
+
+    The methods for queues are in the base class ``AppQueues``, in a module beside this one.
 
     Args:
         dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         settings: default: forebay.toml or pyproject.toml, and FOREBAY_* variables.
         middleware: what runs around enqueues, attempts and settlements, outermost first.
+        name: the name of the app among those that apply declarations to one database. Default: ``module:attribute``. A renamed
+            app does not remove what it applied under its old name.
 
     >>> app = App()
     >>> @app.job(queue="mail", timeout=30)
@@ -122,11 +127,12 @@ class App:
         dsn: str | None = None,
         *,
         settings: Settings | None = None,
+        name: str | None = None,
         middleware: Iterable[Middleware] = (),
     ) -> None:
         module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
         #: For the library itself: see ``Internals``.
-        self._internals = Internals(self, dsn, settings, module)
+        self._internals = Internals(self, dsn, settings, module, name)
         for each in middleware:
             self._internals.middlewares.add(each)
 

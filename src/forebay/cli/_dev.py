@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli._apply import print_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
@@ -49,11 +50,11 @@ def dev(
     log_format: LogForm = "text",
     flags: dict[str, Any],
 ) -> None:
-    """Start a local PostgreSQL server, migrate this project's database, and run a worker if an application is named.
+    """Start a local PostgreSQL server, and migrate this project's database; run a worker if an application is named.
 
     Each project has a database. The address `embedded` refers to it, in every command and script below the project's
     folder. Ctrl-C stops the worker, and the server if this command started it and no other program uses it. The data is
-    kept until --reset.
+    kept until --reset. Queues that the application declares are applied.
     """
     set_up_log(log_level, log_format)
     settings = load_settings(flags)
@@ -82,6 +83,9 @@ def dev(
         out.print()
         found._internals.use(dsn=dsn, settings=settings)
         check_queues_of_worker(found)
+        differences = found.apply()
+        if differences:
+            print_differences(found, differences, dry_run=False)
         worker = Worker(found._internals, dsn, settings=settings.worker, location=location)
         announce(found, worker, app or "")
         run_until_signal(worker, settings.worker.grace_seconds)

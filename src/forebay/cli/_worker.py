@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.options import Dsn, Json, with_settings
@@ -43,13 +44,11 @@ LogLevel = Annotated[
 ]
 LogForm = Annotated[
     str,
-    typer.Option(
-        "--log-format", metavar="FORMAT", help="text, or json: one JSON object for each record."
-    ),
+    typer.Option("--log-format", metavar="FORMAT", help="text, or json: one JSON object a record."),
 ]
 
 
-@with_settings("worker", "retry")
+@with_settings("worker", "retry", common=("queue", "concurrency"))
 def worker(
     app: AppPlace,
     *,
@@ -75,6 +74,7 @@ def worker(
     found, location = load_app(app, app_dir)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     check_queues_of_worker(found)
+    report_differences(found, app)
     made = Worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )

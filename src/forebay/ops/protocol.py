@@ -17,7 +17,7 @@ from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 CHANNEL = "forebay_wakeup"
 
@@ -221,6 +221,16 @@ def open_group(queue: str, name: str) -> Operation[int]:
     """Open a group of a queue; return its id."""
     return Operation(
         "select forebay.open_group(%(queue)s, %(name)s)", scalar, {"queue": queue, "name": name}
+    )
+
+
+def record_kinds(worker: str, queues: Mapping[str, str]) -> Operation[list[tuple[str, str, str]]]:
+    """Return the call that records the queues of kinds; it returns the kinds that had another one, with both queues."""
+    return Operation(
+        "select kind, queue, previous_queue from forebay.record_kinds_v1("
+        "%(worker)s, %(kinds)s::text[], %(queues)s::text[])",
+        lambda rows: [(str(kind), str(queue), str(before)) for kind, queue, before in rows],
+        {"worker": worker, "kinds": list(queues), "queues": list(queues.values())},
     )
 
 

@@ -51,6 +51,7 @@ class LeaseKeeper:
         stats: counts lost leases.
         name: the worker's name.
         queues: the queues that it serves.
+        kinds: the kinds of its application, with their queues.
         group: the consumer group that it serves in each queue.
         on_groups: called with the ids of its groups once they are known.
         waits_for_schema: wait while the schema is missing or too old; else raise.
@@ -67,6 +68,7 @@ class LeaseKeeper:
         stats: Stats,
         name: str,
         queues: Collection[str],
+        kinds: Mapping[str, str],
         group: str,
         on_groups: Callable[[Collection[int]], None],
         waits_for_schema: bool,
@@ -79,6 +81,7 @@ class LeaseKeeper:
         self._stats = stats
         self._name = name
         self._queues = queues
+        self._kinds = kinds
         self._group = group
         self._on_groups = on_groups
         self._waits_for_schema = waits_for_schema
@@ -158,9 +161,15 @@ class LeaseKeeper:
         return not isinstance(error, ForeignCluster)
 
     async def _open_groups(self) -> None:
-        """Open the worker's groups, with each lease: the opening of a group may have been lost with its server."""
+        """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
+        for kind, queue, before in await self._session.run(
+            protocol.record_kinds(self._name, self._kinds)
+        ):
+            log.info(
+                "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
+            )
         groups = {}
         for queue in self._queues:
             groups[await self._session.run(protocol.open_group(queue, self._group))] = queue

@@ -306,6 +306,7 @@ class Worker:
             stats=self.stats,
             name=self.name,
             queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
             on_groups=self._on_groups,
             waits_for_schema=settings.without_schema == "wait" and not self._until_idle,

@@ -55,8 +55,9 @@ class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, Asyn
 
         The arguments must have a JSON form. They are not checked against the signature of the handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. A plain
-        client does not know the kinds: without ``queue`` the job goes into the queue ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
+        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
+        the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.

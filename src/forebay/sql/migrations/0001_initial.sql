@@ -50,6 +50,27 @@ end
 $$;
 
 
+-- tables/applied.sql
+
+-- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
+
+create table forebay.applied_setting (
+    queue      text not null,
+    setting    text not null,            -- max_waiting, rate with its burst, concurrency, key_rate with its burst, key_concurrency,
+                                         -- shards, dead_keep_days, or 'group ' and a name
+    value      jsonb not null,
+    app        text not null,            -- the application that declares it
+    applied_at timestamptz not null,
+    primary key (queue, setting)
+);
+
+comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
+
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
+create type forebay._queue_difference as (
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
+
+
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -431,6 +452,20 @@ create table forebay.parked (
     primary key (group_id, ordering_key, parked_no)
 );
 create index parked_by_seq on forebay.parked (seq);
+
+
+-- tables/kind_queue.sql
+
+-- In which queue the jobs of a kind wait, as the worker that started last declares it. An enqueue by name without a queue reads it.
+create table forebay.kind_queue (
+    kind           text collate "C" primary key,
+    queue          text not null,
+    recorded_at    timestamptz not null,
+    recorded_by    text not null,        -- the worker
+    previous_queue text,                 -- before it was recorded; null: the kind was not known
+    previous_by    text,
+    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
+);
 
 
 -- tables/known_lanes.sql
@@ -1251,7 +1286,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
 --            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
 --            delay and others
---   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
 --            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 -- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
@@ -1406,7 +1441,7 @@ begin
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
     if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
-        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.kind, b.options) ->> 'queue', p_kind => b.kind,
                                       p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
         from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
     end if;
@@ -1425,7 +1460,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jobs > 0 then
-        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+        perform forebay._record_event('backfill', forebay._backfill_options(kind, options) ->> 'queue', p_kind => kind, p_count => jobs,
                                       p_new => jsonb_build_object('query', left(query, 2000)));
     end if;
 end
@@ -1476,10 +1511,10 @@ $$;
 
 -- functions/backfill/options.sql
 
--- The options of a backfill with their defaults, checked.
+-- The options of a backfill with their defaults, checked. The default queue is that of the kind.
 --
 -- Errors: JQ001.
-create function forebay._backfill_options(p_options jsonb) returns jsonb
+create function forebay._backfill_options(p_kind text, p_options jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -1501,7 +1536,8 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
+        || v_given;
 end
 $$;
 
@@ -1514,11 +1550,11 @@ $$;
 --
 -- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
 -- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); and how many jobs wait in the queue already, in all and of the same priority.
+-- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -1547,7 +1583,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    select w.waiting, w.waiting_alike, w.queue into waiting, waiting_alike, queue from forebay.backfill_waiting_v1(kind, options) w;
     return next;
 end
 $$;
@@ -1577,7 +1613,7 @@ begin
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
     values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
-            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
+            backfill_record_v1.query, forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options), backfill_record_v1.key,
             backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
@@ -1585,7 +1621,7 @@ begin
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     perform forebay._record_event(
-        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
         p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
@@ -1692,7 +1728,7 @@ declare
     v_found constant text := format(
         '%s-%s', backfill_token_v1.jobs,
         left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
@@ -1709,17 +1745,19 @@ $$;
 
 -- grant: producer, worker
 
--- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of these jobs. Errors: JQ001 bad options.
-create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
+-- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is furthest behind: in all, and
+-- of one priority. It visits each of these jobs. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(kind text, options jsonb, out waiting bigint, out waiting_alike bigint, out queue text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
-    from (select sum(d.scheduled + d.ready + d.retrying) as waiting,
-                 sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
-          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
-          group by d.group_name) g
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint, max(o.options ->> 'queue')
+    from (select forebay._backfill_options(backfill_waiting_v1.kind, backfill_waiting_v1.options) as options) o
+    left join lateral (
+        select sum(d.scheduled + d.ready + d.retrying) as waiting,
+               sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
+        from forebay.depth(o.options ->> 'queue') d
+        group by d.group_name) g on true
 $$;
 
 
@@ -1743,7 +1781,7 @@ declare
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
-    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
     v_priority integer;
@@ -3031,7 +3069,7 @@ $$;
 -- Parameters:
 --   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job
+--   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
 --   priority        -32768 to 32767, lower first
 --   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
@@ -3047,7 +3085,7 @@ $$;
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
-    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    kind text, args jsonb default '{}', queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3065,11 +3103,11 @@ declare
 begin
     -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
     -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
+    -- 124 characters make at most 62 levels. A queue that is not given is looked up. The concatenation decompresses a value that comes compressed from a table.
     v_lane := case
         when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
              and jsonb_typeof(enqueue.args) = 'object'
-             and enqueue.priority between -32768 and 32767
+             and enqueue.queue is not null and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
@@ -3080,6 +3118,7 @@ begin
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
         if v_lane is null then
+            enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
@@ -3226,7 +3265,7 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -3264,7 +3303,7 @@ $$;
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
-    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    kind text, args jsonb[], queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3285,6 +3324,7 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
+    enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
@@ -3432,6 +3472,23 @@ $$;
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
+
+
+-- functions/enqueue/queue_of.sql
+
+-- grant: producer, worker, operator, reader
+
+-- The queue of a kind, as the worker that started last declares it; null when no worker has declared the kind. An enqueue without a
+-- queue goes there, or to `default`.
+--
+-- Errors: none.
+-- pages: 10
+create function forebay.queue_of(kind text) returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$ select k.queue from forebay.kind_queue k where k.kind = queue_of.kind $$;
 
 
 -- functions/enqueue/record_lane.sql
@@ -4825,6 +4882,50 @@ $$;
 create function forebay._served_from() returns integer
 language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
+
+
+-- functions/lease/record_kinds.sql
+
+-- grant: worker
+
+-- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
+-- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
+--
+-- Errors: JQ001 a bad name.
+-- Locks: the rows of the kinds that change, in their order.
+-- pages: 20 + 5 a kind
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+returns table (kind text, queue text, previous_queue text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+begin
+    if cardinality(p_kinds) <> cardinality(p_queues)
+       or exists (select from unnest(p_kinds, p_queues) n (kind, queue) where (n.kind ~ v_name and n.queue ~ v_name) is not true) then
+        raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
+            hint = 'Names have letters, digits and _ . : - only, at most 128.';
+    end if;
+    return query
+    with changed as (
+        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        from unnest(p_kinds, p_queues) n (kind, queue)
+        where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
+        order by n.kind collate "C"
+        on conflict on constraint kind_queue_pkey do update
+        set queue = excluded.queue, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by,
+            previous_queue = k.queue, previous_by = k.recorded_by,
+            alternated_at = case when excluded.queue = k.previous_queue then excluded.recorded_at else k.alternated_at end
+        where k.queue <> excluded.queue
+        returning k.kind, k.queue, k.previous_queue)
+    select c.kind, c.queue, c.previous_queue from changed c where c.previous_queue is not null;
+end
+$$;
 
 
 -- functions/lease/resign.sql
@@ -7975,6 +8076,96 @@ end
 $$;
 
 
+-- functions/operate/apply_queues.sql
+
+-- grant: operator
+
+-- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
+-- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
+-- applied_at, what was applied last, by which application and when; action:
+--
+--   set, change, remove  done. A setting is removed if it is no longer declared and still has the value that was applied.
+--   kept      changed by hand since it was applied; the code did not change.
+--   conflict  changed by hand, and the code has another value too; or it was set by hand before it was first declared; or another
+--             application applied it. The database's value stays.
+--   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
+--
+-- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
+--
+-- Parameters:
+--   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
+--   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
+--              If no group of the queue was opened before, all of them start at the beginning.
+--   overwrite  take the declared value also for what is kept or in conflict
+-- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
+-- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
+create function forebay.apply_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_all   forebay._queue_difference[];
+    v_row   record;
+    v_start text;
+    v_queue text;
+begin
+    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
+    end if;
+    -- What is compared must not change before it is replaced.
+    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
+    v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
+
+    for v_row in
+        select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
+        from unnest(v_all) d
+        where d.action in ('set', 'change', 'remove') and d.setting in ('max_waiting', 'rate', 'concurrency', 'key_rate', 'key_concurrency')
+        group by d.queue order by d.queue
+    loop
+        perform forebay.limit_queue(
+            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
+            concurrency => (v_row.v ->> 'concurrency')::integer,
+            key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
+            key_concurrency => (v_row.v ->> 'key_concurrency')::integer, remove => v_row.names);
+    end loop;
+
+    for v_row in
+        select d.* from unnest(v_all) with ordinality d
+        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days') or d.setting like 'group %')
+        order by d.ordinality
+    loop
+        if v_row.setting = 'shards' then
+            perform forebay.shard_queue(v_row.queue, coalesce(v_row.code::integer, 1));
+        elsif v_row.setting = 'dead_keep_days' then
+            perform forebay.keep_dead(v_row.queue, case when jsonb_typeof(v_row.code) = 'number' then v_row.code::integer end, v_row.code is null);
+        else
+            if v_queue is distinct from v_row.queue then
+                v_queue := v_row.queue;
+                v_start := case when not exists (select from forebay.queue_group g where g.queue = v_queue and not g.is_implied) then 'beginning' end;
+            end if;
+            perform forebay.open_group(v_row.queue, substr(v_row.setting, 7), v_start);
+        end if;
+    end loop;
+
+    delete from forebay.applied_setting a using unnest(v_all) d
+    where a.queue = d.queue and a.setting = d.setting and d.code is null;
+    insert into forebay.applied_setting (queue, setting, value, app, applied_at)
+    select d.queue, d.setting, d.code, apply_queues.app, forebay._now() from unnest(v_all) d
+    where d.code is not null and d.action in ('set', 'change', 'record')
+    on conflict on constraint applied_setting_pkey do update
+    set value = excluded.value, app = excluded.app, applied_at = excluded.applied_at;
+    return query select d.* from unnest(v_all) d where d.action <> 'record';
+end
+$$;
+
+
 -- functions/operate/cancel.sql
 
 -- grant: producer, worker, operator
@@ -8095,6 +8286,27 @@ begin
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
+$$;
+
+
+-- functions/operate/compare_queues.sql
+
+-- grant: worker, operator, reader
+
+-- Compare the queues that an application declares with the database, and change nothing. Returns a row for each difference, as
+-- forebay.apply_queues() does.
+--
+-- Parameters: see forebay.apply_queues().
+-- Errors: JQ001 a declaration is refused.
+create function forebay.compare_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select d.* from forebay._compare_queues(compare_queues.app, compare_queues.queues, coalesce(compare_queues.overwrite, false)) d
+    where d.action <> 'record'
 $$;
 
 
@@ -9729,28 +9941,29 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
-                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
-                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
-                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
-                'unfinished']
+                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
+                'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1',
+                'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups',
-                'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act',
-                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
-                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'apply_queues', 'cancel', 'close_group', 'close_groups', 'compare_queues', 'dead_summary', 'depth',
+                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue',
+                'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue', 'purge_dead',
+                'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'shard_queue', 'unfinished']
             when 'forebay_reader' then array[
-                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'limits',
-                'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
-                'unfinished']
+                'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
+                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
+                'schema_version', 'segment_held_by', 'unfinished']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -10158,6 +10371,139 @@ as $$
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]'))
     returning dead_id
+$$;
+
+
+-- functions/shared/declared_queues.sql
+
+-- Check declared queues, and return each setting in the form in which it is compared. A rate and its burst are one setting: neither
+-- means anything without the other, so they change, are kept and are removed together.
+--
+-- Errors: JQ001.
+create function forebay._declared_settings(p_queues jsonb, out no bigint, out queue text, out setting text, out value jsonb)
+returns setof record
+language plpgsql stable
+set extra_float_digits = 1
+as $$
+declare
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_problem text;
+begin
+    v_problem := case when jsonb_typeof(p_queues) is distinct from 'array' then 'queues is not a JSON array' else coalesce(
+        (select format('queue %s is not a name: letters, digits and _ . : - only, at most 128', left(i.item ->> 'queue', 40))
+         from jsonb_array_elements(p_queues) i (item)
+         where (jsonb_typeof(i.item) = 'object' and i.item ->> 'queue' ~ v_name) is not true limit 1),
+        (select format('queue %s is declared twice', i.item ->> 'queue')
+         from jsonb_array_elements(p_queues) i (item) group by i.item ->> 'queue' having count(*) > 1 limit 1)) end;
+    if v_problem is null then
+        select format('queue %s: %s', i.item ->> 'queue', p.problem) into v_problem
+        from jsonb_array_elements(p_queues) i (item)
+        cross join jsonb_each(i.item - 'queue') s (name, value)
+        left join (values ('max_waiting', 1, 9223372036854775807, true), ('rate', 0.000001, 1000000, false), ('burst', 1, 1000000, true),
+                          ('concurrency', 1, 1000000, true), ('key_rate', 0.000001, 1000000, false), ('key_burst', 1, 1000000, true),
+                          ('key_concurrency', 1, 1000000, true), ('shards', 1, 64, true), ('dead_keep_days', 1, 36500, true))
+               b (name, low, high, is_whole) on b.name = s.name
+        cross join lateral (values (case
+            when s.value = 'null' then null
+            when s.name = 'groups' then
+                case when jsonb_typeof(s.value) <> 'array' then 'groups is not an array of names'
+                     else (select format('group %s is not a name, or is named twice', left(g.name, 40))
+                           from jsonb_array_elements_text(s.value) g (name)
+                           group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when b.name is null then format('%s is not a setting', left(s.name, 40))
+            when s.name = 'dead_keep_days' and s.value = '"forever"' then null
+            when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
+            when s.value::numeric not between b.low and b.high or (b.is_whole and s.value::numeric <> trunc(s.value::numeric))
+                then format('%s is %s, not %s %s to %s', s.name, left(s.value::text, 40),
+                            case when b.is_whole then 'an integer of' else 'within' end, b.low, b.high)
+            when s.name in ('burst', 'key_burst') and coalesce(i.item -> replace(s.name, 'burst', 'rate'), 'null') = 'null'
+                then format('%s is given without %s', s.name, replace(s.name, 'burst', 'rate')) end)) p (problem)
+        where p.problem is not null limit 1;
+    end if;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.apply_queues in the reference.';
+    end if;
+    return query
+    select row_number() over (order by i.item ->> 'queue', v.no, v.part), i.item ->> 'queue', v.setting, v.value
+    from jsonb_array_elements(p_queues) i (item)
+    cross join lateral (
+        select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
+            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
+            (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
+            (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
+            (5, 'key_concurrency', to_jsonb((i.item ->> 'key_concurrency')::numeric::integer)),
+            (6, 'shards', to_jsonb((i.item ->> 'shards')::numeric::integer)),
+            (7, 'dead_keep_days', case when i.item ->> 'dead_keep_days' = 'forever' then '"forever"'
+                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end)) s (no, setting, value)
+        union all
+        select 8, g.no, 'group ' || g.name, '"open"'
+        from jsonb_array_elements_text(nullif(i.item -> 'groups', 'null')) with ordinality g (name, no)) v (no, part, setting, value)
+    where v.value is not null;
+end
+$$;
+
+
+create function forebay._rate_setting(p_rate double precision, p_burst integer) returns jsonb
+language sql immutable
+as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
+
+
+-- The settings that a queue has in the database, in the same form, without those that have their default.
+create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
+language sql stable
+set extra_float_digits = 1
+as $$
+    select s.setting, s.value
+    from forebay.queue_limits l
+    cross join lateral (values
+        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
+    where l.queue = p_queue and s.value is not null
+    union all
+    select 'shards', to_jsonb(h.lanes) from forebay.queue_shards h where h.queue = p_queue and h.lanes > 1
+    union all
+    select 'dead_keep_days', coalesce(to_jsonb(r.days), '"forever"') from forebay.dead_retention r where r.queue = p_queue
+    union all
+    select 'group ' || g.name, '"open"' from forebay.queue_group g where g.queue = p_queue and not g.is_implied and g.closing_at is null
+$$;
+
+
+-- Compare code, database and what was applied last, for each setting that is declared or that p_app applied; ordered as declared.
+--
+-- action: set, change, remove: what applying does. kept: changed by hand, the code did not change. conflict: set by hand, and the code
+-- has another value than the one applied last, or another application applied the setting. forget: no longer declared, but it was
+-- changed by hand, or is a group, which is never closed; it stays. record: nothing differs, but that is not recorded yet.
+create function forebay._compare_queues(p_app text, p_queues jsonb, p_overwrite boolean) returns setof forebay._queue_difference
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
+    from (
+        select w.*, a.value, case
+            when w.code is null and a.value is not distinct from w.initial then 'record'
+            when w.code is null and w.setting not like 'group %' and a.value = w.applied then 'remove'
+            when w.code is null then 'forget'
+            when a.value = w.code and (w.applied = w.code or w.app <> p_app) then null
+            when a.value = w.code then 'record'
+            when w.applied is null and a.value is not distinct from w.initial then 'set'
+            when w.app = p_app and a.value = w.applied or p_overwrite
+                then case when a.value is not distinct from w.initial then 'set' else 'change' end
+            when w.app = p_app and w.applied = w.code then 'kept'
+            else 'conflict' end as action
+        from (
+            select d.no, coalesce(d.queue, l.queue) as queue, coalesce(d.setting, l.setting) as setting,
+                   d.value as code, l.value as applied, l.app, l.applied_at,
+                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb end as initial
+            from forebay._declared_settings(p_queues) d
+            full join forebay.applied_setting l on l.queue = d.queue and l.setting = d.setting
+            where d.queue is not null or l.app = p_app) w
+        left join lateral (
+            select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    where c.action is not null
+    order by c.queue, c.no nulls last, c.setting
 $$;
 
 
@@ -10786,7 +11132,7 @@ $$;
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
 -- pages: 150
 create function forebay.enqueue_unique(
-    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
@@ -10801,6 +11147,7 @@ declare
     v_problem text;
     v_made    record;
 begin
+    enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_problem := coalesce(
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,

@@ -12,7 +12,7 @@ declare
     v_found constant text := format(
         '%s-%s', backfill_token_v1.jobs,
         left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
