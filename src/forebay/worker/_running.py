@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.db.session import cut
-from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout, UnknownKind
+from forebay.errors import (
+    HandlerError,
+    InvalidJob,
+    JobCancelled,
+    SoftTimeout,
+    UnknownKind,
+    WorkerLost,
+)
 from forebay.model.job import Job
 from forebay.model.middleware import Attempt
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
@@ -344,7 +351,10 @@ def lost_child(kind: Kind, job: Job, how: str) -> Ended:
     if job.is_last_attempt:
         return Ended(0, "dead", reason="worker lost", error=error)
     return Ended(
-        0, "lost", after=kind.retry.delay_seconds(job.attempt, random.random()), error=error
+        0,
+        "lost",
+        after=kind.retry.delay_seconds(job.attempt, random.random(), WorkerLost(how)),
+        error=error,
     )
 
 
