@@ -51,6 +51,7 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kinds
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application
@@ -146,7 +147,7 @@ class Worker:
         """
         self._until_idle = until_idle
         start = self._child_start()
-        self._require_location(start)
+        _require_location(start, self._app.kinds)
         require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
         self._progress = ProgressReports()
@@ -230,15 +231,6 @@ class Worker:
             group=self._group,
             settings=self._settings,
         )
-
-    def _require_location(self, start: Start | None) -> None:
-        wanting = [kind.name for kind in self._app.kinds if kind.in_process]
-        if start is None and wanting:
-            raise ConfigError(
-                f"kind {wanting[0]}",
-                "runs in a child process, which cannot import the app",
-                hint="Make the app a global variable of a module that can be imported.",
-            )
 
     def _make_sessions(self) -> None:
         settings, name = self._settings, self._application_name
@@ -467,6 +459,17 @@ class Worker:
             return
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
+
+
+def _require_location(start: Start | None, kinds: Kinds) -> None:
+    """Refuse handlers that run in a child process if none can import the app."""
+    wanting = [kind.name for kind in kinds if kind.in_process]
+    if start is None and wanting:
+        raise ConfigError(
+            f"kind {wanting[0]}",
+            "runs in a child process, which cannot import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
 
 
 def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
