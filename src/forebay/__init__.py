@@ -33,10 +33,12 @@ from forebay.model import (
     Throttle,
     Unique,
 )
+from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
+from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AsyncClient",
+    "Attempt",
+    "AttemptEnded",
     "BackfillPlan",
     "BackfillProgress",
     "Call",
@@ -68,7 +72,10 @@ __all__ = [
     "JobId",
     "JobOptions",
     "JobState",
+    "LostWorker",
+    "Middleware",
     "Mirror",
+    "NewJob",
     "Once",
     "Outcome",
     "Queue",
